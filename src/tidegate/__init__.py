@@ -1,0 +1,1 @@
+"""Tidegate: a library and laboratory for gated attention."""

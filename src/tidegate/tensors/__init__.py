@@ -1,0 +1,1 @@
+"""Attention as tensor calculus, on NumPy, JAX and PyTorch arrays alike."""

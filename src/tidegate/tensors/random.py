@@ -1,0 +1,54 @@
+"""Random arrays of the kind that the source of randomness belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tidegate.tensors._namespace import Array
+
+__all__ = ["normal", "split"]
+
+
+def normal(key: Any, shape: tuple[int, ...]) -> Array:
+    """Standard normal numbers, in the default floating dtype of the key's library.
+
+    key     : a NumPy `Generator`, a PyTorch `Generator` (which gives its device) or a JAX key
+    returns : `shape`, of the key's kind
+    """
+    match _library(key):
+        case "numpy":
+            return key.standard_normal(shape)
+        case "torch":
+            import torch
+
+            return torch.randn(shape, generator=key, device=key.device)
+        case _:
+            import jax
+
+            return jax.random.normal(key, shape)
+
+
+def split(key: Any, count: int) -> list[Any]:
+    """`count` sources of independent numbers: new keys in JAX, the same generator again elsewhere (it moves on)."""
+    if _library(key) == "jax":
+        import jax
+
+        return list(jax.random.split(key, count))
+    return [key] * count
+
+
+def _library(key: Any) -> str:
+    if isinstance(key, np.random.Generator):
+        return "numpy"
+    module = type(key).__module__.split(".")[0]
+    if module == "torch" and type(key).__name__ == "Generator":
+        return "torch"
+    if module in ("jax", "jaxlib"):
+        return "jax"
+    raise TypeError(
+        f"key must be a numpy.random.Generator, a torch.Generator or a JAX key; got {type(key).__name__}. "
+        "For a seed write numpy.random.default_rng(seed)."
+    )

@@ -1,0 +1,31 @@
+"""How close is close: one table of tolerances, and the one assertion that reads it."""
+
+import numpy as np
+
+RELATIVE = {
+    ("float64", "forward"): 1e-12,
+    ("float64", "gradient"): 1e-10,
+    ("float64", "finite difference"): 1e-6,
+    ("float32", "forward"): 2e-5,
+    ("float32", "gradient"): 1e-4,
+}
+"""Largest difference allowed, in units of 1 + the largest expected magnitude, by (dtype, what is compared)."""
+
+
+def to_numpy(array) -> np.ndarray:
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+    return np.asarray(array)
+
+
+def assert_close(actual, expected, *, what: str = "forward", dtype: str | None = None) -> None:
+    """Equal shapes, no NaN that is not expected, and a difference within the table's tolerance.
+
+    The tolerance is that of the coarser of the two dtypes, unless `dtype` names one.
+    """
+    actual, expected = to_numpy(actual), to_numpy(expected)
+    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+    if dtype is None:
+        dtype = min(actual.dtype, expected.dtype, key=lambda d: np.finfo(d).bits).name
+    tolerance = RELATIVE[dtype, what] * (1 + np.max(np.abs(expected), initial=0, where=np.isfinite(expected)))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
