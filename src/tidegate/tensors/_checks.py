@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from tidegate.tensors._namespace import is_floating, namespace_of
@@ -28,7 +29,7 @@ def require_rank(axes: str, *, exact: bool = False, **arrays: Array | None) -> N
             raise ValueError(f"{name} must have shape {expected}; got {tuple(array.shape)}.")
 
 
-def require_equal(what: str, **sizes: int) -> None:
+def require_equal(what: str, **sizes: int | tuple[int, ...]) -> None:
     """All the sizes agree, e.g. `require_equal("width", Q=Q.shape[-1], K=K.shape[-1])`."""
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
@@ -50,8 +51,8 @@ def require_batches_broadcast(trailing: int, **arrays: Array | None) -> tuple[in
     return tuple(together)
 
 
-def require_mask(mask: Array | None, shape: tuple[int, ...], *, name: str = "mask") -> None:
-    """The mask is bool and broadcasts, without adding axes, to the scores' shape `(..., query, key)`."""
+def require_mask(mask: Array | None, shape: tuple[int, ...], *, name: str = "mask", axes: str = "query, key") -> None:
+    """The mask is bool, has at least the trailing `axes`, and broadcasts without new axes to the scores' shape."""
     if mask is None:
         return
     if not namespace_of(mask).isdtype(mask.dtype, "bool"):
@@ -59,11 +60,11 @@ def require_mask(mask: Array | None, shape: tuple[int, ...], *, name: str = "mas
             f"{name} must be bool, True where a query may attend; got {mask.dtype}. Compare it, as in {name} != 0."
         )
     given = tuple(mask.shape)
-    fits = 2 <= len(given) <= len(shape) and all(
+    fits = len(axes.split(",")) <= len(given) <= len(shape) and all(
         size in (1, wanted) for size, wanted in zip(given, shape[len(shape) - len(given) :], strict=True)
     )
     if not fits:
-        raise ValueError(f"{name} must broadcast to the scores' shape (..., query, key) = {shape}; got {given}.")
+        raise ValueError(f"{name} must broadcast to the scores' shape (..., {axes}) = {shape}; got {given}.")
 
 
 def require_positive(**values: Array | float) -> None:
@@ -71,6 +72,15 @@ def require_positive(**values: Array | float) -> None:
     for name, value in values.items():
         if is_false(value > 0):
             raise ValueError(f"{name} must be above 0; got {value!r}.")
+
+
+def require_count(at_least: int, **counts: int) -> None:
+    """Each count is a whole number, not smaller than `at_least`."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, Integral):
+            raise TypeError(f"{name} must be a whole number; got {count!r}.")
+        if count < at_least:
+            raise ValueError(f"{name} must be at least {at_least}; got {count!r}.")
 
 
 def is_false(condition: Array | bool) -> bool:

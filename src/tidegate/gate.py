@@ -1,0 +1,318 @@
+"""The gate vocabulary: what a gate multiplies, what it reads, and how many numbers that costs.
+
+Every part of the library (layers, parameter counts, decompositions, reports, the command line) reads these definitions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from tidegate.sizes import HeadShape
+
+__all__ = ["PRESETS", "SITE_ORDER", "Gate", "legal_gates"]
+
+Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
+Reads: TypeAlias = Literal["input", "query", "value", "output"]
+Grain: TypeAlias = Literal["element", "head"]
+Share: TypeAlias = Literal["head", "group", "layer"]
+Activation: TypeAlias = Literal["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
+Op: TypeAlias = Literal["multiply", "add"]
+
+SITE_ORDER: tuple[Site, ...] = ("query", "key", "value", "output", "dense")
+"""The sites in the order in which a layer meets them: the canonical order of several gates."""
+
+_SOURCE_SITES: tuple[Site, ...] = ("key", "value")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "site": get_args(Site),
+    "reads": get_args(Reads),
+    "grain": get_args(Grain),
+    "share": get_args(Share),
+    "activation": get_args(Activation),
+    "op": get_args(Op),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One gate: `target op activation(reads W + b)`, at one site of an attention layer."""
+
+    site: Site = "output"
+    """What it acts on: a head's attention output, its value, key or query, or the output projection's result."""
+    reads: Reads = "input"
+    """What it is computed from: the layer's input, the head's own query, the value, or the attention output."""
+    grain: Grain = "element"
+    """One number per feature, or one number per head."""
+    share: Share = "head"
+    """Each head its own matrix, one for each key/value group, or one for all heads."""
+    activation: Activation = "sigmoid"
+    """`tanh1` is 1 + tanh and `twosigmoid` is 2 sigmoid: both are exactly 1 at zero."""
+    op: Op = "multiply"
+    """How the gate meets its target."""
+    rank: int | None = None
+    """Rank of the gate's matrix, stored as two factors; None stores it whole."""
+    width: int | None = None
+    """Read only the first `width` channels; None reads them all."""
+    init_std: float = 0.02
+    """Standard deviation of the matrix at the start; 0 starts at zero."""
+    bias: float | None = None
+    """Starting value of a trainable bias, which sets how open the gate starts; None has no bias."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            _require_choice(name, getattr(self, name), choices)
+        for name in ("rank", "width"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"Gate.{name} must be a whole number of at least 1, or None; got {value!r}.")
+        object.__setattr__(self, "init_std", _finite("init_std", self.init_std))
+        if self.init_std < 0:
+            raise ValueError(f"Gate.init_std must not be negative; got {self.init_std!r}.")
+        if self.bias is not None:
+            object.__setattr__(self, "bias", _finite("bias", self.bias))
+        if (reason := _objection(self.site, self.reads, self.grain, self.share)) is not None:
+            raise ValueError(f"Gate {self.site}:{self.reads} is refused: {reason}")
+
+    @property
+    def on_source(self) -> bool:
+        """Whether it acts on the attended position (key and value sites), so before the cache."""
+        return self.site in _SOURCE_SITES
+
+    @property
+    def needs_self_attention(self) -> bool:
+        """Whether it reads, at the position it acts on, something that only self-attention has there."""
+        return self.reads == "query" if self.on_source else self.reads == "value"
+
+    @property
+    def spelling(self) -> str:
+        """The full spelling, `site:reads` and whatever differs from the defaults."""
+        parts: list[str] = [self.site, self.reads]
+        if self.grain != "element":
+            parts.append(self.grain)
+        if self.activation != "sigmoid":
+            parts.append(self.activation)
+        if self.share != "head":
+            parts.append(f"shared-{self.share}")
+        if self.op != "multiply":
+            parts.append(self.op)
+        if self.rank is not None:
+            parts.append(f"r{self.rank}")
+        if self.width is not None:
+            parts.append(f"w{self.width}")
+        if self.bias is not None:
+            parts.append(f"b{_spell_number(self.bias)}")
+        if self.init_std != _DEFAULT_INIT_STD:
+            parts.append(f"s{_spell_number(self.init_std)}")
+        return ":".join(parts)
+
+    def __str__(self) -> str:
+        """The preset's name where there is one, the full spelling elsewhere; `Gate.parse` reads both."""
+        return _PRESET_NAMES.get(self) or self.spelling
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read a preset's name or a spelling such as `output:input:head:silu`."""
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"A gate is spelled as a string, like 'bma' or 'value:query'; got {text!r}.")
+        text = text.strip()
+        if text in PRESETS:
+            return PRESETS[text]
+        if text == "none":
+            raise ValueError("'none' is the absence of a gate, not one gate: use Gates.parse('none').")
+        if "+" in text:
+            raise ValueError(f"{text!r} names several gates: use Gates.parse({text!r}).")
+        if ":" not in text:
+            raise ValueError(f"Unknown gate {text!r}. {_suggest(text, ('none', *PRESETS))} Or spell it site:reads.")
+        site, reads, *rest = text.split(":")
+        if site in PRESETS:
+            spelled = ":".join((PRESETS[site].spelling, reads, *rest))
+            raise ValueError(f"A preset's name stands alone; got {text!r}. Spell it {spelled!r}.")
+        options: dict[str, Any] = {"site": site, "reads": reads}
+        for part in rest:
+            name, value = _parse_part(part, text)
+            if name in options:
+                raise ValueError(f"Gate {text!r} gives {name} twice, the second time as {part!r}.")
+            options[name] = value
+        return cls(**options)
+
+    def to_json(self) -> str:
+        """All fields as a JSON object; `Gate.from_json` reads it back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Gate:
+        """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError(f"A gate in JSON is an object with fields like 'site' and 'reads'; got {text!r}.")
+        options = cast("dict[str, Any]", data)
+        known = tuple(field.name for field in fields(cls))
+        for name in options:
+            _require_choice("field in JSON", name, known)
+        return cls(**options)
+
+    def num_heads_at_site(self, shape: HeadShape) -> int:
+        """Heads that the gated tensor has; the dense site has none and counts as one."""
+        if self.site == "dense":
+            return 1
+        return shape.num_kv_heads if self.on_source else shape.num_heads
+
+    def num_matrices(self, shape: HeadShape) -> int:
+        """How many matrices the heads at the site have between them."""
+        match self.share:
+            case "head":
+                return self.num_heads_at_site(shape)
+            case "group":
+                return shape.num_kv_heads
+            case "layer":
+                return 1
+
+    def read_width(self, shape: HeadShape) -> int:
+        """Channels that one gate reads."""
+        full = self._full_read_width(shape)
+        if self.width is not None and self.width > full:
+            raise ValueError(
+                f"Gate.width must be at most {full}, what {self.site}:{self.reads} reads; got {self.width}."
+            )
+        return full if self.width is None else self.width
+
+    def gated_width(self, shape: HeadShape) -> int:
+        """Numbers that one gate gives at one position."""
+        if self.grain == "head":
+            return 1
+        return shape.d_model if self.site == "dense" else shape.head_dim
+
+    def parameter_shapes(
+        self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter by name, heads first.
+
+        `weight` is `(matrices, read width, gated width)`; with a rank r it is the product of `weight_down`,
+        `(matrices, read width, r)`, and `weight_up`, `(matrices, r, gated width)`. `bias` is `(matrices, gated width)`.
+        """
+        shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        matrices, read, gated = self.num_matrices(shape), self.read_width(shape), self.gated_width(shape)
+        shapes: dict[str, tuple[int, ...]]
+        if self.rank is None:
+            shapes = {"weight": (matrices, read, gated)}
+        else:
+            shapes = {"weight_down": (matrices, read, self.rank), "weight_up": (matrices, self.rank, gated)}
+        if self.bias is not None:
+            shapes["bias"] = (matrices, gated)
+        return shapes
+
+    def num_parameters(
+        self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
+    ) -> int:
+        """How many numbers the gate adds to a layer."""
+        shapes = self.parameter_shapes(
+            d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        return sum(math.prod(shape) for shape in shapes.values())
+
+    def _full_read_width(self, shape: HeadShape) -> int:
+        match self.reads:
+            case "input":
+                return shape.d_model
+            case "query":
+                return shape.head_dim * (shape.group_size if self.on_source else 1)
+            case "value":
+                return shape.head_dim
+            case "output":
+                return shape.head_dim * (shape.num_heads if self.site == "dense" else 1)
+
+
+def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | None:
+    """Why a combination makes no sense, and what to use instead; None if it does."""
+    if site == "dense":
+        if reads not in ("input", "output"):
+            return f"the output projection leaves no heads, so no {reads} of a head; use dense:input or dense:output."
+        if grain == "head":
+            return "the output projection leaves no heads to gate one by one; use grain 'element', or the output site."
+        if share != "head":
+            return "the output projection leaves no heads to share between; leave share at 'head'."
+    elif reads == "output" and site != "output":
+        return (
+            f"the attention output comes from the {site}, so it would read itself; use {site}:input or output:output."
+        )
+    return None
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"Gate.{name} cannot be {value!r}. {_suggest(str(value), choices)}")
+
+
+def _suggest(text: str, choices: Iterable[str]) -> str:
+    near = difflib.get_close_matches(text.lower(), choices, n=3, cutoff=0.5) or list(choices)
+    return f"Did you mean {' or '.join(near)}?" if len(near) <= 3 else f"Known: {', '.join(near)}."
+
+
+def _finite(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"Gate.{name} must be a finite number; got {value!r}.")
+    return float(value)
+
+
+# What each part after site:reads says: a word is a value of a field, a letter and a number is a numeric field.
+_WORDS: dict[str, tuple[str, str]] = {
+    **{word: (field, word) for field in ("grain", "activation", "op") for word in _CHOICES[field]},
+    **{f"shared-{word}": ("share", word) for word in _CHOICES["share"]},
+}
+_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
+    "r": ("rank", int),
+    "w": ("width", int),
+    "b": ("bias", float),
+    "s": ("init_std", float),
+}
+
+
+def _parse_part(part: str, text: str) -> tuple[str, Any]:
+    """The field and value that one part of a spelling says."""
+    if part in _WORDS:
+        return _WORDS[part]
+    if part[:1] in _NUMBERS:
+        field, number = _NUMBERS[part[0]]
+        try:
+            return field, number(part[1:])
+        except ValueError:
+            pass
+    raise ValueError(
+        f"Gate {text!r} has the unknown part {part!r}. {_suggest(part, _WORDS)} "
+        "Numbers are written r8 (rank), w12 (width), b1.5 (bias) and s0.02 (starting deviation)."
+    )
+
+
+def _spell_number(value: float) -> str:
+    # A spelling never contains '+', which joins gates.
+    return f"{value!r}".replace("e+", "e").removesuffix(".0")
+
+
+PRESETS: dict[str, Gate] = {
+    "bma": Gate(site="value", reads="query"),
+    "bma-query": Gate(site="output", reads="query"),
+    "g1": Gate(site="output", reads="input"),
+    "g1-head": Gate(site="output", reads="input", grain="head"),
+    "g2": Gate(site="value", reads="input"),
+    "g3": Gate(site="key", reads="input"),
+    "g4": Gate(site="query", reads="input"),
+    "g5": Gate(site="dense", reads="input"),
+    "vga": Gate(site="value", reads="value"),
+}
+"""The gates that have names of their own; `none` is `Gates.parse("none")`."""
+
+_PRESET_NAMES = {gate: name for name, gate in PRESETS.items()}
+_DEFAULT_INIT_STD = Gate().init_std
+
+
+def legal_gates() -> Iterator[Gate]:
+    """Every legal site × reads × grain, the other fields at their defaults: the family that the laws run over."""
+    for site in get_args(Site):
+        for reads in get_args(Reads):
+            for grain in get_args(Grain):
+                if _objection(site, reads, grain, "head") is None:
+                    yield Gate(site=site, reads=reads, grain=grain)

@@ -1,0 +1,83 @@
+"""Several gates on one layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, TypeAlias, cast, final
+
+from tidegate.gate import SITE_ORDER, Gate, Site
+
+__all__ = ["GateLike", "Gates"]
+
+GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
+"""What everything that takes a gate takes: a spelling, a `Gate`, or several. None is no gate."""
+
+
+@final
+class Gates(tuple[Gate, ...]):
+    """The gates of one layer, at most one for each site, in the order in which the layer meets them."""
+
+    __slots__ = ()
+
+    def __new__(cls, gates: Iterable[Gate] = ()) -> Gates:
+        """Order the gates by site; two at one site are refused."""
+        by_site: dict[Site, Gate] = {}
+        for gate in gates:
+            if gate.site in by_site:
+                raise ValueError(
+                    f"A layer has at most one gate per site; {by_site[gate.site]} and {gate} are both at the "
+                    f"{gate.site} site. Choose one, or move one to another site."
+                )
+            by_site[gate.site] = gate
+        return super().__new__(cls, (by_site[site] for site in SITE_ORDER if site in by_site))
+
+    @classmethod
+    def parse(cls, gates: GateLike) -> Gates:
+        """Read `none`, one gate, `g1+g2`, a `Gate`, or several of either."""
+        if gates is None:
+            return cls()
+        if isinstance(gates, Gate):
+            return cls((gates,))
+        if isinstance(gates, str):
+            return cls() if gates.strip() == "none" else cls(Gate.parse(part) for part in gates.split("+"))
+        return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
+
+    def at(self, site: Site) -> Gate | None:
+        """The gate at a site, if there is one."""
+        return next((gate for gate in self if gate.site == site), None)
+
+    @property
+    def needs_self_attention(self) -> bool:
+        """Whether any of the gates cannot serve cross-attention."""
+        return any(gate.needs_self_attention for gate in self)
+
+    def num_parameters(
+        self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
+    ) -> int:
+        """How many numbers the gates add to a layer."""
+        return sum(
+            gate.num_parameters(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+            for gate in self
+        )
+
+    def __str__(self) -> str:
+        """`none`, or the gates joined by `+`; `Gates.parse` reads it back."""
+        return "+".join(str(gate) for gate in self) or "none"
+
+    def __repr__(self) -> str:
+        """How to make it again."""
+        return f"Gates.parse({str(self)!r})"
+
+    def to_json(self) -> str:
+        """A JSON list of gates; `Gates.from_json` reads it back."""
+        return json.dumps([asdict(gate) for gate in self])
+
+    @classmethod
+    def from_json(cls, text: str) -> Gates:
+        """Read what `to_json` wrote."""
+        data = json.loads(text)
+        if not isinstance(data, list):
+            raise ValueError(f"Gates in JSON are a list of objects; got {text!r}.")
+        return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))

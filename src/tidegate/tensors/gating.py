@@ -1,0 +1,216 @@
+r"""A gate at work: what it reads, its logits, its values, and the tensor that it gates.
+
+Shapes: `H` query heads, `G` key/value heads, `T` positions, `h` head width, `d` model width; heads first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidegate.gate import Gate
+from tidegate.tensors._checks import require_equal, require_floating, require_mask, require_rank
+from tidegate.tensors._namespace import Array, Namespace, accumulate, unify
+from tidegate.tensors.activations import activate
+from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
+from tidegate.tensors.heads import merge_groups, repeat_heads
+from tidegate.tensors.random import normal, split
+
+__all__ = [
+    "GateSources",
+    "apply_gate",
+    "bilinearly_modulated_attention",
+    "gate_logits",
+    "gate_reads",
+    "gate_values",
+    "init_gate_parameters",
+    "naive_query_modulated_attention",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSources:
+    """All that a gate may read, raw: before other gates, norms and rotation. What is not there yet is None."""
+
+    input: Array = None
+    """(..., T, d): the layer's input."""
+    context: Array = None
+    """(..., S, d): what is attended to; None is the input itself, self-attention."""
+    query: Array = None
+    """(..., H, T, h)"""
+    value: Array = None
+    """(..., G, S, h)"""
+    output: Array = None
+    """(..., H, T, h): the attention output"""
+
+
+def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
+    r"""The gated tensor: $x \odot g$, or $x + g$ for the op `add`, with $g = \phi(r W + b)$.
+
+    target     : (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
+    parameters : arrays by name, of the shapes that `gate.parameter_shapes` gives
+    returns    : like target
+    """
+    reads = gate_reads(gate, sources)
+    values = gate_values(gate, reads, parameters, num_heads=1 if gate.site == "dense" else target.shape[-3])
+    values = values[..., 0, :, :] if gate.site == "dense" else values
+    xp, target, values = unify(target=target, values=values)
+    require_equal("number of positions", target=target.shape[-2], gate=values.shape[-2])
+    if values.shape[-1] not in (1, target.shape[-1]):
+        raise ValueError(f"The gate has width {values.shape[-1]}; target has {target.shape[-1]}.")
+    values = xp.astype(values, target.dtype, copy=False)
+    return target * values if gate.op == "multiply" else target + values
+
+
+def gate_reads(gate: Gate, sources: GateSources) -> Array:
+    """What the gate reads, laid out for the heads that it acts on: (..., heads or 1, T, read width).
+
+    A gate on the attended side reads the context, its group's queries side by side, or its own value; a gate on the
+    attending side reads the input, its own query or output, or its group's value. The dense site reads all heads.
+    """
+    if gate.needs_self_attention and sources.context is not None:
+        raise ValueError(
+            f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
+            "For cross-attention use a gate that reads what the attending side has, such as 'bma-query' or 'g1'."
+        )
+    source_side = gate.on_source
+    match gate.reads:
+        case "input":
+            reads = sources.context if source_side and sources.context is not None else sources.input
+            _require_source(gate, reads)
+            reads = reads[..., None, :, :]
+        case "query":
+            _require_source(gate, sources.query)
+            reads = sources.query
+            if source_side:
+                _require_source(gate, sources.value, name="value")
+                reads = merge_groups(reads, sources.value.shape[-3])
+        case "value":
+            _require_source(gate, sources.value)
+            reads = sources.value
+            if not source_side:
+                _require_source(gate, sources.query, name="query")
+                reads = repeat_heads(reads, sources.query.shape[-3])
+        case "output":
+            _require_source(gate, sources.output)
+            reads = merge_groups(sources.output, 1) if gate.site == "dense" else sources.output
+    return reads if gate.width is None else reads[..., : gate.width]
+
+
+def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
+    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
+
+    reads   : (..., num_heads or 1, T, read width)
+    returns : (..., num_heads, T, gated width)
+    """
+    expected = {"weight"} if gate.rank is None else {"weight_down", "weight_up"}
+    expected |= set() if gate.bias is None else {"bias"}
+    if set(parameters) != expected:
+        raise ValueError(f"parameters of gate {gate} must be {sorted(expected)}; got {sorted(parameters)}.")
+    xp, reads, *arrays = unify(reads=reads, **parameters)
+    named = dict(zip(parameters, map(accumulate, arrays), strict=True))
+    logits = accumulate(reads)
+    for name in ("weight", "weight_down", "weight_up"):
+        if name in named:
+            _require_weight(name, named[name], logits.shape[-1], num_heads)
+            logits = xp.matmul(logits, repeat_heads(named[name], num_heads))
+    if "bias" in named:
+        require_rank("heads, width", exact=True, bias=named["bias"])
+        require_equal("gated width", bias=named["bias"].shape[-1], weight=logits.shape[-1])
+        logits = logits + repeat_heads(named["bias"][:, None, :], num_heads)
+    return logits
+
+
+def gate_values(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
+    """The gate itself, activation of the logits, (..., num_heads, T, gated width) in float32 or better."""
+    return activate(gate.activation, gate_logits(gate, reads, parameters, num_heads=num_heads))
+
+
+def bilinearly_modulated_attention(
+    Q: Array, K: Array, V: Array, W_g: Array, *, index: Literal["source", "query"] = "source", mask: Array | None = None
+) -> Array:
+    r"""Attention whose values pass a gate $g = \sigma(q W_g)$; the weights $A$ are those of plain attention.
+
+    `source`: $o_i = \sum_j A_{ij} (g_j \odot v_j)$, the attended position's own query decides what it offers.
+    `query` : $o_i = g_i \odot \sum_j A_{ij} v_j$, the attending query decides what it receives.
+
+    Q       : (..., T, h), with heads (..., H, T, h)
+    K, V    : (..., S, h); `source` needs S = T
+    W_g     : (h, value width), with heads (H, h, value width)
+    mask    : bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
+    returns : (..., T, value width)
+    """
+    if index not in ("source", "query"):
+        raise ValueError(f"index must be 'source' or 'query'; got {index!r}.")
+    xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
+    gate = _query_gate(xp, Q, V, W_g)
+    if index == "query":
+        return gate * scaled_dot_product_attention(Q, K, V, mask)
+    if Q.shape[-2] != K.shape[-2]:
+        raise ValueError(
+            f"index='source' needs self-attention, one query for each key; got {Q.shape[-2]} queries and "
+            f"{K.shape[-2]} keys. For cross-attention use index='query'."
+        )
+    return scaled_dot_product_attention(Q, K, gate * V, mask)
+
+
+def naive_query_modulated_attention(Q: Array, K: Array, V: Array, W_g: Array, *, mask: Array | None = None) -> Array:
+    r"""$\sum_j A_{ij} (g_i \odot v_j)$ as it is written, through a (T, S, h) tensor: the proof of the factored form.
+
+    Arguments and result as `bilinearly_modulated_attention(..., index="query")`.
+    """
+    xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
+    gate = _query_gate(xp, Q, V, W_g)
+    scores = attention_scores(Q, K)
+    require_mask(mask, tuple(scores.shape))
+    weights = attention_weights(scores, mask)
+    gated = gate[..., :, None, :] * V[..., None, :, :]
+    return xp.sum(weights[..., None] * gated, axis=-2)
+
+
+def init_gate_parameters(
+    key: Any,
+    gate: Gate,
+    *,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+) -> dict[str, Array]:
+    """Starting parameters: the matrix from N(0, init_std²), the bias at `gate.bias`.
+
+    With a rank r, `weight_down` is drawn from N(0, 1/r) and `weight_up` from N(0, init_std²), so that their product has
+    standard deviation init_std and an init_std of 0 starts at zero without stopping the gradient.
+
+    key : a NumPy or PyTorch generator, or a JAX key; the arrays are of its kind
+    """
+    shapes = gate.parameter_shapes(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    deviations = {"weight": gate.init_std, "weight_up": gate.init_std, "weight_down": (gate.rank or 1) ** -0.5}
+    parameters: dict[str, Array] = {}
+    for (name, shape), source in zip(shapes.items(), split(key, len(shapes)), strict=True):
+        noise = normal(source, shape)
+        parameters[name] = noise * 0 + gate.bias if name == "bias" else noise * deviations[name]
+    return parameters
+
+
+def _query_gate(xp: Namespace, Q: Array, V: Array, W_g: Array) -> Array:
+    require_floating(Q=Q, V=V, W_g=W_g)
+    require_rank("position, width", Q=Q, V=V)
+    require_rank("width, value width", W_g=W_g)
+    require_equal("width", Q=Q.shape[-1], W_g=W_g.shape[-2])
+    require_equal("value width", V=V.shape[-1], W_g=W_g.shape[-1])
+    logits = xp.matmul(accumulate(Q), accumulate(W_g))
+    return xp.astype(activate("sigmoid", logits), V.dtype, copy=False)
+
+
+def _require_source(gate: Gate, source: Array | None, *, name: str | None = None) -> None:
+    if source is None:
+        raise ValueError(f"Gate {gate} needs GateSources.{name or gate.reads}, which is None.")
+
+
+def _require_weight(name: str, weight: Array, read_width: int, num_heads: int) -> None:
+    require_rank("heads, read width, gated width", exact=True, **{name: weight})
+    require_equal("read width", **{name: weight.shape[-2], "reads": read_width})
+    if num_heads % weight.shape[0]:
+        raise ValueError(f"{name} has {weight.shape[0]} heads, which do not divide the {num_heads} gated ones.")

@@ -1,0 +1,279 @@
+r"""Backward passes of attention and of Bilinearly Modulated Attention, derived by hand, and their checkers.
+
+`dL_dX` is the gradient of a loss L with respect to X and has X's shape. Checkers use the loss $L = \frac12 \sum O^2$,
+whose gradient with respect to the output is the output itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tidegate.tensors._checks import require_equal, require_floating, require_rank
+from tidegate.tensors._namespace import Array, namespace_of, unify
+from tidegate.tensors.activations import activate
+from tidegate.tensors.attention import (
+    attention_output,
+    attention_scores,
+    attention_weights,
+    scaled_dot_product_attention,
+)
+from tidegate.tensors.autodiff import central_differences, gradients
+from tidegate.tensors.gating import bilinearly_modulated_attention
+
+__all__ = [
+    "attention_backward",
+    "bma_backward",
+    "grad_output_wrt_A",
+    "grad_output_wrt_V",
+    "grad_scores_wrt_K",
+    "grad_scores_wrt_Q",
+    "grad_softmax",
+    "gradient_flow_analysis",
+    "gradient_numerical_check",
+    "gradients_agree",
+    "verify_gradients",
+]
+
+
+def grad_scores_wrt_Q(dL_dS: Array, K: Array, scale: float) -> Array:
+    r"""From $S = s\,Q K^T$: $dL/dQ = s\,(dL/dS)\,K$.
+
+    dL_dS : (..., query, key)
+    K     : (..., key, width)
+    """
+    xp, dL_dS, K = unify(dL_dS=dL_dS, K=K)
+    _require_product(dL_dS=dL_dS, K=K)
+    return xp.matmul(dL_dS, K) * scale
+
+
+def grad_scores_wrt_K(dL_dS: Array, Q: Array, scale: float) -> Array:
+    r"""From $S = s\,Q K^T$: $dL/dK = s\,(dL/dS)^T Q$.
+
+    dL_dS : (..., query, key)
+    Q     : (..., query, width)
+    """
+    xp, dL_dS, Q = unify(dL_dS=dL_dS, Q=Q)
+    _require_product(dL_dS=_transposed(dL_dS), Q=Q)
+    return xp.matmul(_transposed(dL_dS), Q) * scale
+
+
+def grad_softmax(dL_dA: Array, A: Array) -> Array:
+    r"""From $A = \mathrm{softmax}(S)$: $dL/dS_{ij} = A_{ij} (dL/dA_{ij} - \sum_k A_{ik}\,dL/dA_{ik})$.
+
+    A row of zeros, a query that sees nothing, has gradient 0.
+
+    dL_dA, A : (..., query, key)
+    """
+    xp, dL_dA, A = unify(dL_dA=dL_dA, A=A)
+    require_floating(dL_dA=dL_dA, A=A)
+    _require_same_shape(dL_dA=dL_dA, A=A)
+    return A * (dL_dA - xp.sum(A * dL_dA, axis=-1, keepdims=True))
+
+
+def grad_output_wrt_A(dL_dO: Array, V: Array) -> Array:
+    r"""From $O = A V$: $dL/dA = (dL/dO)\,V^T$.
+
+    dL_dO : (..., query, value width)
+    V     : (..., key, value width)
+    """
+    xp, dL_dO, V = unify(dL_dO=dL_dO, V=V)
+    _require_product(dL_dO=dL_dO, V=_transposed(V))
+    return xp.matmul(dL_dO, _transposed(V))
+
+
+def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
+    r"""From $O = A V$: $dL/dV = A^T\,dL/dO$.
+
+    dL_dO : (..., query, value width)
+    A     : (..., query, key)
+    """
+    xp, dL_dO, A = unify(dL_dO=dL_dO, A=A)
+    _require_product(A=_transposed(A), dL_dO=dL_dO)
+    return xp.matmul(_transposed(A), dL_dO)
+
+
+def attention_backward(dL_dO: Array, Q: Array, K: Array, V: Array, A: Array, S: Array) -> tuple[Array, Array, Array]:
+    r"""Backward pass of $O = \mathrm{softmax}(Q K^T / \sqrt h)\,V$: the gradients for Q, K and V.
+
+    The weights A say all that the softmax's derivative depends on, so the scores S are only checked for their shape.
+    Masked pairs have A = 0 and so no gradient.
+
+    Q : (..., query, h);  K : (..., key, h);  V : (..., key, value width);  A, S : (..., query, key)
+    """
+    _, dL_dO, Q, K, V, A, S = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, A=A, S=S)
+    _require_same_shape(S=S, A=A)
+    scale = Q.shape[-1] ** -0.5
+    dL_dS = grad_softmax(grad_output_wrt_A(dL_dO, V), A)
+    return grad_scores_wrt_Q(dL_dS, K, scale), grad_scores_wrt_K(dL_dS, Q, scale), grad_output_wrt_V(dL_dO, A)
+
+
+def bma_backward(
+    dL_dO: Array,
+    Q: Array,
+    K: Array,
+    V: Array,
+    W_g: Array,
+    *,
+    index: Literal["source", "query"] = "source",
+    mask: Array | None = None,
+) -> dict[str, Array]:
+    r"""Backward pass of `bilinearly_modulated_attention`, with $P = Q W_g$ and $G = \sigma(P)$.
+
+    `source`, $O = A (G \odot V)$, $\tilde V = G \odot V$: $dL/d\tilde V = A^T E$, $dL/dV = G \odot dL/d\tilde V$ and
+    $dL/dP = V \odot dL/d\tilde V \odot G \odot (1 - G)$. `query`, $O = G \odot A V$: attention receives
+    $G \odot E$ and $dL/dP = A V \odot E \odot G \odot (1 - G)$. Either way $dL/dW_g = Q^T dL/dP$, and Q gains
+    $dL/dP\,W_g^T$ beside its path through the scores.
+
+    returns : dL_dQ, dL_dK, dL_dV, dL_dW_g, each of its argument's shape (batch axes that W_g lacks are summed)
+    """
+    xp, dL_dO, Q, K, V, W_g, mask = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, W_g=W_g, mask=mask)
+    require_floating(dL_dO=dL_dO)
+    gated = bilinearly_modulated_attention(Q, K, V, W_g, index=index, mask=mask)
+    _require_same_shape(dL_dO=dL_dO, output=gated)
+    scores = attention_scores(Q, K)
+    weights = attention_weights(scores, mask)
+    gate = activate("sigmoid", xp.matmul(Q, W_g))
+    if index == "source":
+        dL_dQ, dL_dK, dL_dgated = attention_backward(dL_dO, Q, K, gate * V, weights, scores)
+        dL_dV, dL_dgate = gate * dL_dgated, V * dL_dgated
+    else:
+        dL_dQ, dL_dK, dL_dV = attention_backward(gate * dL_dO, Q, K, V, weights, scores)
+        dL_dgate = attention_output(weights, V) * dL_dO
+    dL_dP = dL_dgate * gate * (1 - gate)
+    dL_dW_g = xp.matmul(_transposed(Q), dL_dP)
+    return {
+        "dL_dQ": dL_dQ + xp.matmul(dL_dP, _transposed(W_g)),
+        "dL_dK": dL_dK,
+        "dL_dV": dL_dV,
+        "dL_dW_g": xp.sum(dL_dW_g, axis=tuple(range(dL_dW_g.ndim - W_g.ndim))),
+    }
+
+
+def verify_gradients(
+    Q: Array,
+    K: Array,
+    V: Array,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+    *,
+    W_g: Array | None = None,
+    index: Literal["source", "query"] = "source",
+    mask: Array | None = None,
+) -> dict[str, bool]:
+    """Whether the hand-derived gradients equal the library's own: dL_dQ, dL_dK, dL_dV, all_correct.
+
+    With `W_g` those of bilinearly modulated attention, dL_dW_g too. JAX and PyTorch arrays are judged by automatic
+    differentiation, NumPy arrays by central differences.
+    """
+    arrays, loss = _loss(Q, K, V, W_g, index, mask)
+    return gradients_agree(_analytic(arrays, index, mask), gradients(loss, arrays), rtol=rtol, atol=atol)
+
+
+def gradients_agree(
+    analytic: Mapping[str, Array], judged_by: Mapping[str, Array], *, rtol: float = 1e-5, atol: float = 1e-5
+) -> dict[str, bool]:
+    """For each name `dL_d<name>` whether |difference| ≤ atol + rtol |judge| everywhere, and all_correct."""
+    verdicts: dict[str, bool] = {}
+    for name, judge in judged_by.items():
+        xp = namespace_of(judge)
+        difference = xp.abs(analytic[f"dL_d{name}"] - judge)
+        verdicts[f"dL_d{name}"] = bool(xp.all(difference <= atol + rtol * xp.abs(judge)))
+    return {**verdicts, "all_correct": all(verdicts.values())}
+
+
+def gradient_numerical_check(
+    Q: Array,
+    K: Array,
+    V: Array,
+    eps: float = 1e-5,
+    *,
+    W_g: Array | None = None,
+    index: Literal["source", "query"] = "source",
+    mask: Array | None = None,
+) -> dict[str, Any]:
+    """Hand-derived gradients against central differences of step eps; use float64, and small arrays.
+
+    returns : numerical and analytic, dictionaries dL_d* → array; max_error, the largest difference between them, and
+              rel_error, the same in units of the largest numerical entry
+    """
+    arrays, loss = _loss(Q, K, V, W_g, index, mask)
+    numerical = {f"dL_d{name}": slope for name, slope in central_differences(loss, arrays, eps=eps).items()}
+    analytic = _analytic(arrays, index, mask)
+    xp = namespace_of(*arrays.values())
+    max_error = max(float(xp.max(xp.abs(analytic[name] - numerical[name]))) for name in numerical)
+    largest = max(float(xp.max(xp.abs(slope))) for slope in numerical.values())
+    return {
+        "numerical": numerical,
+        "analytic": analytic,
+        "max_error": max_error,
+        "rel_error": max_error / largest if largest > 0 else max_error,
+    }
+
+
+def gradient_flow_analysis(Q: Array, K: Array, V: Array) -> dict[str, Any]:
+    """Every intermediate of plain attention and the gradient that reaches it, with the gradients' Frobenius norms.
+
+    returns : S, A, O, dL_dO, dL_dA, dL_dS, dL_dQ, dL_dK, dL_dV, and grad_norms by name
+    """
+    xp, Q, K, V = unify(Q=Q, K=K, V=V)
+    S = attention_scores(Q, K)
+    A = attention_weights(S)
+    O = attention_output(A, V)  # noqa: E741
+    dL_dA = grad_output_wrt_A(O, V)
+    dL_dQ, dL_dK, dL_dV = attention_backward(O, Q, K, V, A, S)
+    flow = {
+        "dL_dO": O,
+        "dL_dA": dL_dA,
+        "dL_dS": grad_softmax(dL_dA, A),
+        "dL_dQ": dL_dQ,
+        "dL_dK": dL_dK,
+        "dL_dV": dL_dV,
+    }
+    norms = {name: xp.sqrt(xp.sum(gradient * gradient)) for name, gradient in flow.items()}
+    return {"S": S, "A": A, "O": O, **flow, "grad_norms": norms}
+
+
+def _loss(Q: Array, K: Array, V: Array, W_g: Array | None, index: Literal["source", "query"], mask: Array | None):
+    """The arrays that the gradients are for, and half the sum of squares of the output as a function of them."""
+    xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
+    arrays: dict[str, Array] = {"Q": Q, "K": K, "V": V} | ({} if W_g is None else {"W_g": W_g})
+
+    def loss(named: Mapping[str, Array]) -> Array:
+        if W_g is None:
+            output = scaled_dot_product_attention(named["Q"], named["K"], named["V"], mask)
+        else:
+            output = bilinearly_modulated_attention(**named, index=index, mask=mask)
+        return xp.sum(output * output) / 2
+
+    return arrays, loss
+
+
+def _analytic(arrays: Mapping[str, Array], index: Literal["source", "query"], mask: Array | None) -> dict[str, Array]:
+    if "W_g" in arrays:
+        output = bilinearly_modulated_attention(**arrays, index=index, mask=mask)
+        return bma_backward(output, **arrays, index=index, mask=mask)
+    scores = attention_scores(arrays["Q"], arrays["K"])
+    weights = attention_weights(scores, mask)
+    output = attention_output(weights, arrays["V"])
+    names = ("dL_dQ", "dL_dK", "dL_dV")
+    return dict(zip(names, attention_backward(output, **arrays, A=weights, S=scores), strict=True))
+
+
+def _transposed(x: Array) -> Array:
+    require_rank("row, column", array=x)
+    return namespace_of(x).moveaxis(x, -1, -2)
+
+
+def _require_product(**factors: Array) -> None:
+    """Both are matrices, and the first one's columns meet the second one's rows."""
+    require_floating(**factors)
+    require_rank("row, column", **factors)
+    (left, a), (right, b) = factors.items()
+    require_equal("contracted axis", **{left: a.shape[-1], right: b.shape[-2]})
+
+
+def _require_same_shape(**arrays: Array) -> None:
+    (first, a), (second, b) = arrays.items()
+    if tuple(a.shape) != tuple(b.shape):
+        raise ValueError(f"{first} must have the shape of {second}, {tuple(b.shape)}; got {tuple(a.shape)}.")

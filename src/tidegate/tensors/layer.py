@@ -1,0 +1,315 @@
+"""One attention layer as plain arrays, and its reference forward: the interchange between frameworks.
+
+Shapes: `H` query heads, `G` key/value heads, `T` positions, `S` attended positions, `h` head width, `d` model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from tidegate.gate import Site
+from tidegate.gates import Gates
+from tidegate.sizes import HeadShape
+from tidegate.tensors._checks import require_equal, require_floating, require_positive, require_rank
+from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
+from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
+from tidegate.tensors.gating import GateSources, apply_gate
+from tidegate.tensors.heads import repeat_heads
+from tidegate.tensors.masking import causal_mask, causal_mask_with_window, local_attention_mask
+from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
+
+__all__ = ["AttentionArrays", "LayerTrace", "project", "rms_norm"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTrace:
+    """Every intermediate of one forward pass, heads first."""
+
+    query: Array
+    """(..., H, T, h), as it meets the keys: gated, normalised, rotated, under the metric."""
+    key: Array
+    """(..., G, S, h), as it meets the queries."""
+    value: Array
+    """(..., G, S, h), gated."""
+    sources: GateSources
+    """The raw projections and the raw attention output: what the gates read."""
+    mask: Array | None
+    """(..., T, S) bool, all restrictions together; None sees everything."""
+    weights: Array
+    """(..., H, T, S)"""
+    heads: Array
+    """(..., H, T, h): the attention output, gated."""
+    projected: Array
+    """(..., T, d): the output projection, before a dense gate."""
+    output: Array
+    """(..., T, d)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionArrays:
+    """Weights and options of one attention layer; call it on an input for its output.
+
+    The order of work: project, gate the query, key and value, normalise, rotate, apply the metric and temperature,
+    attend, gate the output, project, gate the result. Every gate reads raw projections.
+    """
+
+    W_Q: Array
+    """(H, d, h)"""
+    W_K: Array
+    """(G, d, h)"""
+    W_V: Array
+    """(G, d, h)"""
+    W_O: Array
+    """(H, h, d)"""
+    b_Q: Array | None = None
+    """(H, h)"""
+    b_K: Array | None = None
+    """(G, h)"""
+    b_V: Array | None = None
+    """(G, h)"""
+    b_O: Array | None = None
+    """(d,)"""
+    gates: Gates = field(default_factory=Gates)
+    gate_parameters: Mapping[Site, Mapping[str, Array]] = field(default_factory=dict[Site, Mapping[str, Array]])
+    """For each gate's site, its parameters by name."""
+    rotary: Rotary | None = None
+    q_norm: Array | None = None
+    """(h,): scale of the queries' root-mean-square norm; None leaves them as they are."""
+    k_norm: Array | None = None
+    """(h,): the keys'."""
+    norm_epsilon: float = 1e-6
+    metric_diagonal: Array | None = None
+    """(H, h): scores become q · (m ⊙ k) / sqrt(h)."""
+    metric_factor: Array | None = None
+    """(H, m, h): scores become (W q) · (W k) / sqrt(h), the learned metric Wᵀ W."""
+    temperature: float = 1.0
+    causal: bool = True
+    window: int | None = None
+    """Keys that a query sees, counted from itself, itself included; back alone if causal. None sees everything."""
+
+    def __post_init__(self) -> None:
+        unify(**self.parameters())
+        require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
+        require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
+        require_positive(temperature=self.temperature, norm_epsilon=self.norm_epsilon)
+        for name, expected in self._expected_shapes().items():
+            array = getattr(self, name)
+            if array is not None and tuple(array.shape) != expected:
+                raise ValueError(f"{name} must have shape {expected}; got {tuple(array.shape)}.")
+        self._check_options()
+        self._check_gates()
+
+    @property
+    def shape(self) -> HeadShape:
+        """The layer's sizes, as its gates see them."""
+        heads, d_model, head_dim = self.W_Q.shape
+        return HeadShape(d_model=d_model, num_heads=heads, num_kv_heads=self.W_K.shape[0], head_dim=head_dim)
+
+    def parameters(self) -> dict[str, Array]:
+        """Every array by a flat name, `gate.<site>.<name>` for the gates': what derivatives are taken for."""
+        named = {name: getattr(self, name) for name in ("W_Q", "W_K", "W_V", "W_O", *_OPTIONAL)}
+        gates = {
+            f"gate.{site}.{name}": array
+            for site, arrays in self.gate_parameters.items()
+            for name, array in arrays.items()
+        }
+        return {name: array for name, array in named.items() if array is not None} | gates
+
+    def with_parameters(self, parameters: Mapping[str, Array]) -> AttentionArrays:
+        """The same layer with some arrays replaced, named as `parameters()` names them."""
+        known = self.parameters()
+        if unknown := set(parameters) - set(known):
+            raise ValueError(f"parameters must be among {sorted(known)}; got also {sorted(unknown)}.")
+        own = {name: array for name, array in parameters.items() if not name.startswith("gate.")}
+        gates = {
+            site: {name: parameters.get(f"gate.{site}.{name}", array) for name, array in arrays.items()}
+            for site, arrays in self.gate_parameters.items()
+        }
+        return replace(self, **own, gate_parameters=gates)
+
+    def __call__(
+        self,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+        positions: Array | None = None,
+    ) -> Array:
+        """The layer's output; arguments as in `trace`."""
+        return self.trace(x, context=context, mask=mask, positions=positions).output
+
+    def trace(
+        self,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+        positions: Array | None = None,
+    ) -> LayerTrace:
+        """The forward pass with all its intermediates.
+
+        x         : (..., T, d)
+        context   : (..., S, d) for cross-attention; None attends to x
+        mask      : bool, broadcasts to (..., H, T, S), True = may attend; a row that may see nothing gives 0
+        positions : (T,) or (batch, T) for the rotary embedding; None counts from 0
+        """
+        layer, x, context, mask = self.of_kind(x, context, mask)
+        xp = namespace_of(x)
+        attended = x if context is None else context
+        query = project(x, layer.W_Q, layer.b_Q)
+        key, value = project(attended, layer.W_K, layer.b_K), project(attended, layer.W_V, layer.b_V)
+        sources = GateSources(input=x, context=context, query=query, value=value)
+        query = layer.located(layer.gated("query", query, sources), layer.q_norm, positions)
+        query = layer.under_metric(query)
+        key_positions = positions if context is None else None
+        key = layer.located(layer.gated("key", key, sources), layer.k_norm, key_positions)
+        value = layer.gated("value", value, sources)
+        allowed = layer.allowed(mask, like=x)
+        num_heads = layer.W_Q.shape[0]
+        scores = attention_scores(query, repeat_heads(key, num_heads))
+        weights = attention_weights(scores, allowed, layer.temperature)
+        raw_output = attention_output(weights, repeat_heads(value, num_heads))
+        sources = replace(sources, output=raw_output)
+        heads = layer.gated("output", raw_output, sources)
+        projected = xp.einsum("...htk,hkd->...td", heads, layer.W_O)
+        projected = projected if layer.b_O is None else projected + layer.b_O
+        return LayerTrace(
+            query=query,
+            key=key,
+            value=value,
+            sources=sources,
+            mask=allowed,
+            weights=weights,
+            heads=heads,
+            projected=projected,
+            output=layer.gated("dense", projected, sources),
+        )
+
+    def gated(self, site: Site, target: Array, sources: GateSources) -> Array:
+        """The target under the gate at the site, or as it is where there is none."""
+        gate = self.gates.at(site)
+        return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[site])
+
+    def located(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
+        """Queries or keys (..., heads, T, h), normalised and rotated as the layer does it."""
+        x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
+        return x if self.rotary is None else rotate(x, self.angles(x, positions))
+
+    def angles(self, x: Array, positions: Array | None) -> Array:
+        """Rotary angles (..., 1, T, pairs) for queries or keys (..., heads, T, h); positions None count from 0."""
+        assert self.rotary is not None
+        xp = namespace_of(x)
+        if positions is None:
+            positions = np.arange(x.shape[-2], dtype=np.int64)
+        require_equal("number of positions", x=x.shape[-2], positions=int(positions.shape[-1]))
+        angles = rotary_angles(positions, x.shape[-1], self.rotary, like=x)
+        return xp.expand_dims(angles, axis=-3)
+
+    def under_metric(self, query: Array) -> Array:
+        """Queries (..., H, T, h) with the metric's index lowered: what the keys are contracted with."""
+        xp = namespace_of(query)
+        if self.metric_diagonal is not None:
+            return query * self.metric_diagonal[:, None, :]
+        if self.metric_factor is not None:
+            return xp.einsum("...htk,hmk,hml->...htl", query, self.metric_factor, self.metric_factor)
+        return query
+
+    def allowed(self, mask: Array | None, *, like: Array) -> Array | None:
+        """All restrictions together: causality, window and the caller's mask; None if there is none.
+
+        like : (..., T, d), the input
+        """
+        num_queries = like.shape[-2]
+        reach = None
+        if self.causal:
+            reach = (
+                causal_mask(num_queries) if self.window is None else causal_mask_with_window(num_queries, self.window)
+            )
+        elif self.window is not None:
+            reach = local_attention_mask(num_queries, self.window - 1)
+        if reach is None:
+            return mask
+        _, reach, _ = unify(reach=reach, like=like)
+        return reach if mask is None else reach & mask
+
+    def of_kind(
+        self, x: Array, context: Array | None, mask: Array | None
+    ) -> tuple[AttentionArrays, Array, Array, Array]:
+        """The layer and the inputs with NumPy constants brought over to the caller's kind, checked."""
+        own = self.parameters()
+        _, x, context, mask, *arrays = unify(x=x, context=context, mask=mask, **own)
+        require_floating(x=x, context=context)
+        require_rank("position, d", x=x, context=context)
+        for name, array in (("x", x), ("context", context)):
+            if array is not None:
+                require_equal("width", **{name: array.shape[-1], "W_Q": self.W_Q.shape[-2]})
+        if context is not None and (self.causal or self.window is not None):
+            raise ValueError(
+                "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
+                "Use causal=False and window=None for cross-attention."
+            )
+        return self.with_parameters(dict(zip(own, arrays, strict=True))), x, context, mask
+
+    def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        shape = self.shape
+        heads, groups, width, d_model = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.d_model
+        factor_rows = 0 if self.metric_factor is None else self.metric_factor.shape[-2]
+        return {
+            "W_K": (groups, d_model, width),
+            "W_V": (groups, d_model, width),
+            "W_O": (heads, width, d_model),
+            "b_Q": (heads, width),
+            "b_K": (groups, width),
+            "b_V": (groups, width),
+            "b_O": (d_model,),
+            "q_norm": (width,),
+            "k_norm": (width,),
+            "metric_diagonal": (heads, width),
+            "metric_factor": (heads, factor_rows, width),
+        }
+
+    def _check_options(self) -> None:
+        if self.metric_diagonal is not None and self.metric_factor is not None:
+            raise ValueError("A layer has one metric: give metric_diagonal or metric_factor, not both.")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1, or None; got {self.window!r}.")
+        if self.rotary is not None:
+            self.rotary.width(self.W_Q.shape[-1])
+
+    def _check_gates(self) -> None:
+        sites = [gate.site for gate in self.gates]
+        if set(self.gate_parameters) != set(sites):
+            raise ValueError(
+                f"gate_parameters must have one entry per gate, {sites}; got {sorted(self.gate_parameters)}."
+            )
+        shape = self.shape
+        for gate in self.gates:
+            expected = gate.parameter_shapes(**asdict(shape))
+            given = {name: tuple(array.shape) for name, array in self.gate_parameters[gate.site].items()}
+            if given != expected:
+                raise ValueError(f"Parameters of gate {gate} must have the shapes {expected}; got {given}.")
+
+
+def project(x: Array, weight: Array, bias: Array | None) -> Array:
+    """(..., T, d) through one matrix per head, (heads, d, h): (..., heads, T, h)."""
+    projected = namespace_of(x).einsum("...td,hdk->...htk", x, weight)
+    return projected if bias is None else projected + bias[:, None, :]
+
+
+def rms_norm(x: Array, scale: Array, *, epsilon: float = 1e-6) -> Array:
+    r"""$x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \odot s$ over the last axis, computed in float32 or better.
+
+    x       : (..., h)
+    scale   : (h,)
+    returns : like x
+    """
+    xp, x, scale = unify(x=x, scale=scale)
+    wide = accumulate(x)
+    normed = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    return xp.astype(normed, x.dtype, copy=False) * scale
+
+
+_OPTIONAL = ("b_Q", "b_K", "b_V", "b_O", "q_norm", "k_norm", "metric_diagonal", "metric_factor")

@@ -1,0 +1,152 @@
+r"""Thermodynamics and information geometry of Gibbs weights, in closed form.
+
+Scores are energies with the sign turned: a state with score $E_j$ has energy $-E_j$. With the weights
+$p_j = \exp(E_j/T)/Z$ this makes
+
+    internal energy  U = -<E>           entropy        S = -sum_j p_j log p_j
+    free energy      F = -T log Z       and so         F = U - T S
+
+The natural parameters of the family are the scores over the temperature, $E_j/T$.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tidegate.tensors._checks import (
+    require_batches_broadcast,
+    require_equal,
+    require_floating,
+    require_positive,
+    require_rank,
+)
+from tidegate.tensors._gibbs import boltzmann_factors, gibbs_arguments, split_number
+from tidegate.tensors._namespace import accumulate, namespace_of, unify
+from tidegate.tensors.softmax import softmax_jacobian
+
+if TYPE_CHECKING:
+    from tidegate.tensors._namespace import Array
+
+__all__ = [
+    "entropy_from_log_partition",
+    "fisher_metric",
+    "heat_capacity",
+    "internal_energy",
+    "mean_score",
+    "natural_gradient",
+]
+
+
+def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
+    r"""Mean score under the Gibbs weights, $\langle E \rangle = \sum_j p_j E_j$.
+
+    energies    : (..., n) scores; -inf has weight 0 and adds 0
+    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
+    mask        : bool, broadcasts to energies, True where a state counts
+    returns     : (...); 0, with gradient 0, for an empty row
+    """
+    xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
+    peak, _, mean, _ = _reduced_scores(energies, temperature, mask)
+    return xp.astype((peak + temperature * mean)[..., 0], energies.dtype)
+
+
+def internal_energy(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
+    r"""Internal energy $U = -\langle E \rangle$: the mean score with its sign turned, so that $F = U - T S$.
+
+    energies    : (..., n) scores; -inf has weight 0 and adds 0
+    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
+    mask        : bool, broadcasts to energies, True where a state counts
+    returns     : (...); 0, with gradient 0, for an empty row
+    """
+    return -mean_score(energies, temperature, mask)
+
+
+def entropy_from_log_partition(log_partition: Array, mean_score: Array, temperature: Array | float = 1.0) -> Array:
+    r"""Entropy without the weights, $S = \log Z - \langle E \rangle / T$, in nats.
+
+    log_partition : any shape; -inf stands for an empty row
+    mean_score    : like log_partition
+    temperature   : above 0; a number, or an array like log_partition or without axes
+    returns       : like log_partition; 0, with gradient 0, for an empty row
+    """
+    number, array = split_number(temperature)
+    xp, log_partition, mean_score, array = unify(log_partition=log_partition, mean_score=mean_score, temperature=array)
+    require_floating(log_partition=log_partition, mean_score=mean_score, temperature=array)
+    require_equal("shape", log_partition=tuple(log_partition.shape), mean_score=tuple(mean_score.shape))
+    if array is not None and array.ndim > 0:
+        require_equal("shape", log_partition=tuple(log_partition.shape), temperature=tuple(array.shape))
+    require_positive(temperature=temperature)
+    empty = log_partition == -math.inf
+    logarithm = xp.where(empty, 0.0, accumulate(log_partition))
+    mean = xp.where(empty, 0.0, accumulate(mean_score))
+    return xp.astype(logarithm - mean / (array if number is None else number), log_partition.dtype)
+
+
+def heat_capacity(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
+    r"""Heat capacity $C = dU/dT = \mathrm{Var}_p(E) / T^2$; at temperature 1 the variance of the scores.
+
+    energies    : (..., n) scores; -inf has weight 0 and adds 0
+    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
+    mask        : bool, broadcasts to energies, True where a state counts
+    returns     : (...); 0, with gradient 0, for an empty row
+    """
+    xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
+    _, weights, mean, reduced = _reduced_scores(energies, temperature, mask)
+    return xp.astype(xp.sum(weights * (reduced - mean) ** 2, axis=-1), energies.dtype)
+
+
+def fisher_metric(probs: Array) -> Array:
+    r"""Fisher metric of the Gibbs family in its natural parameters, $g_{ij} = p_i (\delta_{ij} - p_j)$.
+
+    It is the covariance of the states' indicators, and equals the softmax Jacobian. In the scores themselves, at a
+    temperature T, it is this over $T^2$. It is singular: adding a constant to all scores changes nothing.
+
+    probs   : (..., n)
+    returns : (..., n, n)
+    """
+    return softmax_jacobian(probs)
+
+
+def natural_gradient(gradient: Array, probs: Array) -> Array:
+    r"""The direction of steepest ascent under the Fisher metric, $x = g^+ \nabla$, without building the metric.
+
+    Let a bar take away the mean over the states with $p_j > 0$, and everything elsewhere: the projection onto the
+    tangent space of the simplex's face that p lies in. Then $x$ is the smallest solution of $g x = \bar\nabla$,
+    $x = \overline{\bar\nabla_j / p_j}$: it has mean 0 over those states and is 0 where $p_j = 0$, as the metric sees no
+    direction there. A face of one state, like an empty row, has no tangent: x = 0.
+
+    gradient : (..., n) derivatives in the natural parameters
+    probs    : (..., n); leading axes broadcast against those of gradient
+    returns  : (..., n)
+    """
+    xp, gradient, probs = unify(gradient=gradient, probs=probs)
+    require_floating(gradient=gradient, probs=probs)
+    require_rank("states", gradient=gradient, probs=probs)
+    require_equal("number of states", gradient=gradient.shape[-1], probs=probs.shape[-1])
+    require_batches_broadcast(1, gradient=gradient, probs=probs)
+    p = accumulate(probs)
+    support = p != 0
+    tangent = _centered(accumulate(gradient), support)
+    solution = _centered(tangent / xp.where(support, p, 1.0), support)
+    return xp.astype(solution, gradient.dtype)
+
+
+def _reduced_scores(
+    energies: Array, temperature: Array | float, mask: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Each row's peak, weights, mean reduced score and reduced scores (E - peak)/T, these 0 where the weight is."""
+    xp = namespace_of(energies)
+    rows = boltzmann_factors(energies, temperature, mask)
+    weights = rows.factors / rows.total
+    # A weight that underflows may have a score whose square overflows.
+    reduced = xp.where(weights == 0, 0.0, rows.exponents)
+    return rows.peak, weights, xp.sum(weights * reduced, axis=-1, keepdims=True), reduced
+
+
+def _centered(values: Array, support: Array) -> Array:
+    """The values less their mean over the support, and 0 off it."""
+    xp = namespace_of(values)
+    count = xp.sum(xp.astype(support, values.dtype), axis=-1, keepdims=True)
+    total = xp.sum(xp.where(support, values, 0.0), axis=-1, keepdims=True)
+    return xp.where(support, values - total / xp.where(count == 0, 1.0, count), 0.0)

@@ -1,0 +1,84 @@
+"""Run the Python blocks of a Markdown document and find its broken links.
+
+Run one by hand with `python tests/support/documents.py README.md`.
+"""
+
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+FENCE = re.compile(r"(?P<indent>[ >]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|\b(?:href|src)=\"([^\"]+)\"", re.MULTILINE)
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+class DocumentError(Exception):
+    """A block or a link that does not hold; the message begins with file:line."""
+
+
+def run(document: Path) -> int:
+    """Execute the Python blocks in order, in one namespace, and return how many there were."""
+    namespace = {"__name__": "__main__"}
+    blocks = list(python_blocks(document))
+    for line, source in blocks:
+        try:
+            # Blank lines in front make the traceback count the document's lines.
+            exec(compile("\n" * (line - 1) + source, str(document), "exec"), namespace)
+        except Exception as error:
+            raise DocumentError(f"{document}:{_failing_line(error, document, line)}: {error!r}") from error
+    return len(blocks)
+
+
+def python_blocks(document: Path) -> Iterator[tuple[int, str]]:
+    """First line number and source of every block whose language is Python, whatever else its fence says."""
+    for line, info, source in _split(document)[1]:
+        if re.match(r"[{.]*py", info, re.IGNORECASE):
+            yield line, source
+
+
+def broken_links(document: Path) -> list[str]:
+    """Links to files that are not there, as file:line: target. Addresses and anchors in the same page pass."""
+    prose = _split(document)[0]
+    found = []
+    for match in LINK.finditer(re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), prose)):
+        target = next(filter(None, match.groups()))
+        path = target.split("#")[0]
+        if path and not SCHEME.match(target) and (path.startswith("/") or not (document.parent / path).exists()):
+            found.append(f"{document}:{prose.count(chr(10), 0, match.start()) + 1}: {target}")
+    return found
+
+
+def _split(document: Path) -> tuple[str, list[tuple[int, str, str]]]:
+    """The prose, with code blanked out line for line, and the fenced blocks: first line, info string, source."""
+    prose, blocks = [], []
+    opening, start, body = None, 0, []
+    for number, text in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = FENCE.fullmatch(text)
+        if opening is None and fence:
+            opening, start, body = fence, number, []
+        elif opening is None:
+            prose.append(text)
+            continue
+        elif fence and fence["fence"].startswith(opening["fence"]) and not fence["info"].strip():
+            blocks.append((start + 1, opening["info"].strip(), textwrap.dedent("\n".join(body)) + "\n"))
+            opening = None
+        else:
+            body.append(text)
+        prose.append("")
+    if opening is not None:
+        raise DocumentError(f"{document}:{start}: this block is never closed")
+    return "\n".join(prose), blocks
+
+
+def _failing_line(error: Exception, document: Path, first: int) -> int:
+    if isinstance(error, SyntaxError) and error.filename == str(document):
+        return error.lineno or first
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(document)]
+    return lines[-1] if lines else first
+
+
+if __name__ == "__main__":
+    print(run(Path(sys.argv[1])), "blocks ran")

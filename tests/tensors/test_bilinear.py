@@ -1,0 +1,333 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tidegate.tensors.bilinear import (
+    bilinear_form,
+    bilinear_form_batch,
+    diagonal_metric,
+    euclidean_metric,
+    inner_product,
+    learned_metric,
+    lower_index,
+    metric_inverse,
+    quadratic_form,
+    raise_index,
+    scaled_euclidean_metric,
+    verify_metric_properties,
+)
+
+NAMESPACES = pytest.mark.parametrize(
+    ("xp", "kind"), [(np, np.ndarray), (jnp, jax.Array), (torch, torch.Tensor)], ids=["numpy", "jax", "torch"]
+)
+unit = st.floats(-1, 1, width=32)
+vectors = arrays(np.float64, (2, 3), elements=unit)
+matrices = arrays(np.float64, (3, 3), elements=unit)
+MINKOWSKI = np.diag([-1.0, 1.0, 1.0, 1.0])
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def well_conditioned(W):
+    return W.T @ W + np.eye(W.shape[-1])
+
+
+@given(v=vectors, W=matrices)
+def test_raising_undoes_lowering(library, v, W):
+    def there_and_back(v, g):
+        return raise_index(lower_index(v, g), metric_inverse(g))
+
+    assert_close(library.call(there_and_back, v, well_conditioned(W)), v)
+
+
+@given(v=vectors, W=matrices)
+def test_lowering_undoes_raising(library, v, W):
+    def there_and_back(v, g):
+        return lower_index(raise_index(v, metric_inverse(g)), g)
+
+    assert_close(library.call(there_and_back, v, well_conditioned(W)), v)
+
+
+@given(u=vectors, v=vectors, w=vectors, g=matrices, a=unit, b=unit)
+def test_the_form_is_linear_in_each_argument(library, u, v, w, g, a, b):
+    def form(u, v):
+        return to_numpy(library.call(bilinear_form, u, v, g))
+
+    assert_close(form(a * u + b * v, w), a * form(u, w) + b * form(v, w))
+    assert_close(form(w, a * u + b * v), a * form(w, u) + b * form(w, v))
+
+
+@given(u=vectors, v=vectors, g=matrices)
+def test_swapping_the_arguments_transposes_the_metric(library, u, v, g):
+    assert_close(library.call(bilinear_form, u, v, g), library.call(bilinear_form, v, u, g.T.copy()))
+    symmetric = g + g.T
+    assert_close(library.call(bilinear_form, u, v, symmetric), library.call(bilinear_form, v, u, symmetric))
+
+
+@given(v=vectors, g=matrices)
+def test_the_quadratic_form_is_the_form_of_a_vector_with_itself(library, v, g):
+    assert_close(library.call(quadratic_form, v, g), library.call(bilinear_form, v, v, g))
+
+
+@given(W=arrays(np.float64, (2, 3), elements=unit), v=vectors)
+def test_a_learned_metric_measures_the_image(library, W, v):
+    g = library.call(learned_metric, W)
+    assert_close(quadratic_form(library.array(v), g), np.sum((v @ W.T) ** 2, axis=-1))
+
+
+def test_a_learned_metric_is_semidefinite_and_definite_at_full_column_rank(library):
+    thin = verify_metric_properties(library.call(learned_metric, normal(2, 3)))
+    full = verify_metric_properties(library.call(learned_metric, normal(5, 3)))
+    assert bool(thin["is_positive_semidefinite"])
+    assert not bool(thin["is_positive_definite"])
+    assert bool(full["is_positive_definite"])
+
+
+def test_every_pair_of_the_batch_has_its_form(library):
+    Q, K, g = normal(2, 4, 3), normal(2, 5, 3, seed=1), normal(3, 3, seed=2)
+    scores = library.call(bilinear_form_batch, Q, K, g)
+    pairs = np.array([[[q @ g @ k for k in K[b]] for q in Q[b]] for b in range(2)])
+    assert isinstance(scores, library.kind)
+    assert_close(scores, pairs)
+
+
+def test_a_metric_per_head_is_applied_head_by_head(library):
+    Q, K, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(3, 5, seed=2)
+    g = np.stack([well_conditioned(normal(5, 5, seed=seed)) for seed in range(3)])
+    scores = to_numpy(library.call(bilinear_form_batch, Q, K, g))
+    lowered = to_numpy(library.call(lower_index, v, g))
+    inverse = to_numpy(library.call(metric_inverse, g))
+    for head in range(3):
+        assert_close(scores[:, head], Q[:, head] @ g[head] @ np.swapaxes(K[:, head], -1, -2))
+        assert_close(lowered[head], g[head] @ v[head])
+        assert_close(inverse[head] @ g[head], np.eye(5))
+
+
+@NAMESPACES
+def test_the_scaled_metric_gives_the_scores_of_attention(xp, kind):
+    metric = scaled_euclidean_metric(4, xp=xp)
+    assert isinstance(metric, kind)
+    assert_close(metric, np.eye(4) / 2)
+    assert_close(scaled_euclidean_metric(4, 3.0, xp=xp), 3 * np.eye(4))
+    assert_close(euclidean_metric(4, xp=xp), np.eye(4))
+
+
+def test_metrics_are_numpy_arrays_unless_told_otherwise():
+    assert isinstance(euclidean_metric(2), np.ndarray)
+    assert isinstance(scaled_euclidean_metric(2), np.ndarray)
+
+
+def test_a_numpy_metric_joins_the_vectors_of_any_library(library):
+    Q, K = normal(2, 4).astype(np.float32), normal(3, 4, seed=1).astype(np.float32)
+    metric = scaled_euclidean_metric(4)
+    scores = library.call(lambda Q, K: bilinear_form_batch(Q, K, metric), Q, K)
+    assert isinstance(scores, library.kind)
+    assert_close(scores, Q @ K.T / 2)
+
+
+@given(u=vectors, v=vectors)
+def test_inner_products_are_forms_in_the_metric_they_name(library, u, v):
+    assert_close(library.call(inner_product, u, v, "euclidean"), bilinear_form(u, v, euclidean_metric(3)))
+    assert_close(library.call(inner_product, u, v), bilinear_form(u, v, scaled_euclidean_metric(3)))
+
+
+@given(weights=vectors)
+def test_a_diagonal_metric_has_its_weights_and_nothing_else(library, weights):
+    metric = to_numpy(library.call(diagonal_metric, weights))
+    assert np.array_equal(metric, weights[..., None] * np.eye(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_have_the_kind_and_dtype_of_their_arguments(library, dtype):
+    v, g, W = normal(2, 4).astype(dtype), MINKOWSKI.astype(dtype), normal(3, 4).astype(dtype)
+    calls = [
+        (learned_metric, W),
+        (diagonal_metric, v),
+        (lower_index, v, g),
+        (raise_index, v, g),
+        (metric_inverse, g),
+        (bilinear_form, v, v, g),
+        (bilinear_form_batch, v, v, g),
+        (quadratic_form, v, g),
+        (inner_product, v, v),
+    ]
+    for function, *arguments in calls:
+        result = library.call(function, *arguments)
+        assert isinstance(result, library.kind), function
+        assert to_numpy(result).dtype == dtype, function
+
+
+def test_half_precision_metrics_are_inverted_in_float32(library):
+    g = np.diag([2.0, 4.0]).astype(np.float16)
+    inverse = to_numpy(library.call(metric_inverse, g))
+    assert inverse.dtype == np.float16
+    assert np.array_equal(inverse, np.diag([0.5, 0.25]))
+
+
+def test_an_indefinite_metric_has_an_inverse(library):
+    assert_close(library.call(metric_inverse, MINKOWSKI), MINKOWSKI)
+    assert_close(library.call(quadratic_form, np.array([2.0, 1.0, 0.0, 0.0]), MINKOWSKI), -3.0)
+
+
+def test_the_inverse_is_symmetric_to_the_last_bit(library):
+    inverse = to_numpy(library.call(metric_inverse, well_conditioned(normal(6, 6))))
+    assert np.array_equal(inverse, inverse.T)
+
+
+def inverse_gradients(g, cotangent):
+    by_jax = jax.grad(lambda g: jnp.sum(metric_inverse(g) * cotangent))(jnp.asarray(g))
+    leaf = torch.tensor(g, requires_grad=True)
+    (metric_inverse(leaf) * torch.from_numpy(cotangent)).sum().backward()
+    return by_jax, leaf.grad
+
+
+@pytest.mark.parametrize("g", [np.eye(3), well_conditioned(normal(3, 3))], ids=["equal eigenvalues", "generic"])
+def test_the_gradient_of_the_inverse_is_minus_the_inverse_twice(g):
+    cotangent = normal(3, 3, seed=1)
+    inverse = np.linalg.inv(g)
+    expected = -inverse @ (cotangent + cotangent.T) @ inverse / 2
+    for gradient in inverse_gradients(g, cotangent):
+        assert_close(gradient, expected, what="gradient")
+
+
+def test_the_gradient_of_the_quadratic_form_is_twice_the_lowered_vector():
+    v, g = normal(3), well_conditioned(normal(3, 3, seed=1))
+    leaf = torch.tensor(v, requires_grad=True)
+    quadratic_form(leaf, torch.from_numpy(g)).backward()
+    expected = 2 * lower_index(v, g)
+    assert_close(leaf.grad, expected, what="gradient")
+    assert_close(jax.grad(quadratic_form)(jnp.asarray(v), jnp.asarray(g)), expected, what="gradient")
+
+
+def properties(library, g, **options):
+    return {name: to_numpy(value) for name, value in library.call(verify_metric_properties, g, **options).items()}
+
+
+def test_a_metric_is_verified(library):
+    found = properties(library, np.diag([3.0, 1.0, 2.0]))
+    assert found["is_symmetric"]
+    assert found["is_positive_definite"]
+    assert found["is_positive_semidefinite"]
+    assert found["max_asymmetry"] == 0
+    assert_close(found["eigenvalues"], np.array([1.0, 2.0, 3.0]))
+    assert_close(found["condition_number"], 3.0)
+
+
+def test_what_is_no_metric_is_found_out_in_a_batch(library):
+    skew = np.array([[1.0, 0.5], [0.3, 1.0]])
+    found = properties(
+        library, np.stack([np.eye(2), skew, np.diag([1.0, -2.0]), np.diag([1.0, 0.0]), np.zeros((2, 2))])
+    )
+    assert found["is_symmetric"].tolist() == [True, False, True, True, True]
+    assert found["is_positive_definite"].tolist() == [True, False, False, False, False]
+    assert found["is_positive_semidefinite"].tolist() == [True, False, False, True, True]
+    assert_close(found["max_asymmetry"], np.array([0, 0.2, 0, 0, 0]))
+    assert_close(found["condition_number"][:3], np.array([1.0, 1.4 / 0.6, 2.0]))
+    assert found["condition_number"][3:].tolist() == [np.inf, np.inf]
+
+
+@given(exponent=st.integers(-12, 12))
+def test_the_verdict_ignores_a_positive_factor(exponent):
+    for g in (np.diag([1.0, 1e-3]), np.diag([1.0, -1e-3]), np.array([[1.0, 0.1], [0.0, 1.0]]), np.diag([1.0, 1e-7])):
+        plain, scaled = verify_metric_properties(g), verify_metric_properties(g * 10.0**exponent)
+        for name in ("is_symmetric", "is_positive_definite", "is_positive_semidefinite"):
+            assert plain[name] == scaled[name], name
+
+
+def test_the_tolerance_of_the_verdict_is_the_callers():
+    g = np.array([[1.0, 0.1], [0.0, 1.0]])
+    assert verify_metric_properties(g, tol=0.2)["is_symmetric"]
+    assert not verify_metric_properties(np.eye(2), tol=1.0)["is_positive_definite"]
+
+
+EAGER = pytest.mark.parametrize("array", [np.asarray, jnp.asarray, torch.tensor], ids=["numpy", "jax", "torch"])
+
+
+@EAGER
+def test_a_metric_that_is_not_symmetric_is_refused(array):
+    v, g = array([1.0, 2.0]), array([[1.0, 0.5], [0.0, 1.0]])
+    with pytest.raises(ValueError, match=r"g must be symmetric; its largest \|g - gᵀ\| is 0.5"):
+        lower_index(v, g)
+    with pytest.raises(ValueError, match="g_inv must be symmetric"):
+        raise_index(v, g)
+    with pytest.raises(ValueError, match="g must be symmetric"):
+        metric_inverse(g)
+
+
+@EAGER
+def test_one_bad_metric_in_a_batch_is_refused(array):
+    g = np.stack([np.eye(2), np.array([[1.0, 0.5], [0.0, 1.0]])])
+    with pytest.raises(ValueError, match="g must be symmetric"):
+        lower_index(array([1.0, 2.0]), array(g))
+
+
+@EAGER
+@pytest.mark.parametrize("g", [np.diag([1.0, 0.0]), np.ones((2, 2)), np.zeros((2, 2)), normal(1, 3).T * normal(1, 3)])
+def test_a_singular_metric_has_no_inverse(array, g):
+    with pytest.raises(ValueError, match=r"g must be invertible; .* Add a small multiple of euclidean_metric"):
+        metric_inverse(array(g))
+
+
+@EAGER
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_metric_that_is_not_finite_is_refused(array, value):
+    g = array([[1.0, value], [value, 1.0]])
+    for function in (metric_inverse, verify_metric_properties, lambda g: lower_index(array([1.0, 2.0]), g)):
+        with pytest.raises(ValueError, match="g must be finite"):
+            function(g)
+
+
+def test_values_are_not_checked_while_they_are_traced():
+    skew = jnp.asarray([[1.0, 0.5], [0.0, 1.0]])
+    assert_close(jax.jit(lower_index)(jnp.ones(2), skew), np.array([1.5, 1.0]))
+    assert not np.isfinite(to_numpy(jax.jit(metric_inverse)(jnp.ones((2, 2))))).all()
+
+
+def test_rounding_is_no_asymmetry(library):
+    W = normal(400, 8).astype(np.float32)
+    g = W.T @ W
+    g[0, 1] = np.nextafter(g[0, 1], np.float32(np.inf))
+    assert_close(library.call(lower_index, np.ones(8, np.float32), g), g.sum(axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: euclidean_metric(0), ValueError, "d must be at least 1; got 0"),
+        (lambda: euclidean_metric(2.0), TypeError, "d must be .* got 2.0"),
+        (lambda: scaled_euclidean_metric(-1), ValueError, "d must be at least 1"),
+        (lambda: scaled_euclidean_metric(2, 0.0), ValueError, "scale must be above 0; got 0.0"),
+        (lambda: scaled_euclidean_metric(2, np.ones(2)), ValueError, "scale must be a single number.* diagonal_metric"),
+        (lambda: learned_metric(np.ones(3)), ValueError, r"W must have shape \(..., k, d\); got \(3,\)"),
+        (lambda: learned_metric(np.ones((3, 3), int)), TypeError, "W must have a real floating dtype; got int64"),
+        (lambda: diagonal_metric(np.float64(1.0)), ValueError, r"diag must have shape \(..., d\); got \(\)"),
+        (lambda: diagonal_metric([1.0]), TypeError, "diag must be an array"),
+        (lambda: metric_inverse(np.ones((2, 3))), ValueError, r"g must be a square matrix .* got \(2, 3\)"),
+        (lambda: metric_inverse(np.ones((0, 0))), ValueError, r"g must be a square matrix .* got \(0, 0\)"),
+        (lambda: lower_index(np.ones(3), np.eye(2)), ValueError, "v_upper and g must have the same width"),
+        (lambda: raise_index(np.ones(3), np.eye(2)), ValueError, "v_lower and g_inv must have the same width"),
+        (lambda: bilinear_form(np.ones(3), np.ones(1), np.eye(3)), ValueError, "u has 3, v has 1, g has 3"),
+        (
+            lambda: bilinear_form(np.ones((2, 3)), np.ones((4, 3)), np.eye(3)),
+            ValueError,
+            "leading axes of u and v and g",
+        ),
+        (lambda: bilinear_form_batch(np.ones(3), np.ones((2, 3)), np.eye(3)), ValueError, "Q must have shape"),
+        (lambda: bilinear_form_batch(np.ones((2, 3)), np.ones((2, 1)), np.eye(3)), ValueError, "K has 1"),
+        (lambda: lower_index(np.ones((2, 3)), np.ones((4, 3, 3))), ValueError, "leading axes of v_upper and g"),
+        (lambda: inner_product(np.ones(3), np.ones(1)), ValueError, "u and v must have the same width"),
+        (lambda: inner_product(np.ones(3), np.ones(3), "cosine"), ValueError, "metric_type must be .* got 'cosine'"),
+        (lambda: verify_metric_properties(np.eye(2), tol=-1.0), ValueError, "tol must be at least 0; got -1.0"),
+    ],
+)
+def test_bad_input_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,263 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.tensors import einsum
+from tidegate.tensors.einsum import EINSUM_EXAMPLES, explain_einsum, parse_einsum
+
+T = np.matrix_transpose
+ROOT = np.sqrt(5)
+
+
+def heads_project(X, W):
+    return X[..., None, :, :] @ W
+
+
+# Each function, the shapes of its operands without batch axes, and the same thing in plain NumPy.
+OPERATIONS = [
+    ("dot_product", [(5,), (5,)], lambda u, v: np.sum(u * v, axis=-1)),
+    ("outer_product", [(5,), (3,)], lambda u, v: u[..., :, None] * v[..., None, :]),
+    ("matrix_transpose", [(2, 3)], T),
+    ("trace", [(3, 3)], lambda A: np.trace(A, axis1=-2, axis2=-1)),
+    ("matrix_multiply", [(2, 3), (3, 4)], np.matmul),
+    ("batch_matrix_multiply", [(6, 2, 3), (6, 3, 4)], np.matmul),
+    ("frobenius_norm_squared", [(2, 3)], lambda A: np.linalg.norm(A, axis=(-2, -1)) ** 2),
+    ("hadamard_product", [(2, 3), (2, 3)], np.multiply),
+    ("bilinear_form_einsum", [(2,), (2, 3), (3,)], lambda u, M, v: np.sum(u * (M @ v[..., None])[..., 0], axis=-1)),
+    ("batch_bilinear_form", [(2, 5), (5, 4), (3, 4)], lambda Q, g, K: Q @ g @ T(K)),
+    ("attention_scores_einsum", [(2, 5), (3, 5)], lambda Q, K: Q @ T(K) / ROOT),
+    ("attention_output_einsum", [(2, 3), (3, 4)], np.matmul),
+    ("batched_attention_scores_einsum", [(6, 2, 5), (6, 3, 5)], lambda Q, K: Q @ T(K) / ROOT),
+    ("batched_attention_output_einsum", [(6, 2, 3), (6, 3, 4)], np.matmul),
+    ("multihead_project_einsum", [(2, 3), (6, 3, 4)], heads_project),
+    ("multihead_scores_einsum", [(6, 2, 5), (6, 3, 5)], lambda Q, K: Q @ T(K) / ROOT),
+    ("multihead_output_einsum", [(6, 2, 3), (6, 3, 4)], np.matmul),
+    ("multihead_combine_einsum", [(6, 2, 3), (6, 3, 4)], lambda O_h, W_O: np.sum(O_h @ W_O, axis=-3)),
+    ("batched_multihead_project_einsum", [(7, 2, 3), (6, 3, 4)], lambda X, W: heads_project(X, W[..., None, :, :, :])),
+    ("batched_multihead_scores_einsum", [(7, 6, 2, 5), (7, 6, 3, 5)], lambda Q, K: Q @ T(K) / ROOT),
+]
+EACH_OPERATION = pytest.mark.parametrize(("name", "shapes", "plain"), OPERATIONS, ids=[row[0] for row in OPERATIONS])
+
+
+def operands(shapes, batch=(), dtype=np.float64):
+    random = np.random.default_rng(0)
+    return [random.standard_normal((*batch, *shape)).astype(dtype) for shape in shapes]
+
+
+def test_every_operation_is_in_the_table():
+    assert {row[0] for row in OPERATIONS} == set(einsum.__all__) - {
+        "EINSUM_EXAMPLES",
+        "ParsedEinsum",
+        "explain_einsum",
+        "parse_einsum",
+    }
+
+
+@EACH_OPERATION
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=["plain", "batched"])
+def test_the_string_means_the_plain_expression(library, name, shapes, plain, batch):
+    arrays = operands(shapes, batch)
+    result = library.call(getattr(einsum, name), *arrays)
+    assert_close(result, plain(*arrays))
+    if to_numpy(result).ndim:
+        assert isinstance(result, library.kind)
+
+
+@EACH_OPERATION
+def test_float32_stays_float32(library, name, shapes, plain):
+    arrays = operands(shapes, dtype=np.float32)
+    result = library.call(getattr(einsum, name), *arrays)
+    assert to_numpy(result).dtype == np.float32
+    assert_close(result, plain(*arrays))
+
+
+SEVERAL_OPERANDS = [(name, shapes) for name, shapes, _ in OPERATIONS if len(shapes) > 1]
+EACH_PRODUCT = pytest.mark.parametrize(("name", "shapes"), SEVERAL_OPERANDS, ids=[row[0] for row in SEVERAL_OPERANDS])
+
+
+@EACH_PRODUCT
+def test_batch_axes_broadcast(library, name, shapes):
+    function = getattr(einsum, name)
+    first, *_ = operands(shapes, (2, 1))
+    _, *others = operands(shapes, (4,))
+    full = [np.repeat(first, 4, axis=1), *(np.stack([other, other]) for other in others)]
+    assert_close(library.call(function, first, *others), to_numpy(library.call(function, *full)))
+
+
+@EACH_PRODUCT
+def test_batch_axes_that_do_not_fit_are_refused(name, shapes):
+    first, *_ = operands(shapes, (2,))
+    _, *others = operands(shapes, (3,))
+    with pytest.raises(ValueError, match=r"leading axes of .* must be equal or broadcast"):
+        getattr(einsum, name)(first, *others)
+
+
+@EACH_OPERATION
+def test_too_few_axes_are_refused(library, name, shapes, plain):
+    first, *others = operands(shapes)
+    with pytest.raises(ValueError, match=r"must have shape \(\.\.\., .*\); got"):
+        library.call(getattr(einsum, name), first[0], *others)
+
+
+@EACH_OPERATION
+def test_integers_are_refused(name, shapes, plain):
+    with pytest.raises(TypeError, match="must have a real floating dtype; got int64"):
+        getattr(einsum, name)(*operands(shapes, dtype=np.int64))
+
+
+# `outer_product` has no index in common, the others have one argument.
+SHARED_LAST_AXIS = [row for row in SEVERAL_OPERANDS if row[0] != "outer_product"]
+
+
+@pytest.mark.parametrize(("name", "shapes"), SHARED_LAST_AXIS, ids=[row[0] for row in SHARED_LAST_AXIS])
+def test_a_size_of_one_is_not_stretched(library, name, shapes):
+    first, *others = operands(shapes)
+    with pytest.raises(ValueError, match=r"\.shape\[-1\] and .* must have the same size, being index . of"):
+        library.call(getattr(einsum, name), first[..., :1], *others)
+
+
+def test_the_error_names_both_axes_and_their_index():
+    message = (
+        r"Q.shape\[-1\] and K.shape\[-1\] must have the same size, being index a of '...ia,...ja->...ij'; .* has 3"
+    )
+    with pytest.raises(ValueError, match=message):
+        einsum.attention_scores_einsum(np.ones((2, 3)), np.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"A.shape\[-2\] and A.shape\[-1\] must have the same size"):
+        einsum.trace(np.ones((2, 3)))
+
+
+@EACH_OPERATION
+def test_autodiff_of_jax_and_torch_agree(name, shapes, plain):
+    function, arrays = getattr(einsum, name), operands(shapes)
+    positions = tuple(range(len(arrays)))
+    by_jax = jax.grad(lambda *arrays: jnp.sum(function(*arrays) ** 2), argnums=positions)(*map(jnp.asarray, arrays))
+    leaves = [torch.tensor(array, requires_grad=True) for array in arrays]
+    (function(*leaves) ** 2).sum().backward()
+    for leaf, expected in zip(leaves, by_jax, strict=True):
+        assert_close(leaf.grad, expected, what="gradient")
+
+
+def test_scores_without_their_scale_are_larger_by_the_root_of_the_width(library):
+    Q, K = operands([(2, 5), (3, 5)])
+    assert_close(library.call(einsum.attention_scores_einsum, Q, K, False), Q @ K.T)
+    assert_close(library.call(einsum.attention_scores_einsum, Q, K, scale=True), Q @ K.T / ROOT)
+
+
+@pytest.mark.parametrize("name", EINSUM_EXAMPLES)
+def test_every_example_parses_explains_and_runs(library, name):
+    subscripts, meaning = EINSUM_EXAMPLES[name]
+    parsed = parse_einsum(subscripts)
+    size = {index: number for number, index in enumerate(parsed["input_indices"], 2)}
+    arrays = operands([tuple(size[index] for index in term if index != ".") for term in parsed["inputs"]])
+    result = library.call(
+        lambda *arrays: einsum._contract(subscripts, **dict(zip("ABC"[: len(arrays)], arrays, strict=True))), *arrays
+    )
+    assert tuple(result.shape) == tuple(size[index] for index in parsed["output"] if index != ".")
+    assert_close(result, np.einsum(subscripts, *arrays))
+    assert explain_einsum(subscripts).startswith(subscripts)
+    assert meaning
+
+
+def test_the_examples_cannot_be_changed():
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        EINSUM_EXAMPLES["matmul"] = ("", "")
+
+
+def test_a_product_is_taken_apart():
+    assert parse_einsum("ij,jk->ik") == {
+        "inputs": ["ij", "jk"],
+        "output": "ik",
+        "input_indices": ["i", "j", "k"],
+        "free_indices": ["i", "k"],
+        "summation_indices": ["j"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "output", "summed"),
+    [
+        ("ij,jk", "ik", ["j"]),
+        ("ba", "ab", []),
+        ("bA", "Ab", []),
+        ("ii", "", ["i"]),
+        ("...ba", "...ab", []),
+        ("b...a,a", "...b", ["a"]),
+        (" i j , j k -> k i ", "ki", ["j"]),
+        ("a ... , a -> ...", "...", ["a"]),
+        ("->", "", []),
+        ("", "", []),
+        (",a->a", "a", []),
+    ],
+)
+def test_outputs_follow_numpy(subscripts, output, summed):
+    parsed = parse_einsum(subscripts)
+    assert parsed["output"] == output
+    assert parsed["summation_indices"] == summed
+
+
+@given(terms=st.lists(st.text("abCD", max_size=3), min_size=1, max_size=3), batched=st.booleans())
+def test_the_implied_output_is_the_one_numpy_takes(terms, batched):
+    terms = [("..." if batched else "") + term for term in terms]
+    size = dict(zip("abCD", (2, 3, 4, 5), strict=True))
+    arrays = operands([(*[6] * batched, *(size[index] for index in term if index != ".")) for term in terms])
+    parsed = parse_einsum(",".join(terms))
+    implied = np.einsum(",".join(terms), *arrays)
+    explicit = np.einsum(f"{','.join(terms)}->{parsed['output']}", *arrays)
+    assert np.array_equal(implied, explicit)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "message"),
+    [
+        ("ij,jk->ik->i", "at most one '->'"),
+        ("i1->i", "got '1' in the operand 'i1' of 'i1->i'"),
+        ("i-j", "got '-' in the operand"),
+        ("i.j->ij", r"got '\.' in the operand"),
+        ("......i->...i", r"at most one '\.\.\.' an operand; got '\.'"),
+        ("é->", "got 'é'"),
+        ("ij->k", "The output of subscripts has 'k', which no operand has; got 'ij->k'"),
+        ("ij->ii", "The output of subscripts has 'i' more than once; got 'ij->ii'"),
+        ("ij->i,j", "got ',' in the operand"),
+        ("...i->i", r"'\.\.\.' on both sides of '->' or on none; only the left"),
+        ("i->...i", r"'\.\.\.' on both sides of '->' or on none; only the right"),
+    ],
+)
+def test_a_bad_string_is_refused_with_what_is_wrong(subscripts, message):
+    for function in (parse_einsum, explain_einsum):
+        with pytest.raises(ValueError, match=message):
+            function(subscripts)
+
+
+def test_only_strings_are_parsed():
+    with pytest.raises(TypeError, match="subscripts must be a string such as 'ij,jk->ik'; got int"):
+        parse_einsum(3)
+
+
+def test_an_explanation_says_what_is_summed_and_gives_the_formula():
+    assert explain_einsum("i a, j a").splitlines() == [
+        "ia,ja->ij",
+        "  Tensor 1: i, a",
+        "  Tensor 2: j, a",
+        "  Result:   i, j",
+        "  Sum over: a",
+        "  Formula:  R[i, j] = Σ_{a} T1[i, a] · T2[j, a]",
+    ]
+
+
+def test_an_explanation_points_out_diagonals_and_batches():
+    assert explain_einsum("i...i->...").splitlines() == [
+        "i...i->...",
+        "  Tensor 1: i, ..., i",
+        "  Result:   ...",
+        "  Sum over: i",
+        "  Diagonal: Tensor 1 is read where its i are equal",
+        "  Batch:    ... stands for any leading axes; they broadcast and are kept",
+        "  Formula:  R[...] = Σ_{i} T1[i, ..., i]",
+    ]
+    assert "Sum over: nothing" in explain_einsum("ij->ji")
+    assert "Result:   a number" in explain_einsum("ii->")

@@ -1,0 +1,416 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from scipy.special import lambertw, logsumexp, softmax
+
+from tidegate.tensors.attention import scaled_dot_product_attention
+from tidegate.tensors.hopfield import (
+    attention_as_hopfield,
+    classical_capacity,
+    classical_hopfield_energy,
+    classical_hopfield_update,
+    energy_landscape_1d,
+    hopfield_retrieve,
+    modern_capacity,
+    modern_hopfield_energy,
+    modern_hopfield_update,
+    retrieval_basin,
+    retrieval_success,
+    separation_quality,
+)
+
+RNG = np.random.default_rng(5)
+PATTERNS = RNG.normal(size=(6, 4))
+STATE = RNG.normal(size=4)
+STATES = RNG.normal(size=(3, 4))
+SIGNS = np.where(RNG.normal(size=(3, 16)) > 0, 1.0, -1.0)
+# Four orthogonal patterns of norm 4, as far apart as four can be.
+APART = 4.0 * np.eye(4)
+
+entries = st.floats(-3, 3, width=64).map(lambda x: round(x, 3))
+patterns_drawn = hnp.arrays(np.float64, (5, 3), elements=entries)
+states_drawn = hnp.arrays(np.float64, (3,), elements=entries)
+betas = st.sampled_from([0.1, 1.0, 7.0])
+signs = st.sampled_from([-1.0, 1.0])
+sign_patterns = hnp.arrays(np.float64, (3, 7), elements=signs)
+sign_states = hnp.arrays(np.float64, (7,), elements=signs)
+
+
+def hebb_weights(patterns):
+    weights = patterns.T @ patterns / patterns.shape[1]
+    return weights - np.diag(np.diag(weights))
+
+
+# --- the classical network
+
+
+@given(state=sign_states, patterns=sign_patterns)
+def test_classical_energy_is_the_quadratic_form_of_hebb_weights(library, state, patterns):
+    energy = library.call(classical_hopfield_energy, state, patterns)
+    assert_close(energy, np.asarray(-state @ hebb_weights(patterns) @ state / 2))
+
+
+@given(state=sign_states, patterns=sign_patterns)
+def test_classical_update_is_the_sign_of_the_field_and_no_field_keeps_the_state(library, state, patterns):
+    field = np.round(7 * hebb_weights(patterns) @ state)
+    expected = np.where(field == 0, state, np.sign(field))
+    np.testing.assert_array_equal(to_numpy(library.call(classical_hopfield_update, state, patterns)), expected)
+
+
+@given(state=sign_states, patterns=sign_patterns, neuron=st.integers(0, 6))
+def test_turning_one_neuron_never_raises_the_classical_energy(state, patterns, neuron):
+    turned = state.copy()
+    turned[neuron] = classical_hopfield_update(state, patterns)[neuron]
+    before, after = (classical_hopfield_energy(s, patterns) for s in (state, turned))
+    assert_close(np.minimum(before, after), after)
+
+
+def test_turning_all_neurons_at_once_can_cycle_between_two_states():
+    patterns, state = np.asarray([[1.0, -1.0]]), np.asarray([1.0, 1.0])
+    turned = classical_hopfield_update(state, patterns)
+    np.testing.assert_array_equal(turned, -state)
+    np.testing.assert_array_equal(classical_hopfield_update(turned, patterns), state)
+
+
+def test_a_single_stored_pattern_is_restored_from_a_corrupted_one(library):
+    corrupted = SIGNS[0] * np.where(np.arange(16) < 3, -1.0, 1.0)
+    np.testing.assert_array_equal(to_numpy(library.call(classical_hopfield_update, corrupted, SIGNS[:1])), SIGNS[0])
+
+
+def test_classical_energy_constant_is_half_the_number_of_patterns():
+    overlaps = SIGNS @ SIGNS[1]
+    assert_close(np.asarray(classical_hopfield_energy(SIGNS[1], SIGNS)), np.asarray(-(overlaps**2).sum() / 32 + 1.5))
+
+
+# --- the modern network
+
+
+@given(state=states_drawn, patterns=patterns_drawn, beta=betas)
+def test_modern_energy_is_ramsauers(library, state, patterns, beta):
+    largest = np.max(np.sum(patterns**2, axis=1))
+    expected = -logsumexp(beta * patterns @ state) / beta + state @ state / 2 + math.log(5) / beta + largest / 2
+    assert_close(library.call(modern_hopfield_energy, state, patterns, beta), np.asarray(expected))
+
+
+@given(state=states_drawn, patterns=patterns_drawn, beta=betas)
+def test_modern_update_is_a_softmax_mean_of_the_patterns(library, state, patterns, beta):
+    assert_close(
+        library.call(modern_hopfield_update, state, patterns, beta), patterns.T @ softmax(beta * patterns @ state)
+    )
+
+
+@given(patterns=patterns_drawn, mixture=hnp.arrays(np.float64, (5,), elements=st.floats(0.01, 1)), beta=betas)
+def test_energy_in_the_convex_hull_lies_between_zero_and_twice_the_largest_squared_norm(patterns, mixture, beta):
+    energy = modern_hopfield_energy(mixture / mixture.sum() @ patterns, patterns, beta)
+    largest = np.max(np.sum(patterns**2, axis=1))
+    assert_close(np.clip(energy, 0, 2 * largest), np.asarray(energy))
+
+
+@given(query=states_drawn, patterns=patterns_drawn, beta=betas)
+def test_energy_never_rises_along_retrieval(library, query, patterns, beta):
+    energies = to_numpy(library.call(hopfield_retrieve, query, patterns, beta).energies)
+    assert_close(np.minimum.accumulate(energies), energies)
+
+
+def test_the_energy_does_fall_from_a_state_that_is_not_at_rest():
+    energies = hopfield_retrieve(np.asarray([3.0, 2.0, 0.0, 0.0]), APART).energies
+    assert energies[1] < energies[0] - 1
+
+
+@given(state=states_drawn, patterns=patterns_drawn, beta=betas)
+def test_the_update_is_the_state_minus_the_gradient_of_the_energy(state, patterns, beta):
+    gradient = jax.grad(modern_hopfield_energy)(jnp.asarray(state), jnp.asarray(patterns), beta)
+    assert_close(modern_hopfield_update(state, patterns, beta), state - to_numpy(gradient), what="gradient")
+
+
+def test_retrieval_follows_the_update_and_its_energies_are_those_of_the_trajectory(library):
+    found = library.call(hopfield_retrieve, STATES, PATTERNS, 0.7, 4, 1e-30)
+    state = STATES
+    for step in range(5):
+        assert_close(found.trajectory[:, step, :], state)
+        assert_close(found.energies[:, step], modern_hopfield_energy(state, PATTERNS, 0.7))
+        state = modern_hopfield_update(state, PATTERNS, 0.7)
+    np.testing.assert_array_equal(to_numpy(found.state), to_numpy(found.trajectory)[:, -1])
+    np.testing.assert_array_equal(to_numpy(found.num_iterations), [4, 4, 4])
+
+
+def test_a_state_at_rest_stays_while_others_move(library):
+    queries = np.stack([APART[1], np.asarray([2.1, 2.0, 0.0, 0.0])])
+    found = library.call(hopfield_retrieve, queries, APART, 1.0, 20, 1e-3)
+    still, moving = to_numpy(found.num_iterations)
+    assert still == 1
+    assert 1 < moving < 20
+    trajectory = to_numpy(found.trajectory)
+    assert (trajectory[0, 1:] == trajectory[0, 1]).all()
+    assert (trajectory[1, moving:] == trajectory[1, moving]).all()
+    assert (trajectory[1, moving] != trajectory[1, moving - 1]).any()
+
+
+def test_well_separated_patterns_are_retrieved_from_noise(library):
+    found = library.call(hopfield_retrieve, APART + 0.5, APART, 4.0)
+    assert_close(found.state, APART)
+
+
+def test_low_beta_ends_in_the_mean_of_all_patterns():
+    assert_close(hopfield_retrieve(STATE, PATTERNS, 1e-9).state, PATTERNS.mean(axis=0), dtype="float32")
+
+
+@pytest.mark.parametrize("function", [classical_hopfield_energy, classical_hopfield_update, modern_hopfield_energy])
+def test_batches_of_patterns_meet_batches_of_states(library, function):
+    states, patterns = RNG.normal(size=(2, 1, 4)), RNG.normal(size=(3, 6, 4))
+    batched = to_numpy(library.call(function, states, patterns))
+    for i in range(2):
+        for j in range(3):
+            assert_close(batched[i, j], np.asarray(function(states[i, 0], patterns[j])))
+
+
+def test_one_query_is_retrieved_from_each_batch_of_patterns(library):
+    patterns = RNG.normal(size=(2, 6, 4))
+    found = library.call(hopfield_retrieve, STATE, patterns, 1.0, 3)
+    assert tuple(found.trajectory.shape) == (2, 4, 4)
+    for i in range(2):
+        assert_close(found.state[i], hopfield_retrieve(STATE, patterns[i], 1.0, 3).state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+    states, patterns = STATES.astype(dtype), PATTERNS.astype(dtype)
+    found = library.call(hopfield_retrieve, states, patterns)
+    results = [
+        *found[:3],
+        library.call(classical_hopfield_energy, states, patterns),
+        library.call(classical_hopfield_update, states, patterns),
+        library.call(separation_quality, patterns),
+        library.call(retrieval_basin, 0, np.stack([patterns, patterns])),
+        *library.call(energy_landscape_1d, patterns),
+        library.call(attention_as_hopfield, states, patterns, patterns),
+    ]
+    for result in results:
+        assert isinstance(result, library.kind)
+        assert to_numpy(result).dtype == dtype
+    assert isinstance(found.num_iterations, library.kind)
+
+
+# --- attention
+
+
+@given(
+    queries=hnp.arrays(np.float64, (2, 3), elements=entries),
+    keys=patterns_drawn,
+    values=hnp.arrays(np.float64, (5, 2), elements=entries),
+)
+def test_attention_is_one_retrieval_step(library, queries, keys, values):
+    assert_close(
+        library.call(attention_as_hopfield, queries, keys, values), scaled_dot_product_attention(queries, keys, values)
+    )
+    assert_close(
+        library.call(attention_as_hopfield, queries, keys, keys, 0.8), modern_hopfield_update(queries, keys, 0.8)
+    )
+
+
+def test_attention_over_batches_of_heads(library):
+    queries, keys, values = (RNG.normal(size=(2, 3, 5, 4)) for _ in range(3))
+    assert_close(
+        library.call(attention_as_hopfield, queries, keys, values), scaled_dot_product_attention(queries, keys, values)
+    )
+
+
+# --- gradients
+
+
+def scalar_energy_of_the_result(query, patterns):
+    found = hopfield_retrieve(query, patterns, 1.0, 3)
+    return (found.state**2).sum() + found.energies.sum()
+
+
+@pytest.mark.parametrize("query", [STATE, PATTERNS[0], np.zeros(4)], ids=["generic", "at a pattern", "zero"])
+def test_jax_and_torch_agree_on_the_gradient_through_retrieval(query):
+    expected = jax.jit(jax.grad(scalar_energy_of_the_result, argnums=(0, 1)))(jnp.asarray(query), jnp.asarray(PATTERNS))
+    leaves = [torch.tensor(array, requires_grad=True) for array in (query, PATTERNS)]
+    scalar_energy_of_the_result(*leaves).backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert np.isfinite(to_numpy(gradient)).all()
+        assert_close(leaf.grad, gradient, what="gradient")
+
+
+def test_a_single_pattern_has_infinite_separation_with_a_finite_gradient(library):
+    assert to_numpy(library.call(separation_quality, PATTERNS[:1])) == math.inf
+    gradient = jax.grad(lambda patterns: separation_quality(patterns).sum())(jnp.asarray(PATTERNS[:1]))
+    assert_close(gradient, 2 * PATTERNS[:1], what="gradient")
+    leaf = torch.tensor(PATTERNS[:1], requires_grad=True)
+    separation_quality(leaf).sum().backward()
+    assert_close(leaf.grad, 2 * PATTERNS[:1], what="gradient")
+
+
+# --- capacity and separation
+
+
+def test_classical_capacity_is_0_138_of_the_neurons():
+    assert classical_capacity(1000) == 138.0
+
+
+@pytest.mark.parametrize(
+    ("d", "K", "c"), [(20, 3.0, 3.1546), (75, 1.0, 1.3718)], ids=["first example", "second example"]
+)
+def test_modern_capacity_meets_the_papers_examples(d, K, c):
+    capacity = modern_capacity(d, 0.001, K=K)
+    base = (capacity / math.sqrt(0.001)) ** (4 / (d - 1))
+    assert math.floor(base * 1e4) / 1e4 == c
+
+
+@given(
+    d=st.integers(2, 200),
+    epsilon=st.sampled_from([1e-6, 0.01, 1.0]),
+    beta=st.sampled_from([0.01, 1.0, 30.0]),
+    K=st.sampled_from([0.3, 1.0, 3.0]),
+)
+def test_modern_capacity_is_the_theorem_with_lamberts_function(d, epsilon, beta, K):
+    a, b = 2 / (d - 1) * (1 + math.log(2 * beta * K**2 * epsilon * (d - 1))), 2 * K**2 * beta / 5
+    c = b / lambertw(math.exp(a) * b).real
+    expected = 0.5 * math.log(epsilon) + (d - 1) / 4 * math.log(c)
+    assert_close(np.asarray(math.log(modern_capacity(d, epsilon, beta=beta, K=K))), np.asarray(expected))
+
+
+def test_modern_capacity_grows_exponentially_and_with_the_accepted_risk():
+    assert modern_capacity(200) > modern_capacity(100) ** 1.9
+    assert modern_capacity(64, 0.1) > modern_capacity(64, 0.01) > modern_capacity(64, 0.001)
+    assert modern_capacity(100_000) == math.inf
+
+
+def test_separation_is_the_smallest_gap_in_overlap(library):
+    gram = PATTERNS @ PATTERNS.T
+    expected = [min(gram[i, i] - gram[i, j] for j in range(6) if j != i) for i in range(6)]
+    assert_close(library.call(separation_quality, PATTERNS), np.asarray(expected))
+    batched = library.call(separation_quality, np.stack([PATTERNS, 2 * PATTERNS]))
+    assert_close(batched, np.stack([expected, 4 * np.asarray(expected)]))
+
+
+def test_twins_have_no_separation():
+    assert_close(separation_quality(np.stack([STATE, STATE])), np.zeros(2))
+
+
+# --- landscapes and basins
+
+
+def test_the_landscape_is_the_energy_on_a_line_through_the_mean(library):
+    positions, energies = library.call(energy_landscape_1d, PATTERNS, 2, 9, 0.5)
+    low, high = PATTERNS[:, 2].min(), PATTERNS[:, 2].max()
+    expected = np.linspace(low - (high - low) / 2, high + (high - low) / 2, 9)
+    assert_close(positions, expected)
+    states = np.tile(PATTERNS.mean(axis=0), (9, 1))
+    states[:, 2] = expected
+    assert_close(energies, modern_hopfield_energy(states, PATTERNS, 0.5))
+
+
+def test_the_landscape_of_equal_coordinates_has_width_two_in_all_batches(library):
+    positions, energies = library.call(energy_landscape_1d, np.zeros((2, 3, 4)), -1, 5)
+    assert_close(positions, np.tile(np.linspace(-0.5, 1.5, 5), (2, 1)))
+    assert tuple(energies.shape) == (2, 5)
+
+
+def test_the_basin_holds_all_starts_without_noise_and_few_with_much(library):
+    assert to_numpy(library.call(retrieval_basin, 1, APART, 20, 0.0, 4.0)) == 1
+    near = to_numpy(library.call(retrieval_basin, 1, APART, 200, 1.0, 4.0))
+    far = to_numpy(library.call(retrieval_basin, 1, APART, 200, 30.0, 4.0))
+    assert near > 0.9
+    assert 0.05 < far < 0.5
+
+
+def test_the_basin_is_the_share_of_starts_that_end_within_half_the_gap(library):
+    noise = np.random.default_rng(0).standard_normal((50, 4))
+    final = hopfield_retrieve(PATTERNS[-2] + 1.5 * noise, PATTERNS, 1.3).state
+    gap = min(np.linalg.norm(PATTERNS[-2] - other) for other in np.delete(PATTERNS, -2, axis=0))
+    expected = np.mean(np.linalg.norm(final - PATTERNS[-2], axis=1) < gap / 2)
+    assert 0 < expected < 1
+    assert_close(library.call(retrieval_basin, -2, PATTERNS, 50, 1.5, 1.3), np.asarray(expected))
+    batched = library.call(retrieval_basin, -2, np.stack([PATTERNS, PATTERNS]), 50, 1.5, 1.3)
+    assert_close(batched, np.asarray([expected, expected]))
+
+
+def test_twins_are_never_retrieved_and_an_only_pattern_always():
+    assert retrieval_basin(0, np.stack([STATE, STATE, -STATE]), beta=20.0) == 0
+    assert retrieval_basin(0, STATE[None, :], noise_scale=100.0) == 1
+
+
+def test_low_beta_retrieves_nothing():
+    assert retrieval_basin(0, APART, beta=1e-3) == 0
+
+
+@pytest.mark.parametrize(
+    "key",
+    [np.random.default_rng(3), jax.random.key(3), torch.Generator().manual_seed(3)],
+    ids=["numpy", "jax", "torch"],
+)
+def test_keys_of_each_library_give_their_kind_of_noise(key):
+    assert 0 <= float(retrieval_basin(0, PATTERNS, key=key)) <= 1
+    assert float(retrieval_success(key, 32, 10)) == 1
+
+
+def test_the_key_decides_the_noise_and_the_callers_dtype_stays():
+    patterns = jnp.asarray(PATTERNS, dtype=jnp.float32)
+    shares = [retrieval_basin(0, patterns, 200, 2.0, key=jax.random.key(seed)) for seed in range(3)]
+    assert all(share.dtype == jnp.float32 for share in shares)
+    assert len({float(share) for share in shares}) > 1
+
+
+def test_success_falls_with_the_number_of_patterns_and_rises_with_width():
+    def success(d, count):
+        return float(retrieval_success(np.random.default_rng(0), d, count, beta=0.25))
+
+    assert success(16, 4) == 1 > success(16, 8) > success(16, 64) == 0
+    assert success(32, 64) == 1
+    assert success(32, 64) > classical_capacity(32) / 64
+
+
+def test_more_patterns_than_trials_and_fewer_are_both_measured():
+    assert retrieval_success(np.random.default_rng(0), 32, 50, num_trials=7) == 1
+    assert retrieval_success(np.random.default_rng(0), 32, 3, num_trials=7, noise_scale=100.0) < 1
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: modern_hopfield_update([1.0], PATTERNS), TypeError, "state must be an array"),
+        (lambda: modern_hopfield_update(STATE.astype(int), PATTERNS), TypeError, "state must have a real floating"),
+        (lambda: modern_hopfield_update(STATE, PATTERNS.astype(int)), TypeError, "patterns must have a real floating"),
+        (lambda: hopfield_retrieve(np.float64(1.0), PATTERNS), ValueError, r"query must have shape \(..., d\)"),
+        (lambda: modern_hopfield_energy(STATE, STATE), ValueError, r"patterns must have shape \(..., num_patterns, d"),
+        (
+            lambda: modern_hopfield_energy(STATE[:3], PATTERNS),
+            ValueError,
+            "state and patterns must have the same width",
+        ),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS[:0]), ValueError, "at least one pattern"),
+        (lambda: modern_hopfield_energy(STATES, np.ones((2, 6, 4))), ValueError, "leading axes of state and patterns"),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS, 0.0), ValueError, "beta must be above 0; got 0.0"),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS, np.ones(6)), ValueError, "beta must be one number"),
+        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 0), ValueError, "max_iterations must be at least 1; got 0"),
+        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 2.5), TypeError, "max_iterations must be a whole number"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS[:, :3], PATTERNS), ValueError, "queries and keys .* width"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS[:5]), ValueError, "number of positions; keys has 6"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS, -1.0), ValueError, "beta must be above 0"),
+        (lambda: classical_capacity(0), ValueError, "N must be above 0"),
+        (lambda: modern_capacity(1), ValueError, "d must be at least 2; got 1"),
+        (lambda: modern_capacity(8, 0.0), ValueError, "epsilon must be above 0"),
+        (lambda: modern_capacity(8, 1.5), ValueError, r"epsilon must be a probability in \(0, 1\]; got 1.5"),
+        (lambda: energy_landscape_1d(PATTERNS, 4), ValueError, "axis must be from -4 to 3; got 4"),
+        (lambda: retrieval_basin(6, PATTERNS), ValueError, "pattern_idx must be from -6 to 5; got 6"),
+        (lambda: retrieval_basin(0, PATTERNS, 0), ValueError, "n_samples must be at least 1"),
+        (lambda: retrieval_basin(0, PATTERNS, key=7), TypeError, "key must be a numpy.random.Generator"),
+        (lambda: retrieval_success(np.random.default_rng(0), 4, 0), ValueError, "num_patterns must be at least 1"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,251 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tidegate.tensors.masking import (
+    apply_mask,
+    attention_mask_from_padding,
+    block_sparse_mask,
+    causal_mask,
+    causal_mask_with_window,
+    causal_padding_mask,
+    document_mask,
+    global_local_mask,
+    local_attention_mask,
+    mask_to_additive,
+    padding_mask,
+    strided_attention_mask,
+    visualize_mask,
+)
+
+sizes = st.integers(1, 9)
+lengths_up_to_five = arrays(np.int64, (2, 3), elements=st.integers(0, 5))
+
+
+def where(n, rule):
+    return np.array([[rule(i, j) for j in range(n)] for i in range(n)])
+
+
+@given(n=sizes, k=sizes)
+def test_each_pattern_is_its_rule(n, k):
+    assert np.array_equal(causal_mask(n), where(n, lambda i, j: j <= i))
+    assert np.array_equal(causal_mask_with_window(n, k), where(n, lambda i, j: 0 <= i - j < k))
+    assert np.array_equal(local_attention_mask(n, k), where(n, lambda i, j: abs(i - j) <= k))
+    assert np.array_equal(strided_attention_mask(n, k), where(n, lambda i, j: (i - j) % k == 0))
+    assert np.array_equal(block_sparse_mask(n, k), where(n, lambda i, j: i // k == j // k))
+
+
+@given(n=sizes, window=sizes, tokens=st.sets(st.integers(0, 8)))
+def test_global_tokens_see_all_and_are_seen_by_all(n, window, tokens):
+    tokens = sorted(token for token in tokens if token < n)
+    local = local_attention_mask(n, window)
+    expected = where(n, lambda i, j: local[i, j] or i in tokens or j in tokens)
+    assert np.array_equal(global_local_mask(n, window, tokens), expected)
+    assert np.array_equal(global_local_mask(n, window, np.array(tokens, int)), expected)
+
+
+@given(n=sizes, data=st.data())
+def test_a_number_of_global_tokens_means_the_first_ones(n, data):
+    count = data.draw(st.integers(0, n))
+    assert np.array_equal(global_local_mask(n, 1, count), global_local_mask(n, 1, range(count)))
+
+
+@given(n=sizes, extra=st.integers(0, 3))
+def test_the_limits_of_a_window(n, extra):
+    assert np.array_equal(causal_mask_with_window(n, 1), np.eye(n, dtype=bool))
+    assert np.array_equal(causal_mask_with_window(n, n + extra), causal_mask(n))
+    assert local_attention_mask(n, n + extra).all()
+    assert strided_attention_mask(n, 1).all()
+    assert np.array_equal(block_sparse_mask(n, 1), np.eye(n, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("xp", "kind"), [(np, np.ndarray), (jnp, jax.Array), (torch, torch.Tensor)], ids=["numpy", "jax", "torch"]
+)
+def test_patterns_are_bool_and_of_the_kind_asked_for(xp, kind):
+    for function, *options in [
+        (causal_mask,),
+        (causal_mask_with_window, 2),
+        (local_attention_mask, 2),
+        (strided_attention_mask, 3),
+        (block_sparse_mask, 2),
+        (global_local_mask, 1, [3]),
+    ]:
+        mask = function(7, *options, xp=xp)
+        assert isinstance(mask, kind), function
+        assert to_numpy(mask).dtype == np.bool_, function
+        assert np.array_equal(to_numpy(mask), function(7, *options)), function
+
+
+@given(lengths=lengths_up_to_five)
+def test_padding_is_what_lies_beyond_the_length(library, lengths):
+    mask = library.call(padding_mask, lengths, 5)
+    assert isinstance(mask, library.kind)
+    assert to_numpy(mask).dtype == np.bool_
+    assert to_numpy(mask).shape == (2, 3, 5)
+    assert np.array_equal(to_numpy(mask).sum(axis=-1), lengths)
+    assert np.array_equal(np.sort(~to_numpy(mask), axis=-1), ~to_numpy(mask))
+
+
+@given(lengths=lengths_up_to_five, keys=arrays(np.int64, 3, elements=st.integers(0, 4)))
+def test_real_queries_see_real_keys(library, lengths, keys):
+    mask = to_numpy(library.call(attention_mask_from_padding, lengths, keys, 5, 4))
+    assert mask.shape == (2, 3, 5, 4)
+    assert np.array_equal(mask.sum(axis=(-2, -1)), lengths * keys)
+    assert np.array_equal(mask.any(axis=-1), (np.arange(5) < lengths[..., None]) & (keys > 0)[:, None])
+
+
+@given(lengths=lengths_up_to_five)
+def test_causal_padding_is_causal_and_real_on_both_sides(library, lengths):
+    mask = library.call(causal_padding_mask, lengths, 5)
+    assert isinstance(mask, library.kind)
+    assert np.array_equal(to_numpy(mask), causal_mask(5) & attention_mask_from_padding(lengths, lengths, 5, 5))
+
+
+def test_one_length_without_a_batch_gives_one_row(library):
+    length = np.asarray(2)
+    assert to_numpy(library.call(padding_mask, length, 4)).tolist() == [True, True, False, False]
+    assert to_numpy(library.call(causal_padding_mask, length, 3)).sum() == 3
+
+
+def test_a_narrow_integer_counts_past_its_own_range(library):
+    lengths = np.array([200, 7], np.uint8)
+    assert to_numpy(library.call(padding_mask, lengths, 300)).sum(axis=-1).tolist() == [200, 7]
+
+
+def test_lengths_of_numpy_and_another_library_mix(library):
+    keys = np.array([1, 2])
+    mask = library.call(lambda queries: attention_mask_from_padding(queries, keys, 2, 3), np.array([2, 1]))
+    assert isinstance(mask, library.kind)
+    assert to_numpy(mask).sum(axis=(-2, -1)).tolist() == [2, 2]
+
+
+@given(
+    queries=arrays(np.int64, (2, 3), elements=st.integers(0, 2)), keys=arrays(np.int32, 4, elements=st.integers(0, 2))
+)
+def test_documents_see_themselves_alone(library, queries, keys):
+    mask = library.call(document_mask, queries, keys)
+    assert isinstance(mask, library.kind)
+    assert np.array_equal(to_numpy(mask), queries[:, :, None] == keys[None, None, :])
+
+
+@given(scores=arrays(np.float64, (2, 3, 4), elements=st.floats(-5, 5)), mask=arrays(np.bool_, (3, 4)))
+def test_masked_scores_are_the_fill_and_the_others_untouched(library, scores, mask):
+    masked = library.call(apply_mask, scores, mask)
+    assert isinstance(masked, library.kind)
+    assert np.array_equal(to_numpy(masked), np.where(mask, scores, -1e9))
+    assert np.array_equal(to_numpy(library.call(apply_mask, scores, mask, 7.0)), np.where(mask, scores, 7.0))
+
+
+@given(mask=arrays(np.bool_, (2, 3, 4)))
+def test_adding_the_additive_mask_to_zeros_is_masking_them(library, mask):
+    additive = library.call(mask_to_additive, mask)
+    assert isinstance(additive, library.kind)
+    assert np.array_equal(to_numpy(additive), np.where(mask, 0.0, -1e9))
+    assert np.array_equal(to_numpy(library.call(mask_to_additive, mask, -2.0)), np.where(mask, 0.0, -2.0))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_masking_keeps_the_dtype_and_stays_finite(library, dtype):
+    masked = to_numpy(library.call(apply_mask, np.ones((2, 2), dtype), np.eye(2, dtype=bool)))
+    assert masked.dtype == dtype
+    assert masked[0, 1] == max(-1e9, np.finfo(dtype).min)
+
+
+def test_an_infinite_fill_is_kept(library):
+    masked = to_numpy(library.call(apply_mask, np.ones((2, 2)), np.eye(2, dtype=bool), -np.inf))
+    assert masked.tolist() == [[1, -np.inf], [-np.inf, 1]]
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"), [(np.asarray, np.float32), (jnp.asarray, jnp.float32), (torch.tensor, torch.float32)]
+)
+def test_the_additive_mask_has_the_dtype_asked_for(array, dtype):
+    assert mask_to_additive(array([[True, False]]), dtype=dtype).dtype == dtype
+
+
+def test_masked_scores_have_no_gradient_whatever_they_are():
+    scores = np.array([[1.0, np.nan], [np.inf, -np.inf]])
+    mask = np.array([[True, False], [False, False]])
+    by_jax = jax.grad(lambda scores: jnp.sum(apply_mask(scores, mask) ** 2))(jnp.asarray(scores))
+    leaf = torch.tensor(scores, requires_grad=True)
+    (apply_mask(leaf, mask) ** 2).sum().backward()
+    for gradient in (by_jax, leaf.grad):
+        assert to_numpy(gradient).tolist() == [[2.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray, torch.tensor], ids=["numpy", "jax", "torch"])
+def test_a_drawing_has_a_line_for_each_query(array):
+    assert visualize_mask(array(causal_mask(3))) == "#..\n##.\n###"
+    assert visualize_mask(array(np.stack([causal_mask(2), ~causal_mask(2)]))) == "#.\n##\n\n.#\n.."
+    assert visualize_mask(array(np.zeros((0, 2, 2), bool))) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: causal_mask(-1), ValueError, "n must be at least 1; got -1"),
+        (lambda: causal_mask(0), ValueError, "n must be at least 1; got 0"),
+        (lambda: causal_mask(3.0), TypeError, "n must be .* got 3.0"),
+        (lambda: causal_mask_with_window(3, 0), ValueError, "window must be at least 1; got 0"),
+        (lambda: local_attention_mask(3, 0), ValueError, "window must be at least 1; got 0"),
+        (lambda: strided_attention_mask(3, 0), ValueError, "stride must be at least 1; got 0"),
+        (lambda: block_sparse_mask(3, 0), ValueError, "block_size must be at least 1; got 0"),
+        (lambda: block_sparse_mask(0, 3), ValueError, "n must be at least 1; got 0"),
+        (lambda: global_local_mask(3, 1, 4), ValueError, "global_tokens must be .* below n = 3.*; got 4"),
+        (lambda: global_local_mask(3, 1, [0, 3]), ValueError, r"global_tokens must be .* got \[0, 3\]"),
+        (lambda: global_local_mask(3, 1, -1), ValueError, "global_tokens must be at least 0; got -1"),
+        (lambda: global_local_mask(3, 1, [-1]), ValueError, "global_tokens must be at least 0; got -1"),
+        (lambda: global_local_mask(3, 1, [True, False]), TypeError, "global_tokens must be .* got True"),
+        (lambda: global_local_mask(3, 1, 1.5), TypeError, "global_tokens must be .* got 1.5"),
+        (lambda: padding_mask(np.array([2]), 0), ValueError, "max_len must be at least 1"),
+        (lambda: padding_mask(np.array([2.0]), 3), TypeError, "lengths must have an integer dtype; got float64"),
+        (lambda: padding_mask(np.array([True]), 3), TypeError, "lengths must have an integer dtype; got bool"),
+        (lambda: padding_mask([2], 3), TypeError, "lengths must be an array"),
+        (lambda: padding_mask(np.array([1, 4]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
+        (lambda: padding_mask(torch.tensor([-1]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
+        (lambda: causal_padding_mask(jnp.asarray([4]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
+        (
+            lambda: attention_mask_from_padding(np.array([1]), np.array([4]), 4, 3),
+            ValueError,
+            "key_lengths must lie between 0 and max_k = 3",
+        ),
+        (
+            lambda: attention_mask_from_padding(np.array([5]), np.array([1]), 4, 3),
+            ValueError,
+            "query_lengths must lie between 0 and max_q = 4",
+        ),
+        (
+            lambda: attention_mask_from_padding(np.array([1, 1]), np.array([1, 1, 1]), 4, 3),
+            ValueError,
+            "leading axes of query_lengths and key_lengths",
+        ),
+        (lambda: document_mask(np.ones(2), np.ones(2, int)), TypeError, "query_documents must have an integer dtype"),
+        (lambda: document_mask(np.ones(2, int), np.asarray(1)), ValueError, "key_documents must have shape"),
+        (lambda: document_mask(np.ones((2, 3), int), np.ones((4, 3), int)), ValueError, "leading axes"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((2, 2), int)), TypeError, "mask must be bool.* got int64"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((3, 2), bool)), ValueError, "mask must broadcast"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((1, 2, 2), bool)), ValueError, "mask must broadcast"),
+        (
+            lambda: apply_mask(np.ones((2, 2), int), np.ones((2, 2), bool)),
+            TypeError,
+            "scores must have a real floating",
+        ),
+        (lambda: apply_mask(np.ones(2), np.ones((1, 2), bool)), ValueError, "scores must have shape"),
+        (lambda: apply_mask(np.ones((1, 2)), np.ones((1, 2), bool), np.nan), ValueError, "fill_value must be a number"),
+        (lambda: mask_to_additive(np.ones((2, 2), int)), TypeError, "mask must be bool"),
+        (lambda: mask_to_additive(np.ones(2, bool)), ValueError, "mask must have shape"),
+        (lambda: mask_to_additive(np.ones((2, 2), bool), dtype=np.int64), TypeError, "dtype must be a real floating"),
+        (lambda: visualize_mask(np.ones((2, 2), int)), TypeError, "mask must be bool"),
+        (lambda: visualize_mask(np.ones(2, bool)), ValueError, "mask must have shape"),
+    ],
+)
+def test_bad_input_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,374 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from libraries import JAX, LIBRARIES, NUMPY, TORCH
+
+from tidegate.tensors.autodiff import gradients
+from tidegate.tensors.softmax import (
+    attention_entropy,
+    effective_number_of_states,
+    entropy,
+    free_energy,
+    gibbs_distribution,
+    log_partition,
+    log_softmax,
+    max_entropy,
+    normalized_entropy,
+    partition_function,
+    softmax_jacobian,
+    softmax_jacobian_batched,
+    softmax_rows,
+    temperature_sweep,
+)
+
+SHAPE = (2, 3, 4)
+score_rows = hnp.arrays(np.float64, SHAPE, elements=st.floats(-30, 30))
+masks = hnp.arrays(bool, SHAPE)
+temperatures = st.floats(0.1, 10)
+with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
+
+SCORES = np.random.default_rng(0).normal(size=SHAPE)
+EDGES = np.array([[1.0, -2.0, 0.5], [0.3, -np.inf, 0.1], [-np.inf, -np.inf, -np.inf], [4.0, 5.0, 6.0]])
+"""An ordinary row, one with a state at -inf, one that is all -inf, and one that EDGES_MASK empties."""
+EDGES_MASK = np.array([[True, True, False], [True, True, True], [True, True, True], [False, False, False]])
+
+
+def gradient(library, function, *arrays):
+    """Gradient of the sum of what the function returns, in its first argument."""
+
+    def differentiate(first, *rest):
+        return gradients(lambda named: function(named["first"], *rest).sum(), {"first": first})["first"]
+
+    return library.call(differentiate, *arrays)
+
+
+def jacobian(library, function, array):
+    return library.call((torch.func if library is TORCH else jax).jacfwd(function), array)
+
+
+@given(scores=score_rows, shift=st.floats(-100, 100), temperature=temperatures)
+def test_weights_ignore_a_constant_shift(library, scores, shift, temperature):
+    shifted = library.call(gibbs_distribution, scores + shift, temperature)
+    assert_close(shifted, library.call(gibbs_distribution, scores, temperature))
+
+
+@given(scores=score_rows, mask=masks, order=st.permutations(range(SHAPE[-1])))
+def test_permuted_states_get_permuted_weights(library, scores, mask, order):
+    permuted = library.call(gibbs_distribution, scores[..., order], 0.7, mask[..., order])
+    assert_close(permuted, to_numpy(library.call(gibbs_distribution, scores, 0.7, mask))[..., order])
+
+
+@given(scores=score_rows, mask=masks)
+def test_rows_sum_to_one_or_to_zero_when_empty(library, scores, mask):
+    weights = to_numpy(library.call(gibbs_distribution, scores, mask=mask))
+    assert_close(weights.sum(-1), mask.any(-1).astype(float))
+    assert (weights >= 0).all()
+    assert (weights[~mask] == 0).all()
+
+
+@given(scores=score_rows, mask=masks, temperature=temperatures)
+def test_weights_have_the_ratio_of_their_boltzmann_factors(library, scores, mask, temperature):
+    factors = np.exp(scores / temperature - 300 / temperature) * mask
+    total = factors.sum(-1, keepdims=True)
+    expected = np.divide(factors, total, out=np.zeros(SHAPE), where=total > 0)
+    reachable = (total > 1e-290) | ~mask.any(-1, keepdims=True)
+    actual = to_numpy(library.call(gibbs_distribution, scores, temperature, mask))
+    assert_close(np.where(reachable, actual, 0), np.where(reachable, expected, 0))
+
+
+@given(order=st.permutations(range(4)))
+def test_zero_temperature_limit_is_the_argmax(library, order):
+    scores = np.array(order, dtype=np.float64)
+    assert_close(library.call(gibbs_distribution, scores, 1e-3), (scores == 3).astype(float))
+
+
+def test_zero_temperature_limit_shares_among_ties(library):
+    assert_close(library.call(gibbs_distribution, np.array([2.0, 1.0, 2.0]), 1e-6), np.array([0.5, 0.0, 0.5]))
+
+
+@given(scores=score_rows)
+def test_infinite_temperature_limit_is_uniform(library, scores):
+    assert_close(library.call(gibbs_distribution, scores, 1e15), np.full(SHAPE, 1 / SHAPE[-1]))
+
+
+def test_huge_scores_and_tiny_temperatures_do_not_overflow(library):
+    scores = np.array([1e4, 1e4 - 1e-2, -1e4])
+    assert_close(
+        library.call(gibbs_distribution, scores, 1e-2), np.array([math.e, 1, 0]) / (math.e + 1), dtype="float32"
+    )
+    assert_close(library.call(log_partition, np.array([1e300, 0.0]), 1e-2), np.array(1e302))
+    assert_close(library.call(free_energy, np.array([-1e300, -1e300])), np.array(1e300))
+
+
+def test_a_temperature_for_each_row(library):
+    temperature = np.array([[0.5], [1.0], [3.0]])
+    expected = np.stack([gibbs_distribution(SCORES[:, row], float(temperature[row, 0])) for row in range(3)], axis=1)
+    assert_close(library.call(gibbs_distribution, SCORES, temperature), expected)
+    assert_close(library.call(gibbs_distribution, SCORES, np.asarray(0.5)), gibbs_distribution(SCORES, 0.5))
+    expected = np.stack([free_energy(SCORES[:, row], float(temperature[row, 0])) for row in range(3)], axis=1)
+    assert_close(library.call(free_energy, SCORES, temperature), expected)
+
+
+@with_autodiff
+def test_weights_are_differentiable_in_the_temperature(library):
+    weights = gibbs_distribution(SCORES, 0.7)
+    mean = (weights * SCORES).sum(-1, keepdims=True)
+    derivative = jacobian(library, lambda t: gibbs_distribution(library.array(SCORES), t), np.asarray(0.7))
+    assert_close(derivative, -weights * (SCORES - mean) / 0.7**2, what="gradient")
+
+
+@pytest.mark.parametrize("mask", [np.array([True, False, True, True]), np.array([[True], [False], [True]])])
+def test_masks_broadcast_to_the_scores(library, mask):
+    full = np.broadcast_to(mask, SHAPE)
+    assert_close(library.call(gibbs_distribution, SCORES, 1.0, mask), gibbs_distribution(SCORES, 1.0, full))
+
+
+def test_a_masked_state_is_as_good_as_absent(library):
+    mask = np.array([True, False, True, True])
+    weights = to_numpy(library.call(gibbs_distribution, SCORES, 0.7, mask))
+    assert_close(weights[..., mask], gibbs_distribution(SCORES[..., mask], 0.7))
+    for function in (log_partition, partition_function, free_energy):
+        assert_close(library.call(function, SCORES, 0.7, mask=mask), function(SCORES[..., mask], 0.7))
+
+
+def test_scores_of_minus_infinity_count_as_masked(library):
+    finite = np.where(np.isinf(EDGES), 0.0, EDGES)
+    mask = EDGES_MASK & np.isfinite(EDGES)
+    assert_close(library.call(gibbs_distribution, EDGES, 0.7, EDGES_MASK), gibbs_distribution(finite, 0.7, mask))
+
+
+def test_empty_rows_have_weight_zero_and_log_partition_minus_infinity(library):
+    assert (to_numpy(library.call(gibbs_distribution, EDGES, 1.0, EDGES_MASK))[2:] == 0).all()
+    assert (to_numpy(library.call(log_partition, EDGES, 1.0, EDGES_MASK))[2:] == -np.inf).all()
+    assert (to_numpy(library.call(partition_function, EDGES, mask=EDGES_MASK))[2:] == 0).all()
+    assert (to_numpy(library.call(free_energy, EDGES, mask=EDGES_MASK))[2:] == np.inf).all()
+    assert (to_numpy(library.call(log_softmax, EDGES))[2] == -np.inf).all()
+
+
+def test_rows_without_any_state_are_empty(library):
+    assert library.call(gibbs_distribution, np.zeros((2, 0))).shape == (2, 0)
+    assert (to_numpy(library.call(log_partition, np.zeros((2, 0)))) == -np.inf).all()
+
+
+@with_autodiff
+@pytest.mark.parametrize("function", [gibbs_distribution, log_partition, partition_function, free_energy, log_softmax])
+def test_gradients_are_zero_where_a_state_does_not_count(library, function):
+    def weighted(scores, mask):
+        values = function(scores) if function is log_softmax else function(scores, mask=mask)
+        # The slopes differ from entry to entry, so that nothing cancels in a row of weights.
+        return values * values if function is gibbs_distribution else values
+
+    mask = np.ones(EDGES.shape, dtype=bool) if function is log_softmax else EDGES_MASK
+    slopes = to_numpy(gradient(library, weighted, EDGES, mask))
+    counts = mask & np.isfinite(EDGES)
+    assert np.isfinite(slopes).all()
+    assert (slopes[~counts] == 0).all()
+    assert (slopes[counts][:4] != 0).all()
+
+
+@with_autodiff
+def test_empty_rows_leave_the_temperature_gradient_finite(library):
+    for function in (gibbs_distribution, log_partition, free_energy):
+        slope = gradient(library, lambda t, f=function: f(library.array(EDGES[:3]), t)[:2], np.asarray(0.7))
+        expected = gradient(library, lambda t, f=function: f(library.array(EDGES[:2]), t), np.asarray(0.7))
+        assert_close(slope, expected, what="gradient")
+        assert np.isfinite(to_numpy(expected))
+
+
+def test_nan_and_plus_infinity_are_not_hidden(library):
+    scores = np.array([[np.nan, 1.0], [0.0, 1.0]])
+    assert np.isnan(to_numpy(library.call(gibbs_distribution, scores))).tolist() == [[True, True], [False, False]]
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(to_numpy(library.call(gibbs_distribution, np.array([np.inf, 0.0])))).any()
+
+
+@with_autodiff
+def test_gradient_of_log_partition_is_the_weights_over_the_temperature(library):
+    slopes = gradient(library, lambda scores: log_partition(scores, 0.7), SCORES)
+    assert_close(slopes, gibbs_distribution(SCORES, 0.7) / 0.7, what="gradient")
+
+
+@given(scores=score_rows, temperature=temperatures)
+def test_partition_function_and_free_energy_follow_from_their_definitions(library, scores, temperature):
+    total = np.exp(scores / temperature).sum(-1)
+    logarithm = np.log(total)
+    assert_close(library.call(log_partition, scores, temperature), logarithm)
+    assert_close(to_numpy(library.call(partition_function, scores, temperature)) / total, np.ones(SHAPE[:-1]))
+    assert_close(library.call(free_energy, scores, temperature), -temperature * logarithm)
+
+
+@given(scores=score_rows)
+def test_softmax_is_the_gibbs_distribution_at_temperature_one(library, scores):
+    weights = library.call(softmax_rows, scores)
+    assert_close(weights, gibbs_distribution(scores, 1.0))
+    assert_close(np.exp(to_numpy(library.call(log_softmax, scores))), weights)
+
+
+def test_log_softmax_survives_where_the_weight_underflows(library):
+    assert_close(library.call(log_softmax, np.array([0.0, -2000.0])), np.array([0.0, -2000.0]))
+
+
+def test_temperature_sweep_stacks_single_temperatures(library):
+    several = np.array([0.5, 1.0, 4.0])
+    swept = library.call(temperature_sweep, SCORES, several)
+    assert_close(swept, np.stack([gibbs_distribution(SCORES, float(one)) for one in several]))
+    assert library.call(temperature_sweep, SCORES[0, 0], several).shape == (3, SHAPE[-1])
+
+
+@given(scores=score_rows)
+def test_entropy_lies_between_zero_and_its_maximum(library, scores):
+    weights = gibbs_distribution(scores)
+    values = to_numpy(library.call(entropy, weights))
+    assert (values >= 0).all()
+    assert (values <= max_entropy(SHAPE[-1]) + 1e-12).all()
+    assert_close(library.call(normalized_entropy, weights), values / math.log(SHAPE[-1]))
+    assert_close(library.call(effective_number_of_states, weights), np.exp(values))
+
+
+@pytest.mark.parametrize("num_states", [1, 2, 7])
+def test_equal_weights_have_the_largest_entropy(library, num_states):
+    weights = np.full((3, num_states), 1 / num_states)
+    assert_close(library.call(attention_entropy, weights), np.full(3, max_entropy(num_states)))
+    assert_close(library.call(effective_number_of_states, weights), np.full(3, float(num_states)))
+    assert_close(library.call(normalized_entropy, weights), np.full(3, float(num_states > 1)))
+
+
+def test_one_state_alone_and_empty_rows_have_entropy_zero(library):
+    weights = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    assert (to_numpy(library.call(entropy, weights)) == 0).all()
+    assert (to_numpy(library.call(normalized_entropy, weights)) == 0).all()
+    assert to_numpy(library.call(effective_number_of_states, weights)).tolist() == [1, 0]
+
+
+def test_eps_bounds_the_logarithm(library):
+    assert_close(library.call(entropy, np.array([0.001, 0.999]), 0.01), -0.001 * np.log(0.01) - 0.999 * np.log(0.999))
+
+
+@with_autodiff
+def test_gradient_of_entropy_is_finite_at_zero_weight(library):
+    weights = np.array([[0.0, 0.25, 0.75], [0.0, 0.0, 0.0]])
+    expected = np.where(weights > 0, -np.log(np.maximum(weights, 1e-12)) - 1, -np.log(1e-12))
+    assert_close(gradient(library, entropy, weights), expected, what="gradient")
+    through = gradient(library, lambda scores, mask: entropy(gibbs_distribution(scores, 1.0, mask)), EDGES, EDGES_MASK)
+    assert np.isfinite(to_numpy(through)).all()
+    assert (to_numpy(through)[2:] == 0).all()
+    slopes = gradient(library, effective_number_of_states, weights)
+    assert np.isfinite(to_numpy(slopes)).all()
+    assert (to_numpy(slopes)[1] == 0).all()
+
+
+@with_autodiff
+def test_jacobian_equals_that_of_automatic_differentiation(library):
+    for row in SCORES[0]:
+        expected = jacobian(library, softmax_rows, row)
+        assert_close(library.call(softmax_jacobian, softmax_rows(row)), expected, what="gradient")
+
+
+@given(scores=score_rows)
+def test_jacobian_is_symmetric_and_kills_constants(library, scores):
+    matrices = to_numpy(library.call(softmax_jacobian, gibbs_distribution(scores)))
+    assert_close(matrices, np.swapaxes(matrices, -1, -2))
+    assert_close(matrices.sum(-1), np.zeros(SHAPE))
+
+
+def test_batched_jacobian_is_a_loop_over_rows(library):
+    weights = softmax_rows(SCORES)
+    expected = np.stack([[softmax_jacobian(row) for row in rows] for rows in weights])
+    assert_close(library.call(softmax_jacobian_batched, weights), expected)
+    assert_close(library.call(softmax_jacobian, weights), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "function",
+    [
+        softmax_rows,
+        log_softmax,
+        lambda x: gibbs_distribution(x, np.float64(0.5), mask=np.ones(SHAPE, dtype=bool)),
+        log_partition,
+        partition_function,
+        free_energy,
+        lambda x: entropy(softmax_rows(x)),
+        lambda x: normalized_entropy(softmax_rows(x)),
+        lambda x: effective_number_of_states(softmax_rows(x)),
+        lambda x: temperature_sweep(x, np.array([0.5, 2.0], dtype=np.float32)),
+        lambda x: softmax_jacobian(softmax_rows(x)),
+    ],
+)
+def test_results_are_of_the_callers_kind_and_dtype(library, function, dtype):
+    result = library.call(function, SCORES.astype(dtype))
+    assert isinstance(result, library.kind)
+    assert to_numpy(result).dtype == dtype
+    assert_close(result, function(SCORES), dtype=np.dtype(dtype).name)
+
+
+@pytest.mark.parametrize("library", [NUMPY, JAX], ids=lambda library: library.name)
+def test_half_precision_sums_in_single_precision(library):
+    scores = np.zeros(4096, dtype=np.float16)
+    weights = library.call(gibbs_distribution, scores)
+    assert to_numpy(weights).dtype == np.float16
+    # The sum of 4096 weights, each 2^-12, is exact in float32; float16 could not even count so far one by one.
+    assert float(to_numpy(library.call(partition_function, scores))) == 4096
+    assert_close(library.call(entropy, weights), np.float16(math.log(4096)), dtype="float32")
+
+
+def test_bfloat16_stays_bfloat16():
+    scores = torch.tensor(SCORES, dtype=torch.bfloat16)
+    for function in (gibbs_distribution, log_partition, free_energy, entropy, softmax_jacobian):
+        assert function(scores.abs()).dtype == torch.bfloat16
+    expected = gibbs_distribution(scores.to(torch.float32)).to(torch.bfloat16)
+    assert torch.equal(gibbs_distribution(scores), expected)
+
+
+def test_a_numpy_mask_mixes_with_other_arrays():
+    mask = np.array([True, False, True, True])
+    expected = gibbs_distribution(SCORES, 1.0, mask)
+    assert_close(gibbs_distribution(jnp.asarray(SCORES), 1.0, mask), expected)
+    assert_close(gibbs_distribution(torch.from_numpy(SCORES), 1.0, mask), expected)
+
+
+@pytest.mark.parametrize("function", [gibbs_distribution, log_partition, partition_function, free_energy])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, np.asarray(0.0)])
+def test_a_temperature_that_is_not_positive_is_refused(function, temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0; got"):
+        function(SCORES, temperature)
+
+
+def test_bad_arguments_are_named(library):
+    with pytest.raises(TypeError, match=r"energies must have a real floating dtype; got .*int64"):
+        library.call(gibbs_distribution, np.arange(3))
+    with pytest.raises(ValueError, match=r"energies must have shape \(..., states\); got \(\)"):
+        library.call(gibbs_distribution, np.asarray(1.0))
+    with pytest.raises(TypeError, match="mask must be bool"):
+        library.call(gibbs_distribution, SCORES, 1.0, np.ones(SHAPE))
+    with pytest.raises(ValueError, match=r"mask must broadcast to .* \(2, 3, 4\); got \(3,\)"):
+        library.call(gibbs_distribution, SCORES, 1.0, np.ones(3, dtype=bool))
+    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(2, 3, 1\); got \(4,\)"):
+        library.call(gibbs_distribution, SCORES, np.ones(4))
+    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(4, 1\)|got \(1, 1, 1\)"):
+        library.call(gibbs_distribution, SCORES[0], np.ones((1, 1, 1)))
+    with pytest.raises(ValueError, match=r"temperatures must have shape \(temperature\); got \(1, 2\)"):
+        library.call(temperature_sweep, SCORES, np.ones((1, 2)))
+    with pytest.raises(ValueError, match=r"A must have shape \(..., query, key\); got \(4,\)"):
+        library.call(attention_entropy, np.ones(4))
+    with pytest.raises(ValueError, match=r"probs must have shape \(..., batch, states\); got \(4,\)"):
+        library.call(softmax_jacobian_batched, np.ones(4))
+
+
+def test_bad_values_are_named():
+    with pytest.raises(ValueError, match="temperatures must be above 0"):
+        temperature_sweep(SCORES, np.array([1.0, 0.0]))
+    with pytest.raises(ValueError, match="eps must be above 0; got 0"):
+        entropy(softmax_rows(SCORES), 0.0)
+    with pytest.raises(ValueError, match="n must be at least 1; got 0"):
+        max_entropy(0)
+    with pytest.raises(TypeError, match="energies must be an array of NumPy, JAX or PyTorch; got list"):
+        gibbs_distribution([1.0, 2.0])

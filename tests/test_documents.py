@@ -1,0 +1,116 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import documents
+import pytest
+from documents import DocumentError, broken_links
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def run_as_a_user(*command: object, cwd: Path) -> None:
+    """In a new interpreter and an empty folder, without a display, and with warnings as errors."""
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_every_python_block_of_a_document_runs(document, tmp_path):
+    run_as_a_user(documents.__file__, document, cwd=tmp_path)
+
+
+def test_the_readme_has_python_to_run():
+    assert list(documents.python_blocks(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_every_link_to_a_file_leads_to_one(document):
+    assert broken_links(document) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_an_example_runs(example, tmp_path):
+    run_as_a_user(example, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_an_example_is_under_sixty_lines(example):
+    assert len([line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]) < 60
+
+
+def test_the_tour_is_among_the_examples():
+    assert ROOT / "examples" / "tour.py" in EXAMPLES
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*lines: str) -> Path:
+        document = tmp_path / "page.md"
+        document.write_text("\n".join(lines), encoding="utf-8")
+        return document
+
+    return write
+
+
+def test_blocks_share_one_namespace_in_order(written):
+    assert documents.run(written("```python", "a = 1", "```", "- item", "  ~~~py", "  assert a == 1", "  ~~~")) == 2
+
+
+def test_other_languages_are_left_alone(written):
+    assert documents.run(written("```sh", "exit 1", "```", "", "```", "1 / 0", "```", "", "    1 / 0")) == 0
+
+
+@pytest.mark.parametrize("fence", ["```python", "```python no-run", "```py", "```{python}", '```python title="x"'])
+def test_no_mark_on_a_fence_skips_a_failing_block(written, fence):
+    document = written("# Page", "```python", "a = 0", "```", "", fence, "b = 1", "b / a", "```")
+    with pytest.raises(DocumentError, match=r"page\.md:8: ZeroDivisionError"):
+        documents.run(document)
+
+
+def test_a_failure_inside_a_call_names_the_line_of_the_document(written):
+    document = written("```python", "import json", "def f():", "    json.loads('')", "```", "```python", "f()", "```")
+    with pytest.raises(DocumentError, match=r"page\.md:4: JSONDecodeError"):
+        documents.run(document)
+
+
+def test_a_block_that_does_not_parse_names_its_line(written):
+    with pytest.raises(DocumentError, match=r"page\.md:3: SyntaxError"):
+        documents.run(written("```python", "a = 1", "a = = 1", "```"))
+
+
+def test_a_block_that_is_never_closed_is_refused(written):
+    with pytest.raises(DocumentError, match=r"page\.md:2: .*never closed"):
+        documents.run(written("Text", "```python", "a = 1"))
+
+
+def test_a_failing_document_fails_for_a_user_too(written, tmp_path):
+    with pytest.raises(AssertionError, match=r"page\.md:2: UserWarning"):
+        run_as_a_user(
+            documents.__file__, written("```python", "import warnings; warnings.warn('old')", "```"), cwd=tmp_path
+        )
+
+
+def test_broken_links_are_named_and_others_pass(written):
+    document = written(
+        "[itself](page.md#top) [above](#top) [site](https://example.org) [mail](mailto:a@b.org) `[code](none.md)`",
+        "[gone](gone.md#part) and ![picture](<missing.png>)",
+        "```text",
+        "[in code](none.md)",
+        "```",
+        "[reference]: lost.md",
+        '<a href="away.html">',
+        "[absolute](/tmp)",
+    )
+    expected = ["2: gone.md#part", "2: missing.png", "6: lost.md", "7: away.html", "8: /tmp"]
+    assert broken_links(document) == [f"{document}:{end}" for end in expected]
