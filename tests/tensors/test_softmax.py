@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from libraries import JAX, LIBRARIES, NUMPY, TORCH
@@ -30,6 +30,8 @@ from tidegate.tensors.softmax import (
 )
 
 SHAPE = (2, 3, 4)
+# Few examples, as each holds several rows and costs a compilation.
+few = settings(max_examples=6)
 score_rows = hnp.arrays(np.float64, SHAPE, elements=st.floats(-30, 30))
 masks = hnp.arrays(bool, SHAPE)
 temperatures = st.floats(0.1, 10)
@@ -50,22 +52,29 @@ def gradient(library, function, *arrays):
     return library.call(differentiate, *arrays)
 
 
+# PyTorch's own forward mode still imports a script on first use.
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
 def jacobian(library, function, array):
     return library.call((torch.func if library is TORCH else jax).jacfwd(function), array)
 
 
+@few
 @given(scores=score_rows, shift=st.floats(-100, 100), temperature=temperatures)
 def test_weights_ignore_a_constant_shift(library, scores, shift, temperature):
     shifted = library.call(gibbs_distribution, scores + shift, temperature)
-    assert_close(shifted, library.call(gibbs_distribution, scores, temperature))
+    assert_close(shifted, gibbs_distribution(scores, temperature))
 
 
+@few
 @given(scores=score_rows, mask=masks, order=st.permutations(range(SHAPE[-1])))
 def test_permuted_states_get_permuted_weights(library, scores, mask, order):
     permuted = library.call(gibbs_distribution, scores[..., order], 0.7, mask[..., order])
-    assert_close(permuted, to_numpy(library.call(gibbs_distribution, scores, 0.7, mask))[..., order])
+    assert_close(permuted, gibbs_distribution(scores, 0.7, mask)[..., order])
 
 
+@few
 @given(scores=score_rows, mask=masks)
 def test_rows_sum_to_one_or_to_zero_when_empty(library, scores, mask):
     weights = to_numpy(library.call(gibbs_distribution, scores, mask=mask))
@@ -74,6 +83,7 @@ def test_rows_sum_to_one_or_to_zero_when_empty(library, scores, mask):
     assert (weights[~mask] == 0).all()
 
 
+@few
 @given(scores=score_rows, mask=masks, temperature=temperatures)
 def test_weights_have_the_ratio_of_their_boltzmann_factors(library, scores, mask, temperature):
     factors = np.exp(scores / temperature - 300 / temperature) * mask
@@ -84,6 +94,7 @@ def test_weights_have_the_ratio_of_their_boltzmann_factors(library, scores, mask
     assert_close(np.where(reachable, actual, 0), np.where(reachable, expected, 0))
 
 
+@few
 @given(order=st.permutations(range(4)))
 def test_zero_temperature_limit_is_the_argmax(library, order):
     scores = np.array(order, dtype=np.float64)
@@ -94,16 +105,15 @@ def test_zero_temperature_limit_shares_among_ties(library):
     assert_close(library.call(gibbs_distribution, np.array([2.0, 1.0, 2.0]), 1e-6), np.array([0.5, 0.0, 0.5]))
 
 
+@few
 @given(scores=score_rows)
 def test_infinite_temperature_limit_is_uniform(library, scores):
     assert_close(library.call(gibbs_distribution, scores, 1e15), np.full(SHAPE, 1 / SHAPE[-1]))
 
 
 def test_huge_scores_and_tiny_temperatures_do_not_overflow(library):
-    scores = np.array([1e4, 1e4 - 1e-2, -1e4])
-    assert_close(
-        library.call(gibbs_distribution, scores, 1e-2), np.array([math.e, 1, 0]) / (math.e + 1), dtype="float32"
-    )
+    scores = np.array([2.0**14, 2.0**14 - 2.0**-7, -(2.0**14)])
+    assert_close(library.call(gibbs_distribution, scores, 2.0**-7), np.array([math.e, 1, 0]) / (math.e + 1))
     assert_close(library.call(log_partition, np.array([1e300, 0.0]), 1e-2), np.array(1e302))
     assert_close(library.call(free_energy, np.array([-1e300, -1e300])), np.array(1e300))
 
@@ -117,12 +127,13 @@ def test_a_temperature_for_each_row(library):
     assert_close(library.call(free_energy, SCORES, temperature), expected)
 
 
+@forward_mode
 @with_autodiff
 def test_weights_are_differentiable_in_the_temperature(library):
     weights = gibbs_distribution(SCORES, 0.7)
     mean = (weights * SCORES).sum(-1, keepdims=True)
-    derivative = jacobian(library, lambda t: gibbs_distribution(library.array(SCORES), t), np.asarray(0.7))
-    assert_close(derivative, -weights * (SCORES - mean) / 0.7**2, what="gradient")
+    derivative = jacobian(library, lambda t: gibbs_distribution(library.array(SCORES), t), np.array([0.7]))
+    assert_close(derivative[..., 0], -weights * (SCORES - mean) / 0.7**2, what="gradient")
 
 
 @pytest.mark.parametrize("mask", [np.array([True, False, True, True]), np.array([[True], [False], [True]])])
@@ -175,12 +186,15 @@ def test_gradients_are_zero_where_a_state_does_not_count(library, function):
 
 
 @with_autodiff
-def test_empty_rows_leave_the_temperature_gradient_finite(library):
-    for function in (gibbs_distribution, log_partition, free_energy):
-        slope = gradient(library, lambda t, f=function: f(library.array(EDGES[:3]), t)[:2], np.asarray(0.7))
-        expected = gradient(library, lambda t, f=function: f(library.array(EDGES[:2]), t), np.asarray(0.7))
-        assert_close(slope, expected, what="gradient")
-        assert np.isfinite(to_numpy(expected))
+@pytest.mark.parametrize("function", [gibbs_distribution, free_energy])
+def test_empty_rows_leave_the_temperature_gradient_finite(library, function):
+    def squares(temperature, scores):
+        values = function(scores, temperature)[:2]
+        return values * values
+
+    slope = to_numpy(gradient(library, squares, np.array([0.7]), EDGES[:3]))
+    assert_close(slope, gradient(library, squares, np.array([0.7]), EDGES[:2]), what="gradient")
+    assert (slope != 0).all()
 
 
 def test_nan_and_plus_infinity_are_not_hidden(library):
@@ -196,20 +210,25 @@ def test_gradient_of_log_partition_is_the_weights_over_the_temperature(library):
     assert_close(slopes, gibbs_distribution(SCORES, 0.7) / 0.7, what="gradient")
 
 
+@few
 @given(scores=score_rows, temperature=temperatures)
 def test_partition_function_and_free_energy_follow_from_their_definitions(library, scores, temperature):
-    total = np.exp(scores / temperature).sum(-1)
-    logarithm = np.log(total)
-    assert_close(library.call(log_partition, scores, temperature), logarithm)
-    assert_close(to_numpy(library.call(partition_function, scores, temperature)) / total, np.ones(SHAPE[:-1]))
-    assert_close(library.call(free_energy, scores, temperature), -temperature * logarithm)
+    def all_three(scores):
+        return tuple(function(scores, temperature) for function in (log_partition, partition_function, free_energy))
+
+    logarithm, total, free = library.call(all_three, scores)
+    expected = np.exp(scores / temperature).sum(-1)
+    assert_close(logarithm, np.log(expected))
+    assert_close(to_numpy(total) / expected, np.ones(SHAPE[:-1]))
+    assert_close(free, -temperature * np.log(expected))
 
 
+@few
 @given(scores=score_rows)
 def test_softmax_is_the_gibbs_distribution_at_temperature_one(library, scores):
-    weights = library.call(softmax_rows, scores)
+    weights, logarithms = library.call(lambda x: (softmax_rows(x), log_softmax(x)), scores)
     assert_close(weights, gibbs_distribution(scores, 1.0))
-    assert_close(np.exp(to_numpy(library.call(log_softmax, scores))), weights)
+    assert_close(np.exp(to_numpy(logarithms)), weights)
 
 
 def test_log_softmax_survives_where_the_weight_underflows(library):
@@ -223,14 +242,15 @@ def test_temperature_sweep_stacks_single_temperatures(library):
     assert library.call(temperature_sweep, SCORES[0, 0], several).shape == (3, SHAPE[-1])
 
 
+@few
 @given(scores=score_rows)
 def test_entropy_lies_between_zero_and_its_maximum(library, scores):
+    functions = (entropy, normalized_entropy, effective_number_of_states)
     weights = gibbs_distribution(scores)
-    values = to_numpy(library.call(entropy, weights))
-    assert (values >= 0).all()
-    assert (values <= max_entropy(SHAPE[-1]) + 1e-12).all()
-    assert_close(library.call(normalized_entropy, weights), values / math.log(SHAPE[-1]))
-    assert_close(library.call(effective_number_of_states, weights), np.exp(values))
+    values, shares, numbers = map(to_numpy, library.call(lambda p: tuple(f(p) for f in functions), weights))
+    assert_close(np.clip(values, 0, max_entropy(SHAPE[-1])), values)
+    assert_close(shares, values / math.log(SHAPE[-1]))
+    assert_close(numbers, np.exp(values))
 
 
 @pytest.mark.parametrize("num_states", [1, 2, 7])
@@ -265,13 +285,15 @@ def test_gradient_of_entropy_is_finite_at_zero_weight(library):
     assert (to_numpy(slopes)[1] == 0).all()
 
 
+@forward_mode
 @with_autodiff
 def test_jacobian_equals_that_of_automatic_differentiation(library):
-    for row in SCORES[0]:
-        expected = jacobian(library, softmax_rows, row)
-        assert_close(library.call(softmax_jacobian, softmax_rows(row)), expected, what="gradient")
+    row = SCORES[0, 0]
+    expected = jacobian(library, softmax_rows, row)
+    assert_close(library.call(softmax_jacobian, softmax_rows(row)), expected, what="gradient")
 
 
+@few
 @given(scores=score_rows)
 def test_jacobian_is_symmetric_and_kills_constants(library, scores):
     matrices = to_numpy(library.call(softmax_jacobian, gibbs_distribution(scores)))
@@ -287,27 +309,20 @@ def test_batched_jacobian_is_a_loop_over_rows(library):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    "function",
-    [
-        softmax_rows,
-        log_softmax,
-        lambda x: gibbs_distribution(x, np.float64(0.5), mask=np.ones(SHAPE, dtype=bool)),
-        log_partition,
-        partition_function,
-        free_energy,
-        lambda x: entropy(softmax_rows(x)),
-        lambda x: normalized_entropy(softmax_rows(x)),
-        lambda x: effective_number_of_states(softmax_rows(x)),
-        lambda x: temperature_sweep(x, np.array([0.5, 2.0], dtype=np.float32)),
-        lambda x: softmax_jacobian(softmax_rows(x)),
-    ],
-)
-def test_results_are_of_the_callers_kind_and_dtype(library, function, dtype):
-    result = library.call(function, SCORES.astype(dtype))
-    assert isinstance(result, library.kind)
-    assert to_numpy(result).dtype == dtype
-    assert_close(result, function(SCORES), dtype=np.dtype(dtype).name)
+def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+    def all_of_them(scores, temperatures):
+        weights = gibbs_distribution(scores, np.float64(0.5), mask=np.ones(SHAPE, dtype=bool))
+        of_scores = (softmax_rows, log_softmax, log_partition, partition_function, free_energy)
+        of_weights = (entropy, normalized_entropy, effective_number_of_states, softmax_jacobian)
+        swept = temperature_sweep(scores, temperatures)
+        return [weights, swept, *(f(scores) for f in of_scores), *(f(weights) for f in of_weights)]
+
+    arrays = SCORES, np.array([0.5, 2.0])
+    results = library.call(all_of_them, *(array.astype(dtype) for array in arrays))
+    for result, exact in zip(results, all_of_them(*arrays), strict=True):
+        assert isinstance(result, library.kind)
+        assert to_numpy(result).dtype == dtype
+        assert_close(result, exact, dtype=np.dtype(dtype).name)
 
 
 @pytest.mark.parametrize("library", [NUMPY, JAX], ids=lambda library: library.name)
@@ -345,15 +360,13 @@ def test_a_temperature_that_is_not_positive_is_refused(function, temperature):
 def test_bad_arguments_are_named(library):
     with pytest.raises(TypeError, match=r"energies must have a real floating dtype; got .*int64"):
         library.call(gibbs_distribution, np.arange(3))
-    with pytest.raises(ValueError, match=r"energies must have shape \(..., states\); got \(\)"):
-        library.call(gibbs_distribution, np.asarray(1.0))
     with pytest.raises(TypeError, match="mask must be bool"):
         library.call(gibbs_distribution, SCORES, 1.0, np.ones(SHAPE))
     with pytest.raises(ValueError, match=r"mask must broadcast to .* \(2, 3, 4\); got \(3,\)"):
         library.call(gibbs_distribution, SCORES, 1.0, np.ones(3, dtype=bool))
     with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(2, 3, 1\); got \(4,\)"):
         library.call(gibbs_distribution, SCORES, np.ones(4))
-    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(4, 1\)|got \(1, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(3, 1\); got \(1, 1, 1\)"):
         library.call(gibbs_distribution, SCORES[0], np.ones((1, 1, 1)))
     with pytest.raises(ValueError, match=r"temperatures must have shape \(temperature\); got \(1, 2\)"):
         library.call(temperature_sweep, SCORES, np.ones((1, 2)))
@@ -364,6 +377,8 @@ def test_bad_arguments_are_named(library):
 
 
 def test_bad_values_are_named():
+    with pytest.raises(ValueError, match=r"energies must have shape \(..., states\); got \(\)"):
+        gibbs_distribution(np.asarray(1.0))
     with pytest.raises(ValueError, match="temperatures must be above 0"):
         temperature_sweep(SCORES, np.array([1.0, 0.0]))
     with pytest.raises(ValueError, match="eps must be above 0; got 0"):

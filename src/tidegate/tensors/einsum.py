@@ -261,11 +261,8 @@ def _contract(subscripts: str, **operands: Array) -> Array:
         require_equal(f"size, being index {index} of {subscripts!r}", **found)
     # Padded to one rank at the end, the operands have their batch axes where the check looks for them.
     deepest = max(map(len, terms))
-    padded = {
-        name: array[(..., *[None] * (deepest - len(term)))]
-        for (name, array), term in zip(operands.items(), terms, strict=True)
-    }
-    require_batches_broadcast(deepest, **padded)
+    padded = [array[(..., *[None] * (deepest - len(term)))] for array, term in zip(arrays, terms, strict=True)]
+    require_batches_broadcast(deepest, **dict(zip(operands, padded, strict=True)))
     return xp.einsum(subscripts, *arrays)
 
 

@@ -52,13 +52,17 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
     parameters : arrays by name, of the shapes that `gate.parameter_shapes` gives
     returns    : like target
     """
-    reads = gate_reads(gate, sources)
-    values = gate_values(gate, reads, parameters, num_heads=1 if gate.site == "dense" else target.shape[-3])
-    values = values[..., 0, :, :] if gate.site == "dense" else values
-    xp, target, values = unify(target=target, values=values)
+    dense = gate.site == "dense"
+    xp, target, reads, *arrays = unify(target=target, reads=gate_reads(gate, sources), **parameters)
+    require_floating(target=target)
+    require_rank("position, width" if dense else "heads, position, width", target=target)
+    named = dict(zip(parameters, arrays, strict=True))
+    values = gate_values(gate, reads, named, num_heads=1 if dense else target.shape[-3])
+    values = values[..., 0, :, :] if dense else values
     require_equal("number of positions", target=target.shape[-2], gate=values.shape[-2])
-    if values.shape[-1] not in (1, target.shape[-1]):
-        raise ValueError(f"The gate has width {values.shape[-1]}; target has {target.shape[-1]}.")
+    expected = 1 if gate.grain == "head" else target.shape[-1]
+    if values.shape[-1] != expected:
+        raise ValueError(f"Gate {gate} must give {expected} numbers for each head; got {values.shape[-1]}.")
     values = xp.astype(values, target.dtype, copy=False)
     return target * values if gate.op == "multiply" else target + values
 
@@ -72,7 +76,7 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
     if gate.needs_self_attention and sources.context is not None:
         raise ValueError(
             f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
-            "For cross-attention use a gate that reads what the attending side has, such as 'bma-query' or 'g1'."
+            "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
         )
     source_side = gate.on_source
     match gate.reads:
@@ -109,14 +113,18 @@ def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, nu
     if set(parameters) != expected:
         raise ValueError(f"parameters of gate {gate} must be {sorted(expected)}; got {sorted(parameters)}.")
     xp, reads, *arrays = unify(reads=reads, **parameters)
+    require_floating(reads=reads, **dict(zip(parameters, arrays, strict=True)))
     named = dict(zip(parameters, map(accumulate, arrays), strict=True))
     logits = accumulate(reads)
     for name in ("weight", "weight_down", "weight_up"):
         if name in named:
-            _require_weight(name, named[name], logits.shape[-1], num_heads)
+            require_rank("heads, read width, gated width", exact=True, **{name: named[name]})
+            require_equal("read width", **{name: named[name].shape[-2], "reads": logits.shape[-1]})
+            _require_shared(gate, name, named[name], num_heads)
             logits = xp.matmul(logits, repeat_heads(named[name], num_heads))
     if "bias" in named:
         require_rank("heads, width", exact=True, bias=named["bias"])
+        _require_shared(gate, "bias", named["bias"], num_heads)
         require_equal("gated width", bias=named["bias"].shape[-1], weight=logits.shape[-1])
         logits = logits + repeat_heads(named["bias"][:, None, :], num_heads)
     return logits
@@ -209,8 +217,12 @@ def _require_source(gate: Gate, source: Array | None, *, name: str | None = None
         raise ValueError(f"Gate {gate} needs GateSources.{name or gate.reads}, which is None.")
 
 
-def _require_weight(name: str, weight: Array, read_width: int, num_heads: int) -> None:
-    require_rank("heads, read width, gated width", exact=True, **{name: weight})
-    require_equal("read width", **{name: weight.shape[-2], "reads": read_width})
-    if num_heads % weight.shape[0]:
-        raise ValueError(f"{name} has {weight.shape[0]} heads, which do not divide the {num_heads} gated ones.")
+def _require_shared(gate: Gate, name: str, parameter: Array, num_heads: int) -> None:
+    given = parameter.shape[0]
+    fits = {"head": given == num_heads, "group": num_heads % given == 0, "layer": given == 1}[gate.share]
+    if not fits:
+        wanted = {"head": f"{num_heads}", "group": f"a divisor of {num_heads}", "layer": "1"}[gate.share]
+        raise ValueError(
+            f"{name} must have as many heads as share={gate.share!r} asks for over {num_heads} gated heads, {wanted}; "
+            f"got {given}."
+        )

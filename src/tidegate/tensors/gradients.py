@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_equal, require_floating, require_rank
 from tidegate.tensors._namespace import Array, namespace_of, unify
 from tidegate.tensors.activations import activate
@@ -54,8 +55,9 @@ def grad_scores_wrt_K(dL_dS: Array, Q: Array, scale: float) -> Array:
     Q     : (..., query, width)
     """
     xp, dL_dS, Q = unify(dL_dS=dL_dS, Q=Q)
-    _require_product(dL_dS=_transposed(dL_dS), Q=Q)
-    return xp.matmul(_transposed(dL_dS), Q) * scale
+    transposed = _transposed(dL_dS=dL_dS)
+    _require_product(dL_dS=transposed, Q=Q)
+    return xp.matmul(transposed, Q) * scale
 
 
 def grad_softmax(dL_dA: Array, A: Array) -> Array:
@@ -78,8 +80,9 @@ def grad_output_wrt_A(dL_dO: Array, V: Array) -> Array:
     V     : (..., key, value width)
     """
     xp, dL_dO, V = unify(dL_dO=dL_dO, V=V)
-    _require_product(dL_dO=dL_dO, V=_transposed(V))
-    return xp.matmul(dL_dO, _transposed(V))
+    transposed = _transposed(V=V)
+    _require_product(dL_dO=dL_dO, V=transposed)
+    return xp.matmul(dL_dO, transposed)
 
 
 def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
@@ -89,15 +92,16 @@ def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
     A     : (..., query, key)
     """
     xp, dL_dO, A = unify(dL_dO=dL_dO, A=A)
-    _require_product(A=_transposed(A), dL_dO=dL_dO)
-    return xp.matmul(_transposed(A), dL_dO)
+    transposed = _transposed(A=A)
+    _require_product(A=transposed, dL_dO=dL_dO)
+    return xp.matmul(transposed, dL_dO)
 
 
 def attention_backward(dL_dO: Array, Q: Array, K: Array, V: Array, A: Array, S: Array) -> tuple[Array, Array, Array]:
     r"""Backward pass of $O = \mathrm{softmax}(Q K^T / \sqrt h)\,V$: the gradients for Q, K and V.
 
     The weights A say all that the softmax's derivative depends on, so the scores S are only checked for their shape.
-    Masked pairs have A = 0 and so no gradient.
+    Masked pairs have A = 0 and so no gradient. Where leading axes broadcast, the gradients are summed over them.
 
     Q : (..., query, h);  K : (..., key, h);  V : (..., key, value width);  A, S : (..., query, key)
     """
@@ -105,7 +109,11 @@ def attention_backward(dL_dO: Array, Q: Array, K: Array, V: Array, A: Array, S: 
     _require_same_shape(S=S, A=A)
     scale = Q.shape[-1] ** -0.5
     dL_dS = grad_softmax(grad_output_wrt_A(dL_dO, V), A)
-    return grad_scores_wrt_Q(dL_dS, K, scale), grad_scores_wrt_K(dL_dS, Q, scale), grad_output_wrt_V(dL_dO, A)
+    return (
+        sum_to_shape(grad_scores_wrt_Q(dL_dS, K, scale), tuple(Q.shape)),
+        sum_to_shape(grad_scores_wrt_K(dL_dS, Q, scale), tuple(K.shape)),
+        sum_to_shape(grad_output_wrt_V(dL_dO, A), tuple(V.shape)),
+    )
 
 
 def bma_backward(
@@ -125,7 +133,7 @@ def bma_backward(
     $G \odot E$ and $dL/dP = A V \odot E \odot G \odot (1 - G)$. Either way $dL/dW_g = Q^T dL/dP$, and Q gains
     $dL/dP\,W_g^T$ beside its path through the scores.
 
-    returns : dL_dQ, dL_dK, dL_dV, dL_dW_g, each of its argument's shape (batch axes that W_g lacks are summed)
+    returns : dL_dQ, dL_dK, dL_dV, dL_dW_g, each of its argument's shape (summed over axes that were broadcast)
     """
     xp, dL_dO, Q, K, V, W_g, mask = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     require_floating(dL_dO=dL_dO)
@@ -136,17 +144,16 @@ def bma_backward(
     gate = activate("sigmoid", xp.matmul(Q, W_g))
     if index == "source":
         dL_dQ, dL_dK, dL_dgated = attention_backward(dL_dO, Q, K, gate * V, weights, scores)
-        dL_dV, dL_dgate = gate * dL_dgated, V * dL_dgated
+        dL_dV, dL_dgate = sum_to_shape(gate * dL_dgated, tuple(V.shape)), V * dL_dgated
     else:
         dL_dQ, dL_dK, dL_dV = attention_backward(gate * dL_dO, Q, K, V, weights, scores)
         dL_dgate = attention_output(weights, V) * dL_dO
     dL_dP = dL_dgate * gate * (1 - gate)
-    dL_dW_g = xp.matmul(_transposed(Q), dL_dP)
     return {
-        "dL_dQ": dL_dQ + xp.matmul(dL_dP, _transposed(W_g)),
+        "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, _transposed(W_g=W_g)), tuple(Q.shape)),
         "dL_dK": dL_dK,
         "dL_dV": dL_dV,
-        "dL_dW_g": xp.sum(dL_dW_g, axis=tuple(range(dL_dW_g.ndim - W_g.ndim))),
+        "dL_dW_g": sum_to_shape(xp.matmul(_transposed(Q=Q), dL_dP), tuple(W_g.shape)),
     }
 
 
@@ -260,8 +267,9 @@ def _analytic(arrays: Mapping[str, Array], index: Literal["source", "query"], ma
     return dict(zip(names, attention_backward(output, **arrays, A=weights, S=scores), strict=True))
 
 
-def _transposed(x: Array) -> Array:
-    require_rank("row, column", array=x)
+def _transposed(**named: Array) -> Array:
+    require_rank("row, column", **named)
+    (x,) = named.values()
     return namespace_of(x).moveaxis(x, -1, -2)
 
 

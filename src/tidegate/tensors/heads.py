@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidegate.tensors._checks import require_rank
 from tidegate.tensors._namespace import Array, namespace_of
 
 __all__ = ["merge_groups", "repeat_heads", "split_groups", "sum_groups"]
@@ -9,6 +10,7 @@ __all__ = ["merge_groups", "repeat_heads", "split_groups", "sum_groups"]
 
 def repeat_heads(x: Array, num_heads: int) -> Array:
     """Each head of (..., heads, m, n) repeated in place until there are `num_heads`: group g serves its own heads."""
+    require_rank("heads, row, column", x=x)
     xp = namespace_of(x)
     *leading, heads, rows, columns = x.shape
     if num_heads % heads:
@@ -19,6 +21,7 @@ def repeat_heads(x: Array, num_heads: int) -> Array:
 
 def merge_groups(x: Array, num_groups: int) -> Array:
     """The heads of each group side by side: (..., H, T, h) → (..., groups, T, (H / groups) h)."""
+    require_rank("heads, row, column", x=x)
     xp = namespace_of(x)
     *leading, heads, positions, width = x.shape
     if heads % num_groups:
@@ -29,6 +32,7 @@ def merge_groups(x: Array, num_groups: int) -> Array:
 
 def split_groups(x: Array, group_size: int) -> Array:
     """Undo `merge_groups`: (..., groups, T, group_size · h) → (..., groups · group_size, T, h)."""
+    require_rank("heads, row, column", x=x)
     xp = namespace_of(x)
     *leading, groups, positions, width = x.shape
     if width % group_size:
@@ -39,6 +43,7 @@ def split_groups(x: Array, group_size: int) -> Array:
 
 def sum_groups(x: Array, num_groups: int) -> Array:
     """The transpose of `repeat_heads`: heads added up within each group, (..., H, m, n) → (..., groups, m, n)."""
+    require_rank("heads, row, column", x=x)
     xp = namespace_of(x)
     *leading, heads, rows, columns = x.shape
     if heads % num_groups:

@@ -138,9 +138,9 @@ def hopfield_retrieve(
     moving = xp.ones_like(state[..., 0], dtype=xp.bool)
     trajectory, moves = [state], [moving]
     for _ in range(max_iterations):
-        step = modern_hopfield_update(state, patterns, beta) - state
-        state = xp.where(moving[..., None], state + step, state)
-        moving = moving & (_squared_norm(step) > tol**2)
+        updated = xp.where(moving[..., None], modern_hopfield_update(state, patterns, beta), state)
+        moving = moving & (_squared_norm(updated - state) > tol**2)
+        state = updated
         trajectory.append(state)
         moves.append(moving)
     visited = xp.stack(trajectory, axis=-2)
@@ -233,12 +233,12 @@ def energy_landscape_1d(patterns: Array, axis: int = 0, n_points: int = 100, bet
     axis     : the coordinate that moves, from -d to d - 1
     returns  : positions (..., n_points), the values of that coordinate; energies (..., n_points)
     """
-    _, patterns = unify(patterns=patterns)
+    xp, patterns = unify(patterns=patterns)
     _require_patterns(patterns)
     require_count(1, n_points=n_points)
     _require_index(patterns.shape[-1], axis=axis)
-    along, fractions = np.eye(patterns.shape[-1])[axis], np.linspace(-0.5, 1.5, n_points)
-    xp, patterns, along, fractions = unify(patterns=patterns, along=along, fractions=fractions)
+    along = _constant(np.eye(patterns.shape[-1])[axis], patterns)
+    fractions = _constant(np.linspace(-0.5, 1.5, n_points), patterns)
     lowest = xp.min(patterns[..., axis], axis=-1)[..., None]
     extent = xp.max(patterns[..., axis], axis=-1)[..., None] - lowest
     positions = lowest + xp.where(extent > 0, extent, xp.ones_like(extent)) * fractions
@@ -331,6 +331,12 @@ def _require_index(size: int, **indices: int) -> None:
     for name, index in indices.items():
         if not -size <= index < size:
             raise ValueError(f"{name} must be from {-size} to {size - 1}; got {index!r}.")
+
+
+def _constant(numbers: Array, patterns: Array) -> Array:
+    """NumPy numbers as an array of the patterns' kind, device and dtype."""
+    xp, _, numbers = unify(patterns=patterns, numbers=numbers)
+    return xp.astype(numbers, patterns.dtype)
 
 
 def _overlaps(state: Array, patterns: Array) -> Array:

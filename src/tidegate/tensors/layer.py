@@ -13,12 +13,19 @@ import numpy as np
 from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
-from tidegate.tensors._checks import require_equal, require_floating, require_positive, require_rank
+from tidegate.tensors._checks import (
+    require_batches_broadcast,
+    require_equal,
+    require_floating,
+    require_mask,
+    require_positive,
+    require_rank,
+)
 from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
 from tidegate.tensors.heads import repeat_heads
-from tidegate.tensors.masking import causal_mask, causal_mask_with_window, local_attention_mask
+from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
 
 __all__ = ["AttentionArrays", "LayerTrace", "project", "rms_norm"]
@@ -94,6 +101,7 @@ class AttentionArrays:
         unify(**self.parameters())
         require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
+        require_rank("heads, m, h", exact=True, metric_factor=self.metric_factor)
         require_positive(temperature=self.temperature, norm_epsilon=self.norm_epsilon)
         for name, expected in self._expected_shapes().items():
             array = getattr(self, name)
@@ -196,7 +204,9 @@ class AttentionArrays:
     def located(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
         """Queries or keys (..., heads, T, h), normalised and rotated as the layer does it."""
         x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
-        return x if self.rotary is None else rotate(x, self.angles(x, positions))
+        if self.rotary is None:
+            return x
+        return namespace_of(x).astype(rotate(x, self.angles(x, positions)), x.dtype, copy=False)
 
     def angles(self, x: Array, positions: Array | None) -> Array:
         """Rotary angles (..., 1, T, pairs) for queries or keys (..., heads, T, h); positions None count from 0."""
@@ -204,8 +214,10 @@ class AttentionArrays:
         xp = namespace_of(x)
         if positions is None:
             positions = np.arange(x.shape[-2], dtype=np.int64)
-        require_equal("number of positions", x=x.shape[-2], positions=int(positions.shape[-1]))
-        angles = rotary_angles(positions, x.shape[-1], self.rotary, like=x)
+        _, steps = unify(positions=positions)
+        require_rank("position", positions=steps)
+        require_equal("number of positions", x=x.shape[-2], positions=int(steps.shape[-1]))
+        angles = rotary_angles(steps, x.shape[-1], self.rotary, like=x)
         return xp.expand_dims(angles, axis=-3)
 
     def under_metric(self, query: Array) -> Array:
@@ -223,14 +235,12 @@ class AttentionArrays:
         like : (..., T, d), the input
         """
         num_queries = like.shape[-2]
-        reach = None
-        if self.causal:
-            reach = (
-                causal_mask(num_queries) if self.window is None else causal_mask_with_window(num_queries, self.window)
-            )
-        elif self.window is not None:
-            reach = local_attention_mask(num_queries, self.window - 1)
-        if reach is None:
+        if self.window is not None:
+            back = causal_mask_with_window(num_queries, self.window)
+            reach = back if self.causal else back | back.T
+        elif self.causal:
+            reach = causal_mask(num_queries)
+        else:
             return mask
         _, reach, _ = unify(reach=reach, like=like)
         return reach if mask is None else reach & mask
@@ -251,6 +261,9 @@ class AttentionArrays:
                 "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
                 "Use causal=False and window=None for cross-attention."
             )
+        batch = require_batches_broadcast(2, x=x, context=context)
+        num_keys = x.shape[-2] if context is None else context.shape[-2]
+        require_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], num_keys))
         return self.with_parameters(dict(zip(own, arrays, strict=True))), x, context, mask
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tidegate.gate import Gate, Site
+from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_floating
 from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.activations import activate, activation_slope
@@ -82,9 +83,9 @@ def layer_backward(
     layer, x, context, mask = layer.of_kind(x, context, mask)
     xp, _, dL_dy = unify(x=x, dL_dy=dL_dy)
     require_floating(dL_dy=dL_dy)
-    if tuple(dL_dy.shape) != tuple(x.shape):
-        raise ValueError(f"dL_dy must have the output's shape {tuple(x.shape)}; got {tuple(dL_dy.shape)}.")
     trace = layer.trace(x, context=context, mask=mask, positions=positions)
+    if tuple(dL_dy.shape) != tuple(trace.output.shape):
+        raise ValueError(f"dL_dy must have the output's shape {tuple(trace.output.shape)}; got {tuple(dL_dy.shape)}.")
     sources = trace.sources
     attended = x if context is None else context
     found: dict[str, Array] = {}
@@ -122,7 +123,10 @@ def layer_backward(
     from_value, found["W_V"], found["b_V"] = _project_backward(attended, layer.W_V, dL_dvalue)
     dL_dx = dL_dx + through_gates.get("input", 0)
     dL_dattended = from_key + from_value + through_gates.get("context", 0)
-    inputs = {"x": dL_dx + dL_dattended} if context is None else {"x": dL_dx, "context": dL_dattended}
+    if context is None:
+        inputs = {"x": dL_dx + dL_dattended}
+    else:
+        inputs = {"x": sum_to_shape(dL_dx, tuple(x.shape)), "context": sum_to_shape(dL_dattended, tuple(context.shape))}
     return inputs | {name: (found | metric)[name] for name in layer.parameters()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tidegate.tensors._checks import require_equal, require_floating, require_rank
+from tidegate.tensors._checks import require_batches_broadcast, require_equal, require_floating, require_rank
 from tidegate.tensors._namespace import Array, accumulate, unify
 
 __all__ = ["Rotary", "rotary_angles", "rotate"]
@@ -69,7 +69,7 @@ def rotate(x: Array, angles: Array) -> Array:
 
     x       : (..., T, h)
     angles  : (..., T, w/2), broadcasting over x's leading axes
-    returns : like x
+    returns : (..., T, h); the dtype is the wider of the two
     """
     xp, x, angles = unify(x=x, angles=angles)
     require_floating(x=x, angles=angles)
@@ -78,6 +78,10 @@ def rotate(x: Array, angles: Array) -> Array:
     pairs = angles.shape[-1]
     if 2 * pairs > x.shape[-1]:
         raise ValueError(f"angles has {pairs} pairs, which need {2 * pairs} channels; x has {x.shape[-1]}.")
+    if require_batches_broadcast(2, x=x, angles=angles) != tuple(x.shape[:-2]):
+        raise ValueError(
+            f"angles must broadcast to x's leading axes, {tuple(x.shape[:-2])}; got {tuple(angles.shape[:-2])}."
+        )
     cosine, sine = xp.cos(angles), xp.sin(angles)
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return xp.concat([first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1)

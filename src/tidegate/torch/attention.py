@@ -1,0 +1,349 @@
+"""Gated attention as a PyTorch layer, at the speed of the plain fused kernel.
+
+Legend: B batch, T query positions, S attended positions, M model width, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tidegate.gate import Site
+from tidegate.gates import GateLike, Gates
+from tidegate.sizes import HeadShape
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch.cache import KVCache
+from tidegate.torch.gate import AttentionGates, GateReads
+from tidegate.torch.kernel import attend, inside_transform
+from tidegate.torch.masks import combine_masks, document_ids, require_mask
+from tidegate.torch.metric import HeadMetric, MetricKind
+from tidegate.torch.rotary import rotary_angles, rotate
+
+__all__ = ["AttentionTrace", "GatedAttention"]
+
+Rope: TypeAlias = Rotary | bool | None
+"""A rotary embedding; True is the usual one, None and False none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTrace:
+    """What one forward pass worked with, as the kernel saw it."""
+
+    query: Tensor
+    """(B, H, T, D): gated, normalised, rotated, under the metric."""
+    key: Tensor
+    """(B, G, S, D), cached positions included."""
+    value: Tensor
+    """(B, G, S, D): gated, cached positions included."""
+    mask: Tensor | None
+    """What the kernel was given beside `causal`."""
+    causal: bool
+    scale: float
+    output: Tensor
+    """(B, T, H, D): the attention output before an output gate."""
+    gates: dict[str, Tensor]
+    """Every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M)."""
+
+
+class GatedAttention(nn.Module):
+    """Multi-head attention with any gates of the vocabulary.
+
+    The order of work: project, gate the query, key and value, normalise, rotate, apply the metric, attend, gate the
+    output, project, gate the result. Every gate reads raw projections. Value and key gates act before the cache.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        gate: GateLike = "bma",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        causal: bool = True,
+        dropout: float = 0.0,
+        bias: bool = False,
+        rope: Rope = None,
+        qk_norm: bool = False,
+        window: int | None = None,
+        metric: MetricKind | None = None,
+        temperature: float = 1.0,
+        recompute_gate: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            d_model: width of the input and of the output.
+            num_heads: query heads.
+            gate: a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
+            num_kv_heads: key/value heads, dividing `num_heads`; None has as many as query heads.
+            head_dim: width of a head; None is `d_model / num_heads`.
+            causal: whether a query sees no later position.
+            dropout: share of the attention weights that is dropped in training; it builds the score matrix.
+            bias: whether the four projections have biases.
+            rope: a `Rotary`, or True for the usual one.
+            qk_norm: whether queries and keys pass a root-mean-square norm, one scale for all heads.
+            window: keys that a query sees, itself included; back alone if causal, else to both sides.
+            metric: `"diagonal"` or `"learned"`, a metric per head that starts as the identity.
+            temperature: divides the scores.
+            recompute_gate: compute gates again in the backward pass instead of keeping what they made.
+            device: where the parameters live.
+            dtype: of the parameters.
+        """
+        super().__init__()
+        self.shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        self.gates = Gates.parse(gate)
+        self.causal = causal
+        self.dropout = dropout
+        self.rotary = Rotary() if rope is True else rope or None
+        self.window = window
+        self.temperature = temperature
+        self.recompute_gate = recompute_gate
+        self._check_options()
+        width, kv_width = self.shape.num_heads * self.shape.head_dim, self.shape.num_kv_heads * self.shape.head_dim
+        self.q_proj = nn.Linear(d_model, width, bias=bias, device=device, dtype=dtype)
+        self.k_proj = nn.Linear(d_model, kv_width, bias=bias, device=device, dtype=dtype)
+        self.v_proj = nn.Linear(d_model, kv_width, bias=bias, device=device, dtype=dtype)
+        self.o_proj = nn.Linear(width, d_model, bias=bias, device=device, dtype=dtype)
+        self.q_norm = (
+            nn.RMSNorm(self.shape.head_dim, eps=_NORM_EPSILON, device=device, dtype=dtype) if qk_norm else None
+        )
+        self.k_norm = (
+            nn.RMSNorm(self.shape.head_dim, eps=_NORM_EPSILON, device=device, dtype=dtype) if qk_norm else None
+        )
+        self.metric = None if metric is None else HeadMetric(metric, self.shape, device=device, dtype=dtype)
+        self.attn_gate = AttentionGates(self.gates, self.shape, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Start anew, in every part: what a layer needs that was made on the meta device."""
+        for module in self.modules():
+            if module is not self and isinstance(reset := getattr(module, "reset_parameters", None), Callable):
+                reset()
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: bool = False,
+    ) -> Tensor | tuple[Tensor, AttentionTrace]:
+        """Attend.
+
+        Args:
+            x: (B, T, M).
+            context: (B, S, M) for cross-attention; None attends to x.
+            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions too;
+                a row that may see nothing gives 0 (through the output projection: its bias).
+            cache: continues from the positions that it holds, and takes the new ones.
+            positions: (T,) or (B, T) for the rotary embedding; None continues from the cache.
+            documents: (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row.
+            return_trace: whether to return an `AttentionTrace` too.
+
+        Returns:
+            (B, T, M), and the trace if asked for.
+        """
+        self._check_input(x, context, cache, documents)
+        context_BSM = x if context is None else context
+        q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+        k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+        v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+        reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
+        q_BTHD, k_BSGD = self._gated("query", q_BTHD, reads), self._gated("key", k_BSGD, reads)
+        v_BSGD = self._gated("value", v_BSGD, reads)
+        q_BTHD, k_BSGD = self._located(q_BTHD, k_BSGD, positions, cache, crossing=context is not None)
+        q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
+        if cache is not None:
+            k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
+        k_BGSD, v_BGSD, mask, causal = self._restricted(x, k_BGSD, v_BGSD, mask, documents)
+        o_BHTD = attend(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            mask=mask,
+            causal=causal,
+            dropout=self.dropout if self.training else 0.0,
+            scale=self.scale,
+        )
+        reads = replace(reads, output=o_BHTD.transpose(1, 2))
+        y_BTM = self._projected(reads)
+        if not return_trace:
+            return y_BTM
+        return y_BTM, AttentionTrace(
+            query=q_BHTD,
+            key=k_BGSD,
+            value=v_BGSD,
+            mask=mask,
+            causal=causal,
+            scale=self.scale,
+            output=o_BHTD.transpose(1, 2),
+            gates=self.attn_gate(reads),
+        )
+
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.shape.head_dim**-0.5 / self.temperature
+
+    def arrays(self) -> AttentionArrays:
+        """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
+        metric = {} if self.metric is None else {_METRIC_FIELDS[self.metric.kind]: self.metric.weight}
+        heads_first = {f"W_{name}": self._by_head(projection.weight) for name, projection in self._inward()}
+        biases = {f"b_{name}": self._bias_by_head(projection) for name, projection in self._inward()}
+        return AttentionArrays(
+            **heads_first,
+            **biases,
+            W_O=self.o_proj.weight.t().unflatten(0, (-1, self.shape.head_dim)),
+            b_O=self.o_proj.bias,
+            gates=self.gates,
+            gate_parameters={
+                gate.site: dict(self.attn_gate.get_submodule(gate.site).named_parameters()) for gate in self.gates
+            },
+            rotary=self.rotary,
+            q_norm=None if self.q_norm is None else self.q_norm.weight,
+            k_norm=None if self.k_norm is None else self.k_norm.weight,
+            norm_epsilon=_NORM_EPSILON,
+            temperature=self.temperature,
+            causal=self.causal,
+            window=self.window,
+            **metric,
+        )
+
+    def num_parameters(self) -> int:
+        """How many numbers the layer learns."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, num_keys: float) -> float:
+        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
+        return 2 * matrices + 4 * self.shape.num_heads * self.shape.head_dim * num_keys
+
+    def extra_repr(self) -> str:
+        """Its sizes and options."""
+        sizes = ", ".join(f"{name}={size}" for name, size in asdict(self.shape).items())
+        return f"{sizes}, gate={self.gates}, causal={self.causal}, window={self.window}, dropout={self.dropout}"
+
+    def _gated(self, site: Site, target: Tensor, reads: GateReads) -> Tensor:
+        gate = self.attn_gate.at(site)
+        return target if gate is None else self._recomputed(gate.apply_to, target, reads)
+
+    def _projected(self, reads: GateReads) -> Tensor:
+        """The attention output under its gate, through the output projection and the dense gate."""
+        assert reads.output is not None
+        gate = self.attn_gate.at("output")
+        if gate is None:
+            y_BTM = self.o_proj(reads.output.flatten(-2))
+        else:
+            # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
+            y_BTM = self._recomputed(lambda o: self.o_proj(gate.apply_to(o, reads).flatten(-2)), reads.output)
+        return self._gated("dense", y_BTM, reads)
+
+    def _recomputed(self, function: Callable[..., Tensor], *arguments: Tensor | GateReads) -> Tensor:
+        """Call it; with `recompute_gate` keep its arguments alone, and call it again in the backward pass."""
+        if not self.recompute_gate or inside_transform(*(a for a in arguments if isinstance(a, Tensor))):
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+
+    def _located(
+        self, q_BTHD: Tensor, k_BSGD: Tensor, positions: Tensor | None, cache: KVCache | None, *, crossing: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys normalised and rotated, the queries under the metric."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHD, k_BSGD = self.q_norm(q_BTHD), self.k_norm(k_BSGD)
+        if self.rotary is not None:
+            q_angles = self._angles(q_BTHD, positions, start=0 if cache is None else cache.length)
+            k_angles = self._angles(k_BSGD, None, start=0) if crossing else q_angles
+            q_BTHD, k_BSGD = rotate(q_BTHD, q_angles), rotate(k_BSGD, k_angles)
+        return (q_BTHD if self.metric is None else self.metric(q_BTHD)), k_BSGD
+
+    def _angles(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Tensor:
+        assert self.rotary is not None
+        batch, num_positions, _, width = x_BTHD.shape
+        if positions is None:
+            positions = torch.arange(start, start + num_positions, device=x_BTHD.device)
+        elif positions.shape not in ((num_positions,), (1, num_positions), (batch, num_positions)):
+            allowed = f"({num_positions},) or ({batch}, {num_positions})"
+            raise ValueError(f"positions must have shape {allowed}; got {tuple(positions.shape)}.")
+        return rotary_angles(positions, width, self.rotary, x_BTHD.dtype)
+
+    def _restricted(
+        self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Keys, values, mask and causality as the kernel takes them."""
+        batch, num_queries, num_keys = x.shape[0], x.shape[1], k_BGSD.shape[2]
+        if mask is not None:
+            require_mask(mask, (batch, self.shape.num_heads, num_queries, num_keys))
+            mask = mask if mask.dtype == torch.bool else mask.to(k_BGSD.dtype)
+        if self.window is not None and self.causal and num_queries == 1:
+            k_BGSD, v_BGSD = k_BGSD[:, :, -self.window :], v_BGSD[:, :, -self.window :]
+            mask = mask if mask is None else mask[..., -self.window :]
+        ids = None if documents is None else document_ids(documents, batch=batch, num_positions=num_queries)
+        mask, causal = combine_masks(
+            mask,
+            num_queries=num_queries,
+            num_keys=k_BGSD.shape[2],
+            causal=self.causal,
+            window=self.window,
+            documents=ids,
+            device=x.device,
+        )
+        return k_BGSD, v_BGSD, mask, causal
+
+    def _check_options(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1); got {self.dropout!r}.")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1, or None; got {self.window!r}.")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0; got {self.temperature!r}.")
+        if self.rotary is not None:
+            self.rotary.width(self.shape.head_dim)
+
+    def _check_input(self, x: Tensor, context: Tensor | None, cache: KVCache | None, documents: Tensor | None) -> None:
+        for name, given in (("x", x), ("context", context)):
+            if given is not None and (given.ndim != 3 or given.shape[-1] != self.shape.d_model):
+                raise ValueError(
+                    f"{name} must have shape (batch, positions, {self.shape.d_model}); got {tuple(given.shape)}."
+                )
+        if documents is not None and (context is not None or cache is not None):
+            raise ValueError("documents are for self-attention over whole rows; use mask with a context or a cache.")
+        if context is None:
+            return
+        if cache is not None:
+            raise ValueError("cache is for self-attention; a context is there as a whole, so it needs none.")
+        if self.causal or self.window is not None:
+            raise ValueError(
+                "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
+                "Build the layer with causal=False and window=None for cross-attention."
+            )
+        for gate in self.gates:
+            if gate.needs_self_attention:
+                raise ValueError(
+                    f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
+                    "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+                )
+
+    def _inward(self) -> tuple[tuple[str, nn.Linear], ...]:
+        return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)
+
+    def _by_head(self, weight: Tensor) -> Tensor:
+        return weight.unflatten(0, (-1, self.shape.head_dim)).transpose(1, 2)
+
+    def _bias_by_head(self, projection: nn.Linear) -> Tensor | None:
+        bias: Tensor | None = projection.bias
+        return None if bias is None else bias.unflatten(0, (-1, self.shape.head_dim))
+
+
+_NORM_EPSILON = 1e-6
+_METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}

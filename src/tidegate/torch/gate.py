@@ -1,0 +1,193 @@
+"""Gates as PyTorch modules.
+
+Legend: B batch, T positions, H heads at the gated site, M model width, R read width, D gated width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.gate import Activation, Gate, Site
+from tidegate.gates import Gates
+from tidegate.sizes import HeadShape
+
+__all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateReads:
+    """All that a gate may read, raw: before other gates, norms and rotation. Positions first, then heads."""
+
+    input: Tensor
+    """(B, T, M): the layer's input."""
+    context: Tensor
+    """(B, S, M): what is attended to; the input itself in self-attention."""
+    query: Tensor
+    """(B, T, H, D)"""
+    value: Tensor
+    """(B, S, G, D)"""
+    output: Tensor | None = None
+    """(B, T, H, D): the attention output, once it is there."""
+
+
+class AttentionGate(nn.Module):
+    """One gate of an attention layer, `activation(reads W + b)`; the logits are float32 or better.
+
+    Its parameters are `weight`, (matrices, R, D), or `weight_down` and `weight_up` for a rank, and `bias`.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        shape: HeadShape,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate = gate
+        self.shape = shape
+        self.num_heads = gate.num_heads_at_site(shape)
+        for name, size in gate.parameter_shapes(**asdict(shape)).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anew: the matrix from N(0, init_std²), the bias at its starting value.
+
+        With a rank r, `weight_down` is drawn from N(0, 1/r), so that the product has deviation init_std and a gate
+        that starts at zero still learns.
+        """
+        for name, parameter in self.named_parameters():
+            match name:
+                case "bias":
+                    nn.init.constant_(parameter, self.gate.bias or 0.0)
+                case "weight_down":
+                    nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+                case _:
+                    nn.init.normal_(parameter, std=self.gate.init_std)
+
+    def forward(self, reads: GateReads) -> Tensor:
+        """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
+        values = activate(self.gate.activation, self.logits(reads))
+        return values.squeeze(-2) if self.gate.site == "dense" else values
+
+    def logits(self, reads: GateReads) -> Tensor:
+        """(B, T, H, D), in float32 or better whatever the layer's dtype, under autocast too."""
+        source = self._source(reads)
+        if self.gate.width is not None:
+            source = source[..., : self.gate.width]
+        with torch.autocast(source.device.type, enabled=False):
+            logits = _wide(source)
+            for weight in self._matrices():
+                logits = _product(logits, _wide(weight))
+            if self.gate.bias is not None:
+                logits = logits + _wide(self.get_parameter("bias"))[:, None, :]
+        heads_of_each = self.num_heads // logits.shape[-3]
+        return logits.expand(*logits.shape[:-2], heads_of_each, -1).flatten(-3, -2)
+
+    def apply_to(self, target: Tensor, reads: GateReads) -> Tensor:
+        """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
+        values = self(reads)
+        return (target * values if self.gate.op == "multiply" else target + values).to(target.dtype)
+
+    def extra_repr(self) -> str:
+        """The gate as it is spelled."""
+        return str(self.gate)
+
+    def _source(self, reads: GateReads) -> Tensor:
+        """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
+        match self.gate.reads:
+            case "input":
+                return reads.context if self.gate.on_source else reads.input
+            case "query":
+                # The heads of a group stand side by side, so that a group's queries are a view.
+                source = reads.query.unflatten(-2, (self.num_heads, -1)).flatten(-2)
+            case "value":
+                source = repeat_heads(reads.value, self.num_heads)
+            case "output":
+                assert reads.output is not None
+                source = reads.output
+                if self.gate.site == "dense":
+                    return source.flatten(-2)
+        return source.unflatten(-2, (self.gate.num_matrices(self.shape), -1))
+
+    def _matrices(self) -> list[Tensor]:
+        names = ("weight",) if self.gate.rank is None else ("weight_down", "weight_up")
+        return [self.get_parameter(name) for name in names]
+
+
+class AttentionGates(nn.Module):
+    """The gates of one layer, each under the name of its site."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        shape: HeadShape,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for gate in gates:
+            self.add_module(gate.site, AttentionGate(gate, shape, device=device, dtype=dtype))
+
+    def at(self, site: Site) -> AttentionGate | None:
+        """The gate at a site, if there is one."""
+        module = self._modules.get(site)
+        assert module is None or isinstance(module, AttentionGate)
+        return module
+
+    def forward(self, reads: GateReads) -> dict[str, Tensor]:
+        """The values of every gate, by site."""
+        return {site: gate(reads) for site, gate in self.named_children()}
+
+
+def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Every parameter that belongs to a gate, found by type and not by name: for an optimiser group of their own."""
+    for module in model.modules():
+        if isinstance(module, AttentionGate):
+            yield from module.parameters()
+
+
+def activate(activation: Activation, logits: Tensor) -> Tensor:
+    """The activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels."""
+    match activation:
+        case "sigmoid":
+            return logits.sigmoid()
+        case "silu":
+            return F.silu(logits)
+        case "softplus":
+            # Past its threshold PyTorch's softplus is the identity; at 50 the two agree to float64's rounding.
+            return F.softplus(logits, threshold=50.0)
+        case "tanh1":
+            return 1 + logits.tanh()
+        case "twosigmoid":
+            return 2 * logits.sigmoid()
+        case "identity":
+            return logits
+
+
+def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Each head of (B, T, heads, D) repeated in place until there are `num_heads`."""
+    heads = x.shape[-2]
+    if heads == num_heads:
+        return x
+    return x.unsqueeze(-2).expand(*x.shape[:-1], num_heads // heads, -1).flatten(-3, -2)
+
+
+def _product(reads: Tensor, weight: Tensor) -> Tensor:
+    """Reads (B, T, R) or (B, T, matrices, heads of each, R) through (matrices, R, D): (B, T, matrices, heads, D)."""
+    if reads.ndim == 3:
+        flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
+        return flat.unflatten(-1, (weight.shape[0], 1, -1))
+    return torch.einsum("btnmr,nrd->btnmd", reads, weight)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

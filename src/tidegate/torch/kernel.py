@@ -1,0 +1,68 @@
+"""The one attention call, and which of PyTorch's kernels serves it.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+__all__ = ["attend", "inside_transform", "plain_kernel"]
+
+
+def plain_kernel() -> AbstractContextManager[Any]:
+    """Force the plain kernel, which builds the score matrix and has derivatives of every kind and order.
+
+    The fused CPU kernel has neither forward mode nor a second backward. Inside `torch.func` transforms and forward-mode
+    differentiation the plain kernel is chosen without asking; a double backward cannot be foreseen, so ask for it here.
+    """
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Softmax attention (B, H, T, D); a row that may see nothing gives 0 with gradient 0.
+
+    mask   : bool (True = attend) or additive float, broadcasts to (B, H, T, S); not together with causal
+    causal : query i sees keys up to i, with no mask in memory
+    """
+    with plain_kernel() if inside_transform(q_BHTD, k_BGSD, v_BGSD) else nullcontext():
+        o_BHTD = F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=q_BHTD.shape[1] != k_BGSD.shape[1],
+        )
+    # On the CPU every kernel gives 0 for an empty row; elsewhere the kernels differ.
+    if mask is None or o_BHTD.device.type == "cpu":
+        return o_BHTD
+    sees = mask if mask.dtype == torch.bool else mask != float("-inf")
+    return torch.where(sees.any(dim=-1, keepdim=True), o_BHTD, 0.0)
+
+
+def inside_transform(*tensors: Tensor) -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    # PyTorch has no public way to ask for an active transform.
+    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore
+        return True
+    return any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

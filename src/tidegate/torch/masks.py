@@ -1,0 +1,91 @@
+"""Which keys each query may see, in the cheapest form that the attention kernel takes.
+
+Legend: B batch, T query positions, S attended positions, H query heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["combine_masks", "document_ids", "require_mask"]
+
+
+def combine_masks(
+    mask: Tensor | None,
+    *,
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    window: int | None,
+    documents: Tensor | None = None,
+    device: torch.device,
+) -> tuple[Tensor | None, bool]:
+    """The mask for the kernel, and whether the kernel's own causality does all that is asked; never both.
+
+    Queries are the last positions of the keys. Nothing of size (T, S) is built for plain causal attention, for one
+    query, nor where the window reaches over all keys.
+
+    mask      : checked by `require_mask`
+    documents : (B, T) ids; positions see their own document only
+    """
+    banded = window is not None and window < num_keys
+    if mask is None and documents is None and not banded and num_queries == num_keys:
+        return None, causal
+    ordered = causal and num_queries > 1
+    allowed = _band(num_queries, num_keys, causal, window, device) if ordered or banded else None
+    if documents is not None:
+        together = (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
+        allowed = together if allowed is None else allowed & together
+    if mask is None or allowed is None:
+        return (mask if allowed is None else allowed), False
+    if mask.dtype == torch.bool:
+        return mask & allowed, False
+    return torch.where(allowed, mask, float("-inf")), False
+
+
+def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor:
+    """Document ids (B, T), from ids or from the boundaries `cu_seqlens` of a single packed row.
+
+    documents : (B, T) integer ids, or (documents + 1,) boundaries that begin with 0 and end with T
+    """
+    if documents.is_floating_point() or documents.dtype == torch.bool:
+        raise TypeError(f"documents must be integer ids or boundaries; got {documents.dtype}.")
+    if documents.ndim == 1:
+        if batch != 1:
+            raise ValueError(
+                f"documents as boundaries describe one packed row; the batch has {batch}. Give ids (B, T)."
+            )
+        positions = torch.arange(num_positions, device=documents.device)
+        return torch.bucketize(positions, documents[1:-1].contiguous(), right=True).unsqueeze(0)
+    if documents.shape != (batch, num_positions):
+        raise ValueError(f"documents must have shape {(batch, num_positions)}; got {tuple(documents.shape)}.")
+    return documents
+
+
+def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
+    """The mask is bool or floating and broadcasts to (B, H, T, S)."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "
+            "Compare it, as in mask != 0."
+        )
+    given = tuple(mask.shape)
+    fits = 2 <= len(given) <= 4 and all(
+        size in (1, wanted) for size, wanted in zip(given, shape[4 - len(given) :], strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"mask must broadcast to (batch, heads, queries, keys) = {shape}; got {given}. "
+            "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
+        )
+
+
+def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
+    """(T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away."""
+    queries = torch.arange(num_keys - num_queries, num_keys, device=device)
+    distance = queries[:, None] - torch.arange(num_keys, device=device)
+    if not causal:
+        assert window is not None
+        return distance.abs() < window
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)

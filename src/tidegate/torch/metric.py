@@ -1,0 +1,58 @@
+"""A metric per head, which weighs or mixes the channels that queries and keys are compared in.
+
+Legend: B batch, T positions, H query heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tidegate.sizes import HeadShape
+
+__all__ = ["HeadMetric", "MetricKind"]
+
+MetricKind: TypeAlias = Literal["diagonal", "learned"]
+
+
+class HeadMetric(nn.Module):
+    """Queries with their index lowered by a metric: `diagonal` is m ⊙ q, `learned` is (Wᵀ W) q; identity at the start.
+
+    `weight` is (H, D), or (H, D, D).
+    """
+
+    def __init__(
+        self,
+        kind: MetricKind,
+        shape: HeadShape,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if kind not in ("diagonal", "learned"):
+            raise ValueError(f"metric must be 'diagonal', 'learned' or None; got {kind!r}.")
+        self.kind: MetricKind = kind
+        size = (shape.num_heads, shape.head_dim) + ((shape.head_dim,) if kind == "learned" else ())
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at the identity."""
+        with torch.no_grad():
+            if self.kind == "diagonal":
+                self.weight.fill_(1.0)
+            else:
+                self.weight.copy_(torch.eye(self.weight.shape[-1], device=self.weight.device).expand_as(self.weight))
+
+    def forward(self, q_BTHD: Tensor) -> Tensor:
+        """The queries as the keys are contracted with them, (B, T, H, D)."""
+        if self.kind == "diagonal":
+            return q_BTHD * self.weight
+        return torch.einsum("bthk,hmk,hml->bthl", q_BTHD, self.weight, self.weight)
+
+    def extra_repr(self) -> str:
+        """Its kind."""
+        return self.kind

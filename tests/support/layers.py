@@ -1,0 +1,77 @@
+"""Small attention layers with every gate: the tables that laws and gradients run over."""
+
+import numpy as np
+
+from tidegate import Gates, legal_gates
+from tidegate.tensors.gating import init_gate_parameters
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.tensors.rotary import Rotary
+
+GATES = tuple(legal_gates())
+"""Every site, reads and grain."""
+
+EXOTIC = (
+    "output:input:r2:w3:b1:shared-group",
+    "output:query:twosigmoid:shared-group",
+    "output:value:identity:add:shared-layer:head",
+    "output:output:softplus:w2:b-0.5",
+    "value:input:tanh1:b0:shared-layer",
+    "value:query:head:silu:shared-layer",
+    "value:query:r3:w5",
+    "key:value:softplus:add:b0",
+    "key:query:r1:shared-group:b2",
+    "query:value:tanh1:w2",
+    "query:query:head:identity:b1:r2",
+    "dense:output:twosigmoid:r3:w5:b-1",
+    "dense:input:silu:add",
+)
+"""Spellings that between them use every activation, op, share, rank, width and bias, at every site."""
+
+TOGETHER = (
+    "g1+g2+g3+g4+g5",
+    "output:input:head+value:input:head+key:input:head+query:input:head+dense:output",
+    "output:query+value:query+key:query+query:query",
+    "output:query:head+value:query:head+key:query:head+query:query:head",
+    "output:value+value:value+key:value+query:value",
+    "output:value:head+value:value:head+key:value:head+query:value:head",
+    "output:output",
+    "output:output:head",
+)
+"""Every gate of `GATES` once, as few layers as the sites allow."""
+
+
+def gate_parameters(gates, rng, *, d=6, H=4, G=2, h=4, scale=20.0):
+    """Parameters for each gate's site, drawn like the real ones but `scale` times as large."""
+    sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
+    drawn = {gate.site: init_gate_parameters(rng, gate, **sizes) for gate in gates}
+    return {site: {name: array * scale for name, array in arrays.items()} for site, arrays in drawn.items()}
+
+
+def make_layer(gates="none", *, seed=0, d=6, H=4, G=2, h=4, full=False, scale=20.0, **options):
+    """A layer of NumPy arrays; `full` turns on biases, norms, rotary, temperature and a learned metric."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return rng.standard_normal(shape)
+
+    gates = Gates.parse(gates)
+    everything = {
+        "b_Q": normal(H, h),
+        "b_K": normal(G, h),
+        "b_V": normal(G, h),
+        "b_O": normal(d),
+        "q_norm": normal(h),
+        "k_norm": normal(h),
+        "rotary": Rotary(fraction=0.5, scale=2.0, offset=3, base=100.0),
+        "temperature": 0.7,
+        "metric_factor": normal(H, 3, h),
+    }
+    return AttentionArrays(
+        W_Q=normal(H, d, h),
+        W_K=normal(G, d, h),
+        W_V=normal(G, d, h),
+        W_O=normal(H, h, d),
+        gates=gates,
+        gate_parameters=gate_parameters(gates, rng, d=d, H=H, G=G, h=h, scale=scale),
+        **{**(everything if full else {}), **options},
+    )

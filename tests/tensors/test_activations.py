@@ -1,0 +1,80 @@
+import math
+
+import numpy as np
+import pytest
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tidegate.tensors.activations import activate, activation_slope
+
+ACTIVATIONS = ("sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity")
+MATH = {
+    "sigmoid": lambda z: 1 / (1 + math.exp(-z)),
+    "silu": lambda z: z / (1 + math.exp(-z)),
+    "softplus": lambda z: math.log1p(math.exp(z)),
+    "tanh1": lambda z: 1 + math.tanh(z),
+    "twosigmoid": lambda z: 2 / (1 + math.exp(-z)),
+    "identity": lambda z: z,
+}
+HUGE = np.array([-1e30, -800.0, -40.0, 0.0, 40.0, 800.0, 1e30])
+logits = arrays(np.float64, (2, 3), elements=st.floats(-30, 30))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@given(z=logits)
+def test_an_activation_is_its_formula(library, activation, z):
+    assert_close(library.call(lambda z: activate(activation, z), z), np.vectorize(MATH[activation])(z))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@given(z=logits)
+def test_a_slope_is_the_derivative(activation, z):
+    step = 1e-5
+    rise = activate(activation, z + step) - activate(activation, z - step)
+    assert_close(activation_slope(activation, z), rise / (2 * step), what="finite difference")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_kind_and_dtype_are_kept(library, activation, dtype):
+    z = np.linspace(-3, 3, 6, dtype=dtype).reshape(1, 2, 3)
+    for function in (activate, activation_slope):
+        result = library.call(lambda z, function=function: function(activation, z), z)
+        assert isinstance(result, library.kind)
+        assert to_numpy(result).dtype == dtype
+        assert result.shape == z.shape
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_sigmoid_stays_between_its_ends_for_any_logit(library, dtype):
+    values = to_numpy(library.call(lambda z: activate("sigmoid", z), HUGE.astype(dtype)))
+    assert ((values >= 0) & (values <= 1)).all()
+    assert (np.diff(values) >= 0).all()
+    assert (values[0], values[3], values[-1]) == (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_huge_logits_give_finite_values_and_slopes(library, activation):
+    for function in (activate, activation_slope):
+        values = to_numpy(library.call(lambda z, function=function: function(activation, z), HUGE))
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("activation", ["tanh1", "twosigmoid"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_centred_activation_is_exactly_one_at_zero(library, activation, dtype):
+    values = to_numpy(library.call(lambda z: activate(activation, z), np.zeros(3, dtype)))
+    assert (values == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("activation", "slope"), {"sigmoid": 0.25, "silu": 0.5, "softplus": 0.5, "tanh1": 1, "twosigmoid": 0.5}.items()
+)
+def test_slopes_at_zero(activation, slope):
+    assert activation_slope(activation, np.zeros(1)) == slope
+
+
+def test_softplus_is_linear_far_right_and_zero_far_left():
+    assert (activate("softplus", HUGE) == np.maximum(HUGE, 0))[[0, 1, 5, 6]].all()

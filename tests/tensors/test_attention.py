@@ -1,0 +1,293 @@
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from libraries import LIBRARIES
+
+from tidegate.tensors.attention import (
+    attention_output,
+    attention_scores,
+    attention_scores_with_metric,
+    attention_weights,
+    batched_attention,
+    bilinear_attention,
+    decompose_attention,
+    scaled_dot_product_attention,
+)
+from tidegate.tensors.autodiff import gradients
+from tidegate.tensors.softmax import gibbs_distribution, partition_function
+
+BATCH, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 3, 5, 4, 6
+RNG = np.random.default_rng(0)
+Q = RNG.normal(size=(BATCH, QUERIES, WIDTH))
+K = RNG.normal(size=(BATCH, KEYS, WIDTH))
+V = RNG.normal(size=(BATCH, KEYS, VALUE_WIDTH))
+METRIC = RNG.normal(size=(WIDTH, WIDTH))
+MASK = RNG.random((BATCH, QUERIES, KEYS)) < 0.6
+MASK[0, 1] = False
+"""The second query of the first batch may see nothing."""
+
+# Few examples, as each holds several rows and costs a compilation.
+few = settings(max_examples=6)
+finite = st.floats(-3, 3)
+queries = hnp.arrays(np.float64, Q.shape, elements=finite)
+keys = hnp.arrays(np.float64, K.shape, elements=finite)
+values = hnp.arrays(np.float64, V.shape, elements=finite)
+masks = hnp.arrays(bool, MASK.shape)
+with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
+
+
+def by_loops(q, k, v, mask, temperature=1.0):
+    """Attention of one batch, written out position by position."""
+    output = np.zeros((len(q), v.shape[-1]))
+    for i in range(len(q)):
+        seen = [j for j in range(len(k)) if mask[i, j]]
+        factors = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[-1]) / temperature) for j in seen]
+        for factor, j in zip(factors, seen, strict=True):
+            output[i] += factor / sum(factors) * v[j]
+    return output
+
+
+@few
+@given(q=queries, k=keys, v=values, mask=masks, temperature=st.floats(0.3, 3))
+def test_attention_equals_its_formula_written_out(library, q, k, v, mask, temperature):
+    output = library.call(scaled_dot_product_attention, q, k, v, mask, temperature)
+    assert_close(output, np.stack([by_loops(*one, temperature) for one in zip(q, k, v, mask, strict=True)]))
+
+
+@few
+@given(q=queries, k=keys, v=values, mask=masks)
+def test_rows_sum_to_one_or_to_zero_when_empty(library, q, k, v, mask):
+    _, weights = library.call(scaled_dot_product_attention, q, k, v, mask, return_weights=True)
+    assert_close(to_numpy(weights).sum(-1), mask.any(-1).astype(float))
+
+
+@few
+@given(q=queries, k=keys, v=values)
+def test_outputs_lie_in_the_convex_hull_of_the_values(library, q, k, v):
+    directions = np.random.default_rng(1).normal(size=(VALUE_WIDTH, 50))
+    along = to_numpy(library.call(scaled_dot_product_attention, q, k, v)) @ directions
+    offered = v @ directions
+    assert_close(np.clip(along, offered.min(1, keepdims=True), offered.max(1, keepdims=True)), along)
+
+
+@few
+@given(q=queries, k=keys, v=values, mask=masks, order=st.permutations(range(KEYS)))
+def test_the_order_of_keys_does_not_matter(library, q, k, v, mask, order):
+    permuted = library.call(scaled_dot_product_attention, q, k[:, order], v[:, order], mask[..., order])
+    assert_close(permuted, scaled_dot_product_attention(q, k, v, mask))
+
+
+@few
+@given(q=queries, k=keys, v=values, order=st.permutations(range(QUERIES)))
+def test_permuted_queries_get_permuted_outputs(library, q, k, v, order):
+    assert_close(
+        library.call(scaled_dot_product_attention, q[:, order], k, v), scaled_dot_product_attention(q, k, v)[:, order]
+    )
+
+
+@few
+@given(q=queries, k=keys, shift=hnp.arrays(np.float64, WIDTH, elements=finite))
+def test_weights_ignore_a_shift_of_all_keys(library, q, k, shift):
+    weights = library.call(lambda q, k: attention_weights(attention_scores(q, k)), q, k + shift)
+    assert_close(weights, attention_weights(attention_scores(q, k)))
+
+
+def test_temperature_limits_are_the_best_key_and_the_mean_of_all(library):
+    cold = library.call(scaled_dot_product_attention, Q, K, V, temperature=1e-5)
+    best = np.argmax(Q @ np.swapaxes(K, 1, 2), axis=-1)
+    assert_close(cold, np.take_along_axis(V, best[..., None], axis=1))
+    hot = library.call(scaled_dot_product_attention, Q, K, V, temperature=1e15)
+    assert_close(hot, np.broadcast_to(V.mean(1, keepdims=True), hot.shape))
+
+
+def test_scores_are_scaled_by_the_root_of_the_width(library):
+    products = np.einsum("bia,bja->bij", Q, K)
+    assert_close(library.call(attention_scores, Q, K), products / 2)
+    assert_close(library.call(attention_scores, Q, K, scale=False), products)
+
+
+def test_vectors_without_entries_score_zero(library):
+    assert_close(library.call(attention_scores, np.ones((2, 0)), np.ones((3, 0))), np.zeros((2, 3)))
+
+
+def test_output_without_any_key_is_zero(library):
+    output = library.call(scaled_dot_product_attention, Q, K[:, :0], V[:, :0])
+    assert_close(output, np.zeros((BATCH, QUERIES, VALUE_WIDTH)))
+
+
+def test_scores_with_the_scaled_identity_as_metric_are_the_scaled_scores(library):
+    metric = np.eye(WIDTH) / math.sqrt(WIDTH)
+    assert_close(library.call(attention_scores_with_metric, Q, K, metric), attention_scores(Q, K))
+    assert_close(
+        library.call(bilinear_attention, Q, K, V, metric, MASK, 0.7), scaled_dot_product_attention(Q, K, V, MASK, 0.7)
+    )
+
+
+def test_a_metric_acts_like_a_map_on_the_queries(library):
+    output, weights = library.call(bilinear_attention, Q, K, V, METRIC, MASK, 0.7, return_weights=True)
+    expected = gibbs_distribution(np.einsum("bia,ac,bjc->bij", Q, METRIC, K), 0.7, MASK)
+    assert_close(weights, expected)
+    assert_close(output, expected @ V)
+
+
+def test_a_batch_is_a_loop(library):
+    expected = np.stack([scaled_dot_product_attention(*one) for one in zip(Q, K, V, MASK, strict=True)])
+    assert_close(library.call(batched_attention, Q, K, V, MASK), expected)
+    assert_close(library.call(batched_attention, Q[None], K[None], V[None], MASK[None])[0], expected)
+
+
+def test_leading_axes_broadcast(library):
+    output = library.call(scaled_dot_product_attention, Q[:, None], K[0], V[:1, None], MASK[0])
+    assert_close(output[:, 0], np.stack([scaled_dot_product_attention(q, K[0], V[0], MASK[0]) for q in Q]))
+
+
+@pytest.mark.parametrize("mask", [MASK[0], MASK[:, :1], MASK[..., :1], np.ones((1, 1), dtype=bool)])
+def test_masks_broadcast_to_the_scores(library, mask):
+    expected = scaled_dot_product_attention(Q, K, V, np.broadcast_to(mask, MASK.shape))
+    assert_close(library.call(scaled_dot_product_attention, Q, K, V, mask), expected)
+
+
+def test_a_temperature_for_each_query(library):
+    temperature = np.array([[0.5], [1.0], [4.0]])
+    output = library.call(scaled_dot_product_attention, Q, K, V, temperature=temperature)
+    for i in range(QUERIES):
+        one = scaled_dot_product_attention(Q[:, i : i + 1], K, V, temperature=float(temperature[i, 0]))
+        assert_close(output[:, i : i + 1], one)
+
+
+def test_a_query_that_sees_nothing_gets_zero(library):
+    output, weights = library.call(scaled_dot_product_attention, Q, K, V, MASK, return_weights=True)
+    assert (to_numpy(output)[0, 1] == 0).all()
+    assert (to_numpy(weights)[0, 1] == 0).all()
+
+
+@with_autodiff
+def test_a_query_that_sees_nothing_has_gradient_zero(library):
+    def slopes(q, k, v, mask):
+        def loss(named):
+            return (scaled_dot_product_attention(named["Q"], named["K"], named["V"], mask) ** 2).sum()
+
+        return gradients(loss, {"Q": q, "K": k, "V": v})
+
+    masked = library.call(slopes, Q, K, V, MASK)
+    without = library.call(slopes, Q[:1, ::2], K[:1], V[:1], MASK[:1, ::2])
+    assert (to_numpy(masked["Q"])[0, 1] == 0).all()
+    assert (to_numpy(masked["Q"])[0, 0] != 0).any()
+    assert_close(masked["Q"][:1, ::2], without["Q"], what="gradient")
+    assert_close(masked["K"][:1], without["K"], what="gradient")
+    assert_close(masked["V"][:1], without["V"], what="gradient")
+
+
+@with_autodiff
+def test_all_empty_attention_has_gradient_zero_everywhere(library):
+    def slopes(q, k, v):
+        mask = np.zeros(MASK.shape, dtype=bool)
+
+        def loss(named):
+            return scaled_dot_product_attention(named["Q"], named["K"], named["V"], mask).sum()
+
+        return gradients(loss, {"Q": q, "K": k, "V": v})
+
+    for slope in library.call(slopes, Q, K, V).values():
+        assert (to_numpy(slope) == 0).all()
+
+
+def test_the_decomposition_holds_every_step(library):
+    steps = library.call(decompose_attention, Q, K, V)
+    assert set(steps) == {"scores_raw", "scores", "weights", "output", "partition", "scale"}
+    assert float(steps["scale"]) == 1 / math.sqrt(WIDTH)
+    assert_close(steps["scores_raw"], attention_scores(Q, K, scale=False))
+    assert_close(steps["scores"], attention_scores(Q, K))
+    assert_close(steps["partition"], partition_function(attention_scores(Q, K)))
+    assert_close(
+        to_numpy(steps["weights"]) * to_numpy(steps["partition"])[..., None], np.exp(to_numpy(steps["scores"]))
+    )
+    assert_close(steps["output"], scaled_dot_product_attention(Q, K, V))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+    def all_of_them(q, k, v, g, mask):
+        weights = attention_weights(attention_scores(q, k), mask)
+        return [
+            attention_scores(q, k),
+            weights,
+            attention_output(weights, v),
+            scaled_dot_product_attention(q, k, v, mask),
+            bilinear_attention(q, k, v, g, mask),
+            batched_attention(q, k, v, mask),
+            decompose_attention(q, k, v)["partition"],
+        ]
+
+    arrays = [array.astype(dtype) for array in (Q, K, V, METRIC)]
+    expected = all_of_them(Q, K, V, METRIC, MASK)
+    for result, exact in zip(library.call(all_of_them, *arrays, MASK), expected, strict=True):
+        assert isinstance(result, library.kind)
+        assert to_numpy(result).dtype == dtype
+        assert_close(result, exact, dtype=np.dtype(dtype).name)
+
+
+def test_half_precision_stays_half_precision():
+    q, k, v = (torch.tensor(array, dtype=torch.bfloat16) for array in (Q, K, V))
+    output, weights = scaled_dot_product_attention(q, k, v, torch.from_numpy(MASK), return_weights=True)
+    assert output.dtype == weights.dtype == torch.bfloat16
+
+
+def test_numpy_constants_mix_with_other_arrays():
+    expected = bilinear_attention(Q, K, V, METRIC, MASK)
+    assert_close(bilinear_attention(jnp.asarray(Q), K, V, METRIC, MASK), expected)
+    assert_close(bilinear_attention(torch.from_numpy(Q), K, V, METRIC, MASK), expected)
+
+
+def test_torch_agrees_with_its_own_kernel():
+    q, k, v, mask = (torch.from_numpy(array) for array in (Q, K, V, MASK | True))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    assert_close(scaled_dot_product_attention(q, k, v, mask), expected)
+
+
+def test_bad_arguments_are_named(library):
+    with pytest.raises(ValueError, match="Q and K must have the same width; Q has 4, K has 6"):
+        library.call(scaled_dot_product_attention, Q, V, K)
+    with pytest.raises(ValueError, match="A and V must have the same number of keys; A has 5, V has 3"):
+        library.call(scaled_dot_product_attention, Q, K, V[:, :3])
+    with pytest.raises(ValueError, match=r"Q must have shape \(..., query, width\); got \(4,\)"):
+        library.call(attention_scores, Q[0, 0], K)
+    with pytest.raises(ValueError, match=r"K must have shape \(..., key, width\); got \(4,\)"):
+        library.call(attention_scores, Q, K[0, 0])
+    with pytest.raises(ValueError, match=r"V must have shape \(..., key, value width\); got \(6,\)"):
+        library.call(attention_output, MASK.astype(float), V[0, 0])
+    with pytest.raises(ValueError, match="The leading axes of Q and K must be equal or broadcast"):
+        library.call(attention_scores, Q, np.concatenate([K, K]))
+    with pytest.raises(ValueError, match="The leading axes of A and V must be equal or broadcast"):
+        library.call(scaled_dot_product_attention, Q, K, np.concatenate([V, V]))
+    with pytest.raises(TypeError, match=r"K must have a real floating dtype; got .*int64"):
+        library.call(attention_scores, Q, K.astype(np.int64))
+    with pytest.raises(TypeError, match="scale must be True, for 1/sqrt"):
+        library.call(attention_scores, Q, K, 0.5)
+    with pytest.raises(TypeError, match="mask must be bool, True where a query may attend"):
+        library.call(scaled_dot_product_attention, Q, K, V, MASK.astype(np.int64))
+    for mask in (MASK[0, 0], MASK[..., :3], MASK[None, None], np.swapaxes(MASK, 1, 2)):
+        with pytest.raises(ValueError, match=r"mask must broadcast to the scores' shape \(..., query, key\)"):
+            library.call(scaled_dot_product_attention, Q, K, V, mask)
+    with pytest.raises(ValueError, match=r"Q must have shape \(..., batch, query, width\); got \(3, 4\)"):
+        library.call(batched_attention, Q[0], K, V)
+    with pytest.raises(ValueError, match=r"V must have shape \(..., batch, key, value width\); got \(5, 6\)"):
+        library.call(batched_attention, Q, K, V[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -2.0])
+def test_a_temperature_that_is_not_positive_is_refused(library, temperature):
+    with pytest.raises(ValueError, match=f"temperature must be above 0; got {temperature}"):
+        library.call(scaled_dot_product_attention, Q, K, V, None, temperature)
+
+
+def test_lists_are_refused_with_a_remedy():
+    with pytest.raises(TypeError, match=r"Q must be an array .*numpy.asarray\(Q\)"):
+        scaled_dot_product_attention([[1.0]], K, V)

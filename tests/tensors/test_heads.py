@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.tensors.heads import merge_groups, repeat_heads, split_groups, sum_groups
+
+BATCHES = [(), (2,), (2, 3)]
+
+
+def heads(*shape, dtype=np.float64):
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_group_serves_neighbouring_heads(library, batch, dtype):
+    x = heads(*batch, 2, 3, 4, dtype=dtype)
+    repeated = library.call(lambda x: repeat_heads(x, 6), x)
+    assert isinstance(repeated, library.kind)
+    assert to_numpy(repeated).dtype == dtype
+    for n in range(6):
+        assert (to_numpy(repeated)[..., n, :, :] == x[..., n // 3, :, :]).all()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_group_is_merged_side_by_side_in_order(library, batch):
+    x = heads(*batch, 6, 3, 4)
+    merged = library.call(lambda x: merge_groups(x, 2), x)
+    assert isinstance(merged, library.kind)
+    assert merged.shape == (*batch, 2, 3, 12)
+    for n in range(6):
+        part = to_numpy(merged)[..., n // 3, :, 4 * (n % 3) : 4 * (n % 3 + 1)]
+        assert (part == x[..., n, :, :]).all()
+
+
+@given(batch=st.sampled_from(BATCHES), groups=st.integers(1, 3), size=st.integers(1, 3), T=st.integers(0, 4))
+def test_splitting_undoes_merging(batch, groups, size, T):
+    x = heads(*batch, groups * size, T, 2)
+    assert (split_groups(merge_groups(x, groups), size) == x).all()
+    y = heads(*batch, groups, T, size * 2)
+    assert (merge_groups(split_groups(y, size), groups) == y).all()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_summing_is_the_transpose_of_repeating(library, batch):
+    x, y = heads(*batch, 2, 3, 4), heads(*batch, 6, 3, 4)
+    repeated, summed = library.call(lambda x, y: (repeat_heads(x, 6), sum_groups(y, 2)), x, y)
+    assert isinstance(summed, library.kind)
+    assert summed.shape == x.shape
+    assert_close(np.sum(to_numpy(repeated) * y), np.sum(x * to_numpy(summed)))
+    assert_close(summed, np.stack([y[..., :3, :, :].sum(-3), y[..., 3:, :, :].sum(-3)], axis=-3))
+
+
+def test_one_head_each_changes_nothing():
+    x = heads(4, 3, 2)
+    for same in (repeat_heads(x, 4), merge_groups(x, 4), split_groups(x, 1), sum_groups(x, 4)):
+        assert (same == x).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: repeat_heads(x, 6), r"^num_heads must be a multiple of the 4 heads that are there; got 6\.$"),
+        (
+            lambda x: merge_groups(x, 3),
+            r"^The number of heads, 4, must be a multiple of the number of groups; got 3\.$",
+        ),
+        (lambda x: split_groups(x, 3), r"^group_size must divide the width, 2; got 3\.$"),
+        (lambda x: sum_groups(x, 3), r"^num_groups must divide the 4 heads; got 3\.$"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(library, function, message):
+    with pytest.raises(ValueError, match=message):
+        library.call(function, heads(4, 3, 2))
+
+
+@pytest.mark.parametrize("function", [repeat_heads, merge_groups, split_groups, sum_groups])
+def test_an_array_without_heads_is_refused(function):
+    with pytest.raises(ValueError, match=r"^x must have shape \(\.\.\., heads, row, column\); got \(3, 2\)\.$"):
+        function(heads(3, 2), 1)

@@ -1,0 +1,282 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from libraries import LIBRARIES
+
+from tidegate.tensors.attention import scaled_dot_product_attention
+from tidegate.tensors.autodiff import gradients
+from tidegate.tensors.multihead import (
+    decompose_multihead,
+    head_attention_entropy,
+    head_diversity,
+    init_multihead_weights,
+    multihead_attention,
+    multihead_attention_batched,
+)
+from tidegate.tensors.softmax import entropy, softmax_rows
+
+BATCH, HEADS, QUERIES, KEYS, MODEL, KEY_WIDTH, VALUE_WIDTH = 2, 3, 4, 5, 6, 2, 3
+RNG = np.random.default_rng(0)
+Q = RNG.normal(size=(BATCH, QUERIES, MODEL))
+K, V = RNG.normal(size=(2, BATCH, KEYS, MODEL))
+W_Q, W_K = RNG.normal(size=(2, HEADS, MODEL, KEY_WIDTH))
+W_V = RNG.normal(size=(HEADS, MODEL, VALUE_WIDTH))
+W_O = RNG.normal(size=(HEADS, VALUE_WIDTH, MODEL))
+WEIGHTS = (W_Q, W_K, W_V, W_O)
+MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.6
+MASK[0, :, 1] = False
+"""The second query of the first batch may see nothing."""
+
+# Few examples, as each holds several rows and costs a compilation.
+few = settings(max_examples=6)
+with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
+inputs = hnp.arrays(np.float64, (BATCH, QUERIES, MODEL), elements=st.floats(-2, 2))
+head_weights = hnp.arrays(np.float64, (2, HEADS, QUERIES, KEYS), elements=st.floats(-5, 5)).map(softmax_rows)
+
+
+def by_heads(q, k, v, mask):
+    """The sum over heads of single attention with projections."""
+    heads = zip(*WEIGHTS, mask, strict=True)
+    return sum(scaled_dot_product_attention(q @ wq, k @ wk, v @ wv, m) @ wo for wq, wk, wv, wo, m in heads)
+
+
+@few
+@given(q=inputs)
+def test_several_heads_are_the_sum_of_single_attention_with_projections(library, q):
+    output = library.call(multihead_attention, q, K, V, *WEIGHTS, MASK)
+    assert_close(output, np.stack([by_heads(*one) for one in zip(q, K, V, MASK, strict=True)]))
+
+
+@few
+@given(q=inputs)
+def test_one_head_is_single_attention_with_projections(library, q):
+    single = scaled_dot_product_attention(q @ W_Q[0], K @ W_K[0], V @ W_V[0]) @ W_O[0]
+    assert_close(library.call(multihead_attention, q, K, V, *(w[:1] for w in WEIGHTS)), single)
+
+
+@few
+@given(order=st.permutations(range(HEADS)))
+def test_the_order_of_heads_does_not_matter(library, order):
+    permuted = library.call(multihead_attention, Q, K, V, *(w[order] for w in WEIGHTS), MASK[:, order])
+    assert_close(permuted, multihead_attention(Q, K, V, *WEIGHTS, MASK))
+
+
+@few
+@given(order=st.permutations(range(KEYS)))
+def test_the_order_of_keys_does_not_matter(library, order):
+    permuted = library.call(multihead_attention, Q, K[:, order], V[:, order], *WEIGHTS, MASK[..., order])
+    assert_close(permuted, multihead_attention(Q, K, V, *WEIGHTS, MASK))
+
+
+def test_a_batch_is_a_loop(library):
+    expected = np.stack([multihead_attention(*one, *WEIGHTS) for one in zip(Q, K, V, strict=True)])
+    assert_close(library.call(multihead_attention_batched, Q, K, V, *WEIGHTS), expected)
+    assert_close(library.call(multihead_attention_batched, Q[None], K[None], V[None], *WEIGHTS)[0], expected)
+
+
+@pytest.mark.parametrize("mask", [MASK[0, 0], MASK[:1], MASK[:, :1], MASK[..., :1]])
+def test_masks_have_two_axes_or_all(library, mask):
+    expected = multihead_attention(Q, K, V, *WEIGHTS, np.broadcast_to(mask, MASK.shape))
+    assert_close(library.call(multihead_attention_batched, Q, K, V, *WEIGHTS, mask), expected)
+
+
+def test_a_mask_for_each_head_without_a_batch(library):
+    assert_close(
+        library.call(multihead_attention, Q[0], K[0], V[0], *WEIGHTS, MASK[0]), by_heads(Q[0], K[0], V[0], MASK[0])
+    )
+
+
+def test_returned_weights_are_those_of_each_head(library):
+    output, weights = library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK, return_weights=True)
+    for h in range(HEADS):
+        arguments = Q @ W_Q[h], K @ W_K[h], V @ W_V[h], MASK[:, h]
+        assert_close(weights[:, h], scaled_dot_product_attention(*arguments, return_weights=True)[1])
+    assert_close(output, multihead_attention(Q, K, V, *WEIGHTS, MASK))
+
+
+def test_a_query_that_sees_nothing_gets_zero(library):
+    output, weights = library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK, return_weights=True)
+    assert (to_numpy(output)[0, 1] == 0).all()
+    assert (to_numpy(weights)[0, :, 1] == 0).all()
+
+
+@with_autodiff
+def test_a_query_that_sees_nothing_has_gradient_zero(library):
+    def slopes(q, k, v, *weights):
+        named = dict(zip(["Q", "K", "V", "W_Q", "W_K", "W_V", "W_O"], (q, k, v, *weights), strict=True))
+        return gradients(lambda arrays: (multihead_attention(**arrays, mask=MASK) ** 2).sum(), named)
+
+    found = {name: to_numpy(slope) for name, slope in library.call(slopes, Q, K, V, *WEIGHTS).items()}
+    assert (found["Q"][0, 1] == 0).all()
+    assert all(np.isfinite(slope).all() and (slope != 0).any() for slope in found.values())
+
+
+def test_the_decomposition_holds_every_step(library):
+    steps = library.call(decompose_multihead, Q, K, V, *WEIGHTS)
+    output, weights = multihead_attention(Q, K, V, *WEIGHTS, return_weights=True)
+    expected = {
+        "Q_heads": np.einsum("btd,hdk->bhtk", Q, W_Q),
+        "K_heads": np.einsum("btd,hdk->bhtk", K, W_K),
+        "V_heads": np.einsum("btd,hdk->bhtk", V, W_V),
+        "weights": weights,
+        "output": output,
+        "head_diversity": head_diversity(weights),
+        "head_entropy": head_attention_entropy(weights),
+    }
+    expected["scores"] = expected["Q_heads"] @ np.swapaxes(expected["K_heads"], -1, -2) / math.sqrt(KEY_WIDTH)
+    expected["head_outputs"] = weights @ expected["V_heads"]
+    assert set(steps) == set(expected)
+    for name, value in expected.items():
+        assert_close(steps[name], value)
+
+
+@few
+@given(weights=head_weights)
+def test_diversity_is_one_minus_the_mean_cosine_similarity_of_pairs(library, weights):
+    flat = weights.reshape(2, HEADS, -1)
+    unit = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
+    pairs = [(unit[:, a] * unit[:, b]).sum(-1) for a in range(HEADS) for b in range(a)]
+    assert_close(library.call(head_diversity, weights), 1 - np.mean(pairs, axis=0))
+
+
+def test_identical_heads_have_diversity_zero_and_disjoint_heads_one(library):
+    weights = softmax_rows(RNG.normal(size=(QUERIES, KEYS)))
+    assert_close(library.call(head_diversity, np.stack([weights] * 4)), np.asarray(0.0))
+    first, second = np.zeros((2, QUERIES, KEYS))
+    first[:, 0], second[:, 1] = 1, 1
+    assert_close(library.call(head_diversity, np.stack([first, second])), np.asarray(1.0))
+    assert_close(library.call(head_diversity, weights[None]), np.asarray(0.0))
+
+
+def test_heads_without_weight_resemble_each_other_only(library):
+    weights = softmax_rows(RNG.normal(size=(QUERIES, KEYS)))
+    blank = np.zeros((QUERIES, KEYS))
+    assert_close(library.call(head_diversity, np.stack([blank, blank])), np.asarray(0.0))
+    assert_close(library.call(head_diversity, np.stack([blank, weights])), np.asarray(1.0))
+    assert_close(library.call(head_diversity, np.stack([blank, blank, weights])), np.asarray(2 / 3))
+
+
+@with_autodiff
+def test_diversity_has_finite_gradients_at_heads_without_weight(library):
+    weights = np.stack([np.zeros((QUERIES, KEYS)), *softmax_rows(RNG.normal(size=(2, QUERIES, KEYS)))])
+    slopes = to_numpy(
+        library.call(lambda a: gradients(lambda named: head_diversity(named["A"]), {"A": a})["A"], weights)
+    )
+    assert np.isfinite(slopes).all()
+    assert (slopes[1:] != 0).any()
+
+
+@few
+@given(weights=head_weights)
+def test_head_entropy_is_the_mean_over_queries(library, weights):
+    expected = np.array([[np.mean([entropy(row) for row in head]) for head in batch] for batch in weights])
+    assert_close(library.call(head_attention_entropy, weights), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+    arrays = [array.astype(dtype) for array in (Q, K, V, *WEIGHTS)]
+    expected = decompose_multihead(Q, K, V, *WEIGHTS)
+    for name, result in library.call(decompose_multihead, *arrays).items():
+        assert isinstance(result, library.kind)
+        assert to_numpy(result).dtype == dtype
+        assert_close(result, expected[name], dtype=np.dtype(dtype).name)
+
+
+def test_numpy_constants_mix_with_other_arrays():
+    expected = multihead_attention(Q, K, V, *WEIGHTS, MASK)
+    assert_close(multihead_attention(jnp.asarray(Q), K, V, *WEIGHTS, MASK), expected)
+    assert_close(multihead_attention(torch.from_numpy(Q), K, V, *WEIGHTS, MASK), expected)
+
+
+KEYS_OF_RANDOMNESS = {
+    np.ndarray: lambda: np.random.default_rng(7),
+    jax.Array: lambda: jax.random.key(7),
+    torch.Tensor: lambda: torch.Generator().manual_seed(7),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS_OF_RANDOMNESS)
+def test_initial_weights_are_glorot_normal(kind):
+    d_model, num_heads, d_k, d_v = 64, 8, 48, 32
+    weights = init_multihead_weights(KEYS_OF_RANDOMNESS[kind](), d_model, num_heads, d_k, d_v)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    assert shapes == {
+        "W_Q": (num_heads, d_model, d_k),
+        "W_K": (num_heads, d_model, d_k),
+        "W_V": (num_heads, d_model, d_v),
+        "W_O": (num_heads, d_v, d_model),
+    }
+    fans = {"W_Q": d_model + d_k, "W_K": d_model + d_k, "W_V": d_model + d_v, "W_O": num_heads * d_v + d_model}
+    for name, weight in weights.items():
+        assert isinstance(weight, kind)
+        standard = to_numpy(weight) / math.sqrt(2 / fans[name])
+        # Five standard errors of the mean and of the variance of as many standard normal numbers.
+        assert abs(standard.mean()) < 5 / math.sqrt(standard.size)
+        assert abs(standard.var() - 1) < 5 * math.sqrt(2 / standard.size)
+    assert not np.array_equal(to_numpy(weights["W_Q"]), to_numpy(weights["W_K"]))
+
+
+@pytest.mark.parametrize("kind", KEYS_OF_RANDOMNESS)
+def test_the_same_key_gives_the_same_weights_ready_for_attention(kind):
+    first, second = (init_multihead_weights(KEYS_OF_RANDOMNESS[kind](), 6, 3) for _ in range(2))
+    assert all(np.array_equal(to_numpy(first[name]), to_numpy(second[name])) for name in first)
+    assert first["W_Q"].shape == (3, 6, 2)
+    assert multihead_attention(Q, K, V, **first).shape == Q.shape
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    key = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="num_heads must divide d_model; got num_heads 4 and d_model 6"):
+        init_multihead_weights(key, 6, 4)
+    with pytest.raises(ValueError, match="num_heads must divide d_model"):
+        init_multihead_weights(key, 6, 4, d_k=2)
+    assert init_multihead_weights(key, 6, 4, d_k=2, d_v=5)["W_O"].shape == (4, 5, 6)
+    with pytest.raises(ValueError, match="num_heads must be at least 1; got 0"):
+        init_multihead_weights(key, 6, 0)
+    with pytest.raises(ValueError, match="d_v must be at least 1; got 0"):
+        init_multihead_weights(key, 6, 3, d_v=0)
+    with pytest.raises(TypeError, match=r"key must be a numpy\.random\.Generator"):
+        init_multihead_weights(0, 6, 3)
+
+
+def test_masks_that_could_mean_heads_or_batches_are_refused(library):
+    for mask in (MASK[0], MASK[:, 0]):
+        with pytest.raises(ValueError, match=r"mask must be \(query, key\) or have every axis .* head axis of size 1"):
+            library.call(multihead_attention, Q, K, V, *WEIGHTS, mask)
+    with pytest.raises(ValueError, match=r"mask must broadcast to the scores' shape"):
+        library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK[:, :2])
+    with pytest.raises(TypeError, match="mask must be bool"):
+        library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK.astype(np.int64))
+
+
+def test_bad_arguments_are_named(library):
+    with pytest.raises(ValueError, match="Q and W_Q must have the same d_model; Q has 5, W_Q has 6"):
+        library.call(multihead_attention, Q[..., :5], K, V, *WEIGHTS)
+    with pytest.raises(ValueError, match="W_Q and W_K must have the same d_k; W_Q has 2, W_K has 3"):
+        library.call(multihead_attention, Q, K, V, W_Q, W_V, W_V, W_O)
+    with pytest.raises(ValueError, match="W_V and W_O must have the same d_v; W_V has 2, W_O has 3"):
+        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_K, W_O)
+    with pytest.raises(ValueError, match=r"must have the same number of heads; .* W_O has 1"):
+        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O[:1])
+    with pytest.raises(ValueError, match="K and V must have the same number of keys; K has 5, V has 4"):
+        library.call(multihead_attention, Q, K, V[:, :4], *WEIGHTS)
+    with pytest.raises(ValueError, match=r"W_Q must have shape \(head, d_model, d_k\); got \(6, 2\)"):
+        library.call(multihead_attention, Q, K, V, W_Q[0], W_K, W_V, W_O)
+    with pytest.raises(ValueError, match="The leading axes of Q and K and V must be equal or broadcast"):
+        library.call(multihead_attention, np.concatenate([Q, Q]), K, V, *WEIGHTS)
+    with pytest.raises(ValueError, match=r"K must have shape \(..., batch, key, d_model\); got \(5, 6\)"):
+        library.call(multihead_attention_batched, Q, K[0], V, *WEIGHTS)
+    with pytest.raises(TypeError, match="W_O must have a real floating dtype"):
+        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O.astype(np.int64))
+    for function in (head_diversity, head_attention_entropy):
+        with pytest.raises(ValueError, match=r"A must have shape \(..., head, query, key\); got \(4, 5\)"):
+            library.call(function, MASK[0, 0].astype(float))

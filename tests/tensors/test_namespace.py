@@ -1,0 +1,104 @@
+import array_api_compat
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import to_numpy
+
+from tidegate.tensors._namespace import accumulate, is_floating, namespace_of, unify
+
+NAMES = {"numpy": "array_api_compat.numpy", "jax": "jax.numpy", "jax-jit": "jax.numpy", "torch": "array_api_compat.torch"}  # fmt: skip
+
+
+def test_the_namespace_is_that_of_the_arrays(library):
+    found = []
+    library.call(lambda a, b: found.append(namespace_of(a, b).__name__) or a, np.ones(2), np.ones(2))
+    assert found == [NAMES[library.name]]
+
+
+def dtypes_after_unify(library, *own, **constants):
+    """Dtypes by name that `unify` gives to the library's arrays and NumPy constants, also while tracing."""
+    seen = {}
+
+    def function(*arrays):
+        named = {f"own{i}": array for i, array in enumerate(arrays)} | constants
+        xp, *unified = unify(**named)
+        assert all(array is None or namespace_of(array) is xp for array in unified)
+        for name, array in zip(named, unified, strict=True):
+            seen[name] = None if array is None else str(array.dtype).removeprefix("torch.")
+        return arrays[0]
+
+    library.call(function, *own)
+    return seen
+
+
+def test_constants_of_numpy_follow_the_callers_kind_and_dtype(library):
+    constants = {"real": np.ones(3), "mask": np.array([True]), "count": np.arange(2), "none": None}
+    seen = dtypes_after_unify(library, np.ones(2, np.float32), **constants)
+    wide = "float64" if library.name == "numpy" else "float32"
+    assert seen == {"own0": wide, "real": wide, "mask": "bool", "count": "int64", "none": None}
+
+
+def test_floating_dtypes_of_one_kind_are_promoted_and_others_kept(library):
+    seen = dtypes_after_unify(library, np.ones(2, np.float32), np.ones(2), np.arange(2), np.array([True]))
+    assert list(seen.values()) == ["float64", "float64", "int64", "bool"]
+
+
+def test_without_floats_nothing_changes(library):
+    seen = dtypes_after_unify(library, np.arange(2), c=np.array([True]))
+    assert seen == {"own0": "int64", "c": "bool"}
+
+
+def test_numpy_scalars_count_as_constants():
+    _, x, scalar = unify(x=torch.ones(2), scalar=np.float64(2.0))
+    assert isinstance(scalar, torch.Tensor)
+    assert (x.dtype, scalar.dtype) == (torch.float32, torch.float32)
+
+
+def test_a_constant_goes_to_the_callers_device():
+    _, x, constant = unify(x=torch.ones(2, device="meta"), constant=np.ones(2))
+    assert constant.device == x.device
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], 3.0, "text"], ids=str)
+def test_what_is_no_array_is_refused_by_name(value):
+    message = (
+        rf"^Q must be an array of NumPy, JAX or PyTorch; got {type(value).__name__}\. "
+        r"Wrap it, for instance with numpy\.asarray\(Q\)\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        unify(K=np.ones(2), Q=value)
+
+
+def test_two_libraries_are_refused_and_named():
+    message = (
+        r"^The arrays must come from one library \(NumPy constants may be mixed in\); Q is torch, K is jax\w*\. "
+        r"Convert them to one kind, for instance with numpy\.asarray\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        unify(Q=torch.ones(2), K=jnp.ones(2), V=np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    {"float16": "float32", "float32": "float32", "float64": "float64"}.items(),
+)
+def test_sums_over_half_precision_are_taken_in_float32(library, dtype, wide):
+    assert to_numpy(library.call(accumulate, np.ones(2, dtype))).dtype == wide
+
+
+def test_bfloat16_is_half_precision():
+    assert accumulate(torch.ones(2, dtype=torch.bfloat16)).dtype == torch.float32
+    assert accumulate(jnp.ones(2, dtype=jnp.bfloat16)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "floating"), {"float16": True, "float32": True, "float64": True, "int64": False, "bool": False}.items()
+)
+def test_real_floats_are_told_from_the_rest(library, dtype, floating):
+    assert is_floating(library.array(np.ones(2, dtype))) is floating
+
+
+def test_complex_numbers_are_not_real():
+    assert not is_floating(np.ones(2, complex))
+    assert array_api_compat.is_numpy_namespace(namespace_of(np.ones(2)))

@@ -1,0 +1,151 @@
+import math
+import re
+
+import numpy as np
+import pytest
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from slow import slow_rotation
+
+from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
+
+
+def sample(*shape, seed=0, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def located(x, positions, rotary):
+    return rotate(x, rotary_angles(positions, x.shape[-1], rotary, like=x))
+
+
+VARIANTS = [
+    Rotary(),
+    Rotary(base=50.0),
+    Rotary(fraction=0.5),
+    Rotary(scale=4.0),
+    Rotary(offset=7),
+    Rotary(base=10.0, fraction=0.25, scale=0.5, offset=-3),
+]
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+@given(shift=st.integers(-50, 50))
+def test_scores_depend_on_the_difference_of_positions_only(rotary, shift):
+    q, k = sample(5, 8), sample(4, 8, seed=1)
+    at, other = np.array([0, 3, 1, 9, 20]), np.array([2, 0, 11, 5])
+    near = located(q, at, rotary) @ located(k, other, rotary).T
+    far = located(q, at + shift, rotary) @ located(k, other + shift, rotary).T
+    assert_close(near, far)
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_rotation_is_the_complex_product_pair_by_pair(library, rotary, dtype):
+    x, positions = sample(2, 3, 4, 8, dtype=dtype), np.array([0, 1, 5, 30])
+    turned = library.call(lambda x, p: located(x, p, rotary), x, positions)
+    assert isinstance(turned, library.kind)
+    assert to_numpy(turned).dtype == dtype
+    expected = np.array(
+        [[[slow_rotation(v, p, rotary) for v, p in zip(head, positions, strict=True)] for head in b] for b in x]
+    )
+    assert_close(turned, expected)  # fmt: skip
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+def test_norms_stay(library, rotary):
+    x = sample(2, 4, 8)
+    turned = library.call(lambda x: located(x, np.arange(4), rotary), x)
+    assert_close(np.linalg.norm(to_numpy(turned), axis=-1), np.linalg.norm(x, axis=-1))
+
+
+def test_position_zero_stays_and_the_negative_angle_turns_back():
+    x = sample(3, 8)
+    assert (located(x, np.zeros(3, dtype=int), Rotary()) == x).all()
+    angles = rotary_angles(np.arange(3), 8, Rotary(), like=x)
+    assert_close(rotate(rotate(x, angles), -angles), x)
+
+
+def test_angles_are_positions_times_falling_frequencies():
+    angles = rotary_angles(np.array([0, 1, 2]), 8, Rotary(base=16.0), like=sample(1))
+    assert_close(angles, np.outer([0, 1, 2], [1, 1 / 2, 1 / 4, 1 / 8]))
+
+
+def test_offset_adds_and_scale_divides():
+    like, positions = sample(1), np.arange(5)
+    plain = rotary_angles(positions, 8, Rotary(), like=like)
+    assert_close(
+        rotary_angles(positions, 8, Rotary(offset=3), like=like), rotary_angles(positions + 3, 8, Rotary(), like=like)
+    )
+    assert_close(rotary_angles(positions, 8, Rotary(scale=4.0), like=like), plain / 4)  # fmt: skip
+
+
+def test_channels_beyond_the_fraction_stay():
+    x = sample(4, 8)
+    turned = located(x, np.arange(4) + 1, Rotary(fraction=0.5))
+    assert (turned[:, 4:] == x[:, 4:]).all()
+    assert (turned[:, :4] != x[:, :4]).all()
+
+
+def test_positions_may_differ_by_batch(library):
+    x, positions = sample(2, 3, 4, 8), np.array([[0, 1, 2, 3], [5, 6, 7, 8]])
+    turned = library.call(lambda x, p: rotate(x, rotary_angles(p, 8, Rotary(), like=x)[:, None]), x, positions)
+    for b in range(2):
+        assert_close(to_numpy(turned)[b], located(x[b], positions[b], Rotary()))
+
+
+def test_half_precision_turns_by_float32_angles(library):
+    x = sample(3, 4, dtype=np.float16)
+    angles = library.call(lambda x: rotary_angles(np.arange(3), 4, Rotary(), like=x), x)
+    assert to_numpy(angles).dtype == np.float32
+
+
+def test_real_positions_are_allowed(library):
+    angles = library.call(lambda p, x: rotary_angles(p, 2, Rotary(), like=x), np.array([0.5, 1.5]), sample(1))
+    assert_close(angles, np.array([[0.5], [1.5]]))
+
+
+def test_a_width_is_the_share_of_the_head():
+    assert Rotary().width(8) == 8
+    assert Rotary(fraction=0.25).width(8) == 2
+    assert Rotary(fraction=1 / 3).width(6) == 2
+    assert Rotary(base=100.0).frequencies(4) == [1.0, 0.1]
+
+
+@pytest.mark.parametrize(("fraction", "head_dim"), [(1.0, 7), (0.5, 6), (0.3, 8), (0.01, 8), (0.55, 4)])
+def test_a_share_that_is_not_even_is_refused(fraction, head_dim):
+    message = (
+        f"Rotary.fraction must select an even number of the head's {head_dim} channels; "
+        f"{fraction} selects {head_dim * fraction:g}."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Rotary(fraction=fraction).width(head_dim)
+
+
+@pytest.mark.parametrize("name", ["base", "scale"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_base_and_scale_are_finite_and_positive(name, value):
+    with pytest.raises(ValueError, match=f"^Rotary.{name} must be a finite number above 0; got {value!r}.$"):
+        Rotary(**{name: value})
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, math.nan])
+def test_the_fraction_is_a_share(fraction):
+    with pytest.raises(ValueError, match=re.escape(f"Rotary.fraction must lie in (0, 1]; got {fraction!r}.")):
+        Rotary(fraction=fraction)
+
+
+@pytest.mark.parametrize(
+    ("x", "angles", "error", "message"),
+    [
+        (sample(3, 4), sample(2, 2), ValueError, "x and angles must have the same number of positions; x has 3, angles has 2."),
+        (sample(3, 4), sample(3, 3), ValueError, "angles has 3 pairs, which need 6 channels; x has 4."),
+        (sample(3, 4), sample(2, 3, 2), ValueError, "angles must broadcast to x's leading axes, (); got (2,)."),
+        (sample(2, 3, 4), sample(5, 3, 2), ValueError, "The leading axes of x and angles must be equal or broadcast"),
+        (sample(4), sample(3, 2), ValueError, "x must have shape (..., position, width); got (4,)."),
+        (np.ones((3, 4), int), sample(3, 2), TypeError, "x must have a real floating dtype"),
+    ],
+)  # fmt: skip
+def test_angles_that_do_not_fit_are_refused(library, x, angles, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        library.call(rotate, x, angles)

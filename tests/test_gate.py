@@ -1,0 +1,466 @@
+import json
+import math
+import re
+from dataclasses import FrozenInstanceError, asdict, fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate import PRESETS, Gate, HeadShape, legal_gates
+
+READS_AT = {
+    "output": ("input", "query", "value", "output"),
+    "value": ("input", "query", "value"),
+    "key": ("input", "query", "value"),
+    "query": ("input", "query", "value"),
+    "dense": ("input", "output"),
+}
+COMBINATIONS = {
+    (site, reads, grain)
+    for site, sources in READS_AT.items()
+    for reads in sources
+    for grain in (("element",) if site == "dense" else ("element", "head"))
+}
+ACTIVATIONS = ("sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity")
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def gates(draw):
+    site, reads, grain = draw(st.sampled_from(sorted(COMBINATIONS)))
+    return Gate(
+        site=site,
+        reads=reads,
+        grain=grain,
+        share="head" if site == "dense" else draw(st.sampled_from(["head", "group", "layer"])),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        op=draw(st.sampled_from(["multiply", "add"])),
+        rank=draw(st.none() | st.integers(1, 10**6)),
+        width=draw(st.none() | st.integers(1, 10**6)),
+        init_std=draw(st.just(0.02) | numbers.map(abs)),
+        bias=draw(st.none() | numbers),
+    )
+
+
+def exactly(message):
+    return f"^{re.escape(message)}$"
+
+
+class TestSpelling:
+    @given(gate=gates())
+    @settings(max_examples=200)
+    def test_a_spelling_parses_back(self, gate):
+        assert Gate.parse(str(gate)) == gate
+        assert Gate.parse(gate.spelling) == gate
+        assert Gate.parse(f"  {gate.spelling}\n") == gate
+
+    @given(gate=gates())
+    @settings(max_examples=200)
+    def test_a_spelling_has_none_of_the_characters_that_join_and_assign(self, gate):
+        assert not set("=,@+ ") & set(gate.spelling)
+        assert not set("=,@+ ") & set(str(gate))
+
+    @given(gate=gates(), seed=st.randoms(use_true_random=False))
+    def test_parts_after_reads_come_in_any_order(self, gate, seed):
+        site, reads, *parts = gate.spelling.split(":")
+        seed.shuffle(parts)
+        assert Gate.parse(":".join([site, reads, *parts])) == gate
+
+    @pytest.mark.parametrize(
+        ("spelling", "options"),
+        {
+            "output:input": {},
+            "output:input:head": {"grain": "head"},
+            "output:input:silu": {"activation": "silu"},
+            "output:input:softplus": {"activation": "softplus"},
+            "output:input:tanh1": {"activation": "tanh1"},
+            "output:input:twosigmoid": {"activation": "twosigmoid"},
+            "output:input:identity": {"activation": "identity"},
+            "output:input:shared-group": {"share": "group"},
+            "output:input:shared-layer": {"share": "layer"},
+            "output:input:add": {"op": "add"},
+            "output:input:r8": {"rank": 8},
+            "output:input:w12": {"width": 12},
+            "output:input:b1.5": {"bias": 1.5},
+            "output:input:b-2": {"bias": -2.0},
+            "output:input:b0": {"bias": 0.0},
+            "output:input:b1e20": {"bias": 1e20},
+            "output:input:s1e-07": {"init_std": 1e-7},
+            "output:input:s0": {"init_std": 0.0},
+            "output:input:s100": {"init_std": 100.0},
+            "value:value:head:silu:shared-group:add:r8:w12:b1.5:s0.1": {
+                "site": "value",
+                "reads": "value",
+                "grain": "head",
+                "activation": "silu",
+                "share": "group",
+                "op": "add",
+                "rank": 8,
+                "width": 12,
+                "bias": 1.5,
+                "init_std": 0.1,
+            },
+        }.items(),
+    )
+    def test_each_field_has_its_part(self, spelling, options):
+        gate = Gate(**options)
+        assert gate.spelling == spelling
+        assert Gate.parse(spelling) == gate
+
+    def test_defaults_may_be_spelled_out(self):
+        assert Gate.parse("output:input:element:sigmoid:shared-head:multiply:s0.02") == Gate()
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_a_preset_is_spelled_by_its_name(self, name):
+        assert str(PRESETS[name]) == name
+        assert Gate.parse(name) is PRESETS[name]
+        assert Gate.parse(f" {name} ") is PRESETS[name]
+        assert Gate.parse(PRESETS[name].spelling) == PRESETS[name]
+
+    def test_a_preset_with_another_option_has_no_name(self):
+        assert str(replace(PRESETS["bma"], bias=0.0)) == "value:query:b0"
+
+
+PRESET_TABLE = {
+    "bma": ("value", "query", "element"),
+    "bma-query": ("output", "query", "element"),
+    "g1": ("output", "input", "element"),
+    "g1-head": ("output", "input", "head"),
+    "g2": ("value", "input", "element"),
+    "g3": ("key", "input", "element"),
+    "g4": ("query", "input", "element"),
+    "g5": ("dense", "input", "element"),
+    "vga": ("value", "value", "element"),
+}
+
+
+def test_presets_mean_what_the_table_says():
+    assert {name: (gate.site, gate.reads, gate.grain) for name, gate in PRESETS.items()} == PRESET_TABLE
+    for gate in PRESETS.values():
+        rest = (gate.share, gate.activation, gate.op, gate.rank, gate.width, gate.init_std, gate.bias)
+        assert rest == ("head", "sigmoid", "multiply", None, None, 0.02, None)
+
+
+def test_the_first_choice_of_each_field_is_the_default():
+    assert asdict(Gate()) == {
+        "site": "output",
+        "reads": "input",
+        "grain": "element",
+        "share": "head",
+        "activation": "sigmoid",
+        "op": "multiply",
+        "rank": None,
+        "width": None,
+        "init_std": 0.02,
+        "bias": None,
+    }
+
+
+def test_legal_gates_are_all_that_the_vocabulary_allows():
+    found = [(gate.site, gate.reads, gate.grain) for gate in legal_gates()]
+    assert len(found) == 28
+    assert set(found) == COMBINATIONS
+    assert all(replace(gate, site="output", reads="input", grain="element") == Gate() for gate in legal_gates())
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("site", READS_AT)
+    @pytest.mark.parametrize("reads", ["input", "query", "value", "output"])
+    @pytest.mark.parametrize("grain", ["element", "head"])
+    def test_a_combination_is_refused_exactly_if_it_is_not_in_the_table(self, site, reads, grain):
+        if (site, reads, grain) in COMBINATIONS:
+            assert Gate(site=site, reads=reads, grain=grain).site == site
+        else:
+            with pytest.raises(ValueError, match=f"^Gate {site}:{reads} is refused: "):
+                Gate(site=site, reads=reads, grain=grain)
+
+    @pytest.mark.parametrize("site", ["query", "key", "value"])
+    def test_reading_the_output_before_there_is_one_is_circular(self, site):
+        message = (
+            f"Gate {site}:output is refused: the attention output comes from the {site}, so it would read itself; "
+            f"use {site}:input or output:output."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(f"{site}:output")
+
+    @pytest.mark.parametrize("reads", ["query", "value"])
+    def test_the_dense_site_has_no_heads_to_read(self, reads):
+        message = (
+            f"Gate dense:{reads} is refused: the output projection leaves no heads, so no {reads} of a head; "
+            "use dense:input or dense:output."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(f"dense:{reads}")
+
+    @pytest.mark.parametrize("reads", ["input", "output"])
+    def test_the_dense_site_has_no_heads_to_gate_one_by_one(self, reads):
+        message = (
+            f"Gate dense:{reads} is refused: the output projection leaves no heads to gate one by one; "
+            "use grain 'element', or the output site."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(f"dense:{reads}:head")
+
+    @pytest.mark.parametrize("share", ["group", "layer"])
+    def test_the_dense_site_has_no_heads_to_share_between(self, share):
+        message = (
+            "Gate dense:input is refused: the output projection leaves no heads to share between; "
+            "leave share at 'head'."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(f"dense:input:shared-{share}")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"site": "outptu"}, "Gate.site cannot be 'outptu'. Did you mean output?"),
+            ({"reads": "inputs"}, "Gate.reads cannot be 'inputs'. Did you mean input or output?"),
+            ({"grain": "heads"}, "Gate.grain cannot be 'heads'. Did you mean head?"),
+            ({"share": "Layer"}, "Gate.share cannot be 'Layer'. Did you mean layer?"),
+            (
+                {"activation": "gauss"},
+                "Gate.activation cannot be 'gauss'. Known: sigmoid, silu, softplus, tanh1, twosigmoid, identity.",
+            ),
+            ({"op": "times"}, "Gate.op cannot be 'times'. Did you mean multiply or add?"),
+            ({"site": None}, "Gate.site cannot be None. Known: output, value, key, query, dense."),
+            ({"reads": ["input"]}, "Gate.reads cannot be ['input']. Did you mean input?"),
+        ],
+    )
+    def test_an_unknown_choice_names_the_nearest(self, options, message):
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate(**options)
+
+    @pytest.mark.parametrize("name", ["rank", "width"])
+    @pytest.mark.parametrize("value", [0, -1, 1.0, "3", True, False])
+    def test_a_rank_or_width_that_is_no_count_is_refused(self, name, value):
+        message = f"Gate.{name} must be a whole number of at least 1, or None; got {value!r}."
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate(**{name: value})
+        assert getattr(Gate(**{name: 1}), name) == 1
+
+    @pytest.mark.parametrize("name", ["init_std", "bias"])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", True])
+    def test_a_deviation_or_bias_that_is_no_finite_number_is_refused(self, name, value):
+        with pytest.raises(ValueError, match=exactly(f"Gate.{name} must be a finite number; got {value!r}.")):
+            Gate(**{name: value})
+
+    def test_a_deviation_is_never_none_nor_negative(self):
+        with pytest.raises(ValueError, match=exactly("Gate.init_std must be a finite number; got None.")):
+            Gate(init_std=None)
+        with pytest.raises(ValueError, match=exactly("Gate.init_std must not be negative; got -0.5.")):
+            Gate(init_std=-0.5)
+
+    def test_whole_numbers_become_floats(self):
+        gate = Gate(init_std=1, bias=2)
+        assert (type(gate.init_std), type(gate.bias)) == (float, float)
+        assert gate == Gate(init_std=1.0, bias=2.0)
+        assert Gate(init_std=0).init_std == 0
+
+
+class TestParsing:
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("bna", "Unknown gate 'bna'. Did you mean bma? Or spell it site:reads."),
+            ("BMA", "Unknown gate 'BMA'. Did you mean bma or bma-query? Or spell it site:reads."),
+            ("bma-qery", "Unknown gate 'bma-qery'. Did you mean bma-query or bma? Or spell it site:reads."),
+            ("g1_head", "Unknown gate 'g1_head'. Did you mean g1-head? Or spell it site:reads."),
+            ("non", "Unknown gate 'non'. Did you mean none? Or spell it site:reads."),
+            (
+                "zzz",
+                "Unknown gate 'zzz'. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga. "
+                "Or spell it site:reads.",
+            ),
+            (
+                "",
+                "Unknown gate ''. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga. "
+                "Or spell it site:reads.",
+            ),
+            ("none", "'none' is the absence of a gate, not one gate: use Gates.parse('none')."),
+            ("g1+g2", "'g1+g2' names several gates: use Gates.parse('g1+g2')."),
+            ("g1:b1e+2", "'g1:b1e+2' names several gates: use Gates.parse('g1:b1e+2')."),
+            ("g1:head", "A preset's name stands alone; got 'g1:head'. Spell it 'output:input:head'."),
+            ("bma:silu:r8", "A preset's name stands alone; got 'bma:silu:r8'. Spell it 'value:query:silu:r8'."),
+            ("valu:query", "Gate.site cannot be 'valu'. Did you mean value?"),
+            ("value:qery", "Gate.reads cannot be 'qery'. Did you mean query?"),
+            ("output:input:r8:r9", "Gate 'output:input:r8:r9' gives rank twice, the second time as 'r9'."),
+            ("key:input:silu:tanh1", "Gate 'key:input:silu:tanh1' gives activation twice, the second time as 'tanh1'."),
+            ("output:input:w0", "Gate.width must be a whole number of at least 1, or None; got 0."),
+            ("output:input:bnan", "Gate.bias must be a finite number; got nan."),
+            ("output:input:s-1", "Gate.init_std must not be negative; got -1.0."),
+        ],
+    )
+    def test_what_cannot_be_read_says_why(self, text, message):
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(text)
+
+    @pytest.mark.parametrize(
+        ("part", "suggestion"),
+        [
+            ("sillu", "Did you mean silu?"),
+            ("shared_group", "Did you mean shared-group or shared-layer or shared-head?"),
+            ("r8.5", None),
+            ("rx", None),
+            ("b", None),
+            ("", None),
+            ("q4", None),
+        ],
+    )
+    def test_an_unknown_part_is_named_with_what_could_stand_there(self, part, suggestion):
+        known = (
+            "Known: element, head, sigmoid, silu, softplus, tanh1, twosigmoid, identity, multiply, add, "
+            "shared-head, shared-group, shared-layer."
+        )
+        text = f"output:input:{part}"
+        message = (
+            f"Gate {text!r} has the unknown part {part!r}. {suggestion or known} "
+            "Numbers are written r8 (rank), w12 (width), b1.5 (bias) and s0.02 (starting deviation)."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.parse(text)
+
+    @pytest.mark.parametrize("value", [None, 3, Gate(), ["g1"]], ids=str)
+    def test_only_strings_are_parsed(self, value):
+        message = f"A gate is spelled as a string, like 'bma' or 'value:query'; got {value!r}."
+        with pytest.raises(TypeError, match=exactly(message)):
+            Gate.parse(value)
+
+
+class TestJson:
+    @given(gate=gates())
+    def test_json_reads_back(self, gate):
+        assert Gate.from_json(gate.to_json()) == gate
+        assert set(json.loads(gate.to_json())) == {field.name for field in fields(Gate)}
+
+    def test_missing_fields_take_their_defaults(self):
+        assert Gate.from_json('{"site": "value", "reads": "query"}') == PRESETS["bma"]
+        assert Gate.from_json("{}") == Gate()
+
+    def test_an_unknown_field_is_refused_with_the_nearest(self):
+        with pytest.raises(
+            ValueError, match=exactly("Gate.field in JSON cannot be 'sight'. Did you mean site?")
+        ):
+            Gate.from_json('{"sight": "value"}')  # fmt: skip
+
+    @pytest.mark.parametrize("text", ['"bma"', "[]", "null", "1"])
+    def test_json_that_is_no_object_is_refused(self, text):
+        message = f"A gate in JSON is an object with fields like 'site' and 'reads'; got {text!r}."
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gate.from_json(text)
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        ("name", "count"),
+        {"bma": 32_768, "bma-query": 32_768, "g1": 262_144, "g1-head": 4_096, "g5": 262_144}.items(),
+    )
+    def test_counts_at_width_512_with_8_heads(self, name, count):
+        assert Gate.parse(name).num_parameters(d_model=512, num_heads=8) == count
+
+    @given(groups=st.integers(1, 4), size=st.integers(1, 4), h=st.integers(1, 64))
+    def test_grouped_heads_leave_the_cost_of_bma_at_head_width_squared_for_each_head(self, groups, size, h):
+        sizes = {"d_model": 24, "num_heads": groups * size, "num_kv_heads": groups, "head_dim": h}
+        assert PRESETS["bma"].num_parameters(**sizes) == groups * size * h**2
+        assert PRESETS["bma"].parameter_shapes(**sizes) == {"weight": (groups, size * h, h)}
+
+    @given(
+        gate=gates(),
+        d=st.integers(1, 40),
+        h=st.integers(1, 10),
+        groups=st.integers(1, 4),
+        size=st.integers(1, 4),
+        share_of_width=st.floats(0, 1),
+        rank=st.none() | st.integers(1, 5),
+    )
+    @settings(max_examples=200)
+    def test_counts_and_shapes_have_a_closed_form(self, gate, d, h, groups, size, share_of_width, rank):
+        H = groups * size
+        source, dense = gate.site in ("key", "value"), gate.site == "dense"
+        read = {
+            "input": d,
+            "query": size * h if source else h,
+            "value": h,
+            "output": H * h if dense else h,
+        }[gate.reads]
+        width = None if gate.width is None else max(1, int(share_of_width * read))
+        gate = replace(gate, width=width, rank=rank)
+        read = width or read
+        gated = 1 if gate.grain == "head" else d if dense else h
+        matrices = {"head": 1 if dense else groups if source else H, "group": groups, "layer": 1}[gate.share]
+
+        each = (read * gated if rank is None else rank * (read + gated)) + (0 if gate.bias is None else gated)
+        sizes = {"d_model": d, "num_heads": H, "num_kv_heads": groups, "head_dim": h}
+        assert gate.num_parameters(**sizes) == matrices * each
+
+        shapes = gate.parameter_shapes(**sizes)
+        expected = (
+            {"weight": (matrices, read, gated)}
+            if rank is None
+            else {"weight_down": (matrices, read, rank), "weight_up": (matrices, rank, gated)}
+        )
+        assert shapes == expected | ({} if gate.bias is None else {"bias": (matrices, gated)})
+        assert list(shapes) == list(expected) + ([] if gate.bias is None else ["bias"])
+
+        shape = HeadShape(**sizes)
+        assert gate.num_matrices(shape) == matrices
+        assert gate.read_width(shape) == read
+        assert gate.gated_width(shape) == gated
+        assert gate.num_heads_at_site(shape) == (1 if dense else groups if source else H)
+
+    @pytest.mark.parametrize(
+        ("text", "widest"),
+        {
+            "g1": 24,
+            "bma": 12,
+            "bma-query": 6,
+            "output:value": 6,
+            "vga": 6,
+            "output:output": 6,
+            "dense:output": 24,
+        }.items(),
+    )
+    def test_a_width_beyond_what_is_read_is_refused(self, text, widest):
+        sizes = {"d_model": 24, "num_heads": 4, "num_kv_heads": 2}
+        gate = Gate.parse(text)
+        assert replace(gate, width=widest).parameter_shapes(**sizes) == gate.parameter_shapes(**sizes)
+        message = f"Gate.width must be at most {widest}, what {gate.site}:{gate.reads} reads; got {widest + 1}."
+        with pytest.raises(ValueError, match=exactly(message)):
+            replace(gate, width=widest + 1).parameter_shapes(**sizes)
+
+    def test_sizes_that_make_no_layer_are_refused(self):
+        with pytest.raises(ValueError, match="num_kv_heads must divide num_heads"):
+            Gate().num_parameters(d_model=8, num_heads=4, num_kv_heads=3)
+        with pytest.raises(ValueError, match="d_model must be a multiple of num_heads"):
+            Gate().parameter_shapes(d_model=9, num_heads=4)
+
+    def test_head_dim_is_free_of_the_model_width(self):
+        assert PRESETS["bma"].num_parameters(d_model=512, num_heads=8, head_dim=16) == 8 * 16 * 16
+
+
+NEEDS_SELF_ATTENTION = {("value", "query"), ("key", "query"), ("output", "value"), ("query", "value")}
+
+
+@pytest.mark.parametrize("gate", list(legal_gates()), ids=str)
+def test_a_gate_needs_self_attention_if_it_reads_the_other_side_of_its_position(gate):
+    assert gate.needs_self_attention == ((gate.site, gate.reads) in NEEDS_SELF_ATTENTION)
+
+
+@pytest.mark.parametrize("gate", list(legal_gates()), ids=str)
+def test_keys_and_values_are_on_the_source_side(gate):
+    assert gate.on_source == (gate.site in ("key", "value"))
+
+
+@given(gate=gates())
+def test_gates_are_frozen_and_hashable_values(gate):
+    with pytest.raises(FrozenInstanceError):
+        gate.site = "value"
+    twin = replace(gate)
+    assert twin is not gate
+    assert (twin, hash(twin)) == (gate, hash(gate))
+    assert not hasattr(gate, "__dict__")
+
+
+def test_fields_are_keywords():
+    with pytest.raises(TypeError, match="positional"):
+        Gate("value", "query")

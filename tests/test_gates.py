@@ -1,0 +1,137 @@
+import copy
+import itertools
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate import PRESETS, Gate, Gates, legal_gates
+from tidegate.gate import SITE_ORDER
+
+ALL = tuple(legal_gates())
+several = st.lists(st.sampled_from(ALL), max_size=5, unique_by=lambda gate: gate.site)
+
+
+def exactly(message):
+    return f"^{re.escape(message)}$"
+
+
+@given(gates=several)
+def test_a_spelling_of_several_gates_parses_back(gates):
+    layer = Gates(gates)
+    assert Gates.parse(str(layer)) == layer
+    assert eval(repr(layer), {"Gates": Gates}) == layer
+    assert Gates.from_json(layer.to_json()) == layer
+
+
+@given(gates=several, seed=st.randoms(use_true_random=False))
+def test_order_of_writing_does_not_matter(gates, seed):
+    shuffled = list(gates)
+    seed.shuffle(shuffled)
+    assert Gates(shuffled) == Gates(gates)
+    assert hash(Gates(shuffled)) == hash(Gates(gates))
+    assert str(Gates.parse("+".join(map(str, shuffled)) or "none")) == str(Gates(gates))
+
+
+def test_the_canonical_order_is_that_in_which_a_layer_meets_them():
+    assert SITE_ORDER == ("query", "key", "value", "output", "dense")
+    assert str(Gates.parse("g5+g1+g2+g3+g4")) == "g4+g3+g2+g1+g5"
+
+
+@pytest.mark.parametrize("nothing", ["none", " none ", None, (), [], Gates()])
+def test_no_gate_has_one_spelling(nothing):
+    gates = Gates.parse(nothing)
+    assert gates == Gates() == ()
+    assert isinstance(gates, Gates)
+    assert str(gates) == "none"
+    assert repr(gates) == "Gates.parse('none')"
+    assert gates.to_json() == "[]"
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        "g1+bma",
+        " bma + g1 ",
+        ["g1", "bma"],
+        (Gate(), PRESETS["bma"]),
+        [Gate(), "bma"],
+        (gate for gate in ("bma", "g1")),
+        Gates.parse("g1+bma"),
+    ],
+    ids=str,
+)
+def test_a_string_a_gate_or_several_say_the_same(several):
+    gates = Gates.parse(several)
+    assert isinstance(gates, Gates)
+    assert gates == (PRESETS["bma"], PRESETS["g1"])
+
+
+@pytest.mark.parametrize("one", ["g1", Gate(), "output:input"], ids=str)
+def test_one_gate_is_a_tuple_of_one(one):
+    assert Gates.parse(one) == (Gate(),)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(PRESETS.values(), 2)), ids=str)
+def test_two_gates_share_a_layer_exactly_if_they_have_different_sites(first, second):
+    if first.site != second.site:
+        assert set(Gates((first, second))) == {first, second}
+        return
+    message = (
+        f"A layer has at most one gate per site; {first} and {second} are both at the {first.site} site. "
+        "Choose one, or move one to another site."
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        Gates((first, second))
+
+
+def test_none_is_no_gate_among_others():
+    with pytest.raises(ValueError, match="'none' is the absence of a gate"):
+        Gates.parse("g1+none")
+
+
+@pytest.mark.parametrize("text", ["", "g1+", "+", "g1++g2"])
+def test_an_empty_part_is_refused(text):
+    with pytest.raises(ValueError, match="Unknown gate ''"):
+        Gates.parse(text)
+
+
+@given(gates=several)
+def test_at_finds_the_gate_of_a_site(gates):
+    layer = Gates(gates)
+    by_site = {gate.site: gate for gate in gates}
+    for site in SITE_ORDER:
+        assert layer.at(site) == by_site.get(site)
+
+
+@given(gates=several)
+def test_gates_need_self_attention_if_one_of_them_does(gates):
+    assert Gates(gates).needs_self_attention == any(gate.needs_self_attention for gate in gates)
+
+
+def test_parameters_of_gates_add_up():
+    sizes = {"d_model": 512, "num_heads": 8}
+    assert Gates.parse("bma+g1").num_parameters(**sizes) == 32_768 + 262_144
+    assert Gates().num_parameters(**sizes) == 0
+    grouped = {"d_model": 96, "num_heads": 8, "num_kv_heads": 2, "head_dim": 16}
+    assert Gates.parse("bma+g1-head").num_parameters(**grouped) == 8 * 16 * 16 + 96 * 8
+
+
+@pytest.mark.parametrize("text", ['{"site": "value"}', '"g1"', "null", "3"])
+def test_json_that_is_no_list_is_refused(text):
+    with pytest.raises(ValueError, match=exactly(f"Gates in JSON are a list of objects; got {text!r}.")):
+        Gates.from_json(text)
+
+
+def test_json_of_something_else_in_the_list_is_refused():
+    with pytest.raises(ValueError, match="A gate in JSON is an object"):
+        Gates.from_json('["g1"]')
+
+
+def test_gates_survive_copies_and_pickles():
+    gates = Gates.parse("g1+g2")
+    for twin in (copy.copy(gates), copy.deepcopy(gates), pickle.loads(pickle.dumps(gates))):
+        assert twin == gates
+        assert isinstance(twin, Gates)
