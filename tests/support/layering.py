@@ -36,7 +36,12 @@ LAYERS: dict[str, Layer] = {
     "gates": Layer(allowed=VOCABULARY[:2]),
     "tensors": Layer(
         allowed=(*VOCABULARY, "array_api_compat", "numpy"),
-        only_in={"plots.py": ("matplotlib",), "autodiff.py": ("torch", "jax"), "random.py": ("torch", "jax")},
+        only_in={
+            "plots.py": ("matplotlib",),
+            "_drawing.py": ("matplotlib",),
+            "autodiff.py": ("torch", "jax"),
+            "random.py": ("torch", "jax"),
+        },
         deferred=("torch", "jax"),
     ),
     "geometry": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),

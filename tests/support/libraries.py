@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -25,23 +26,37 @@ class Library:
         options = {name: self._own(value) for name, value in options.items()}
         if not self.jitted:
             return function(*arguments, **options)
-        positions = [i for i, value in enumerate(arguments) if isinstance(value, self.kind)]
-        names = [name for name, value in options.items() if isinstance(value, self.kind)]
-
-        def traced(arrays, named):
-            filled = list(arguments)
-            for i, array in zip(positions, arrays, strict=True):
-                filled[i] = array
-            return function(*filled, **{**options, **named})
-
-        return jax.jit(traced)([arguments[i] for i in positions], {name: options[name] for name in names})
+        traced = {i: value for i, value in enumerate(arguments) if isinstance(value, self.kind)}
+        traced |= {name: value for name, value in options.items() if isinstance(value, self.kind)}
+        # The types are part of the key: 1, 1.0 and True are equal, and not the same option.
+        fixed = tuple((i, value, type(value)) for i, value in enumerate(arguments) if i not in traced)
+        fixed += tuple((name, value, type(value)) for name, value in options.items() if name not in traced)
+        try:
+            compiled = _jitted(function, fixed)
+        except TypeError:
+            compiled = _jitted.__wrapped__(function, fixed)  # an option that cannot be hashed is compiled anew
+        return compiled({str(name): value for name, value in traced.items()})
 
     def _own(self, value):
         return self.array(value) if isinstance(value, np.ndarray) else value
 
 
+@lru_cache(maxsize=512)
+def _jitted(function, fixed):
+    """`function` compiled with some arguments fixed, as a function of the others by position (a digit) or name."""
+
+    def call(traced):
+        given = {name: value for name, value, _ in fixed}
+        given |= {int(name) if name.isdigit() else name: value for name, value in traced.items()}
+        places = sorted(name for name in given if isinstance(name, int))
+        named = {name: value for name, value in given.items() if isinstance(name, str)}
+        return function(*(given[place] for place in places), **named)
+
+    return jax.jit(call)
+
+
 NUMPY = Library("numpy", np.asarray, np.ndarray)
 JAX = Library("jax", jnp.asarray, jax.Array)
 JAX_JIT = Library("jax-jit", jnp.asarray, jax.Array, jitted=True)
-TORCH = Library("torch", lambda array: torch.from_numpy(np.ascontiguousarray(array)), torch.Tensor)
+TORCH = Library("torch", lambda array: torch.from_numpy(np.asarray(array, order="C")), torch.Tensor)
 LIBRARIES = (NUMPY, JAX, JAX_JIT, TORCH)

@@ -94,9 +94,9 @@ def test_a_learned_metric_measures_the_image(library, W, v):
 def test_a_learned_metric_is_semidefinite_and_definite_at_full_column_rank(library):
     thin = verify_metric_properties(library.call(learned_metric, normal(2, 3)))
     full = verify_metric_properties(library.call(learned_metric, normal(5, 3)))
-    assert bool(thin["is_positive_semidefinite"])
-    assert not bool(thin["is_positive_definite"])
-    assert bool(full["is_positive_definite"])
+    assert bool(thin["positive_semidefinite"])
+    assert not bool(thin["positive_definite"])
+    assert bool(full["positive_definite"])
 
 
 def test_every_pair_of_the_batch_has_its_form(library):
@@ -223,9 +223,9 @@ def properties(library, g, **options):
 
 def test_a_metric_is_verified(library):
     found = properties(library, np.diag([3.0, 1.0, 2.0]))
-    assert found["is_symmetric"]
-    assert found["is_positive_definite"]
-    assert found["is_positive_semidefinite"]
+    assert found["symmetric"]
+    assert found["positive_definite"]
+    assert found["positive_semidefinite"]
     assert found["max_asymmetry"] == 0
     assert_close(found["eigenvalues"], np.array([1.0, 2.0, 3.0]))
     assert_close(found["condition_number"], 3.0)
@@ -236,9 +236,9 @@ def test_what_is_no_metric_is_found_out_in_a_batch(library):
     found = properties(
         library, np.stack([np.eye(2), skew, np.diag([1.0, -2.0]), np.diag([1.0, 0.0]), np.zeros((2, 2))])
     )
-    assert found["is_symmetric"].tolist() == [True, False, True, True, True]
-    assert found["is_positive_definite"].tolist() == [True, False, False, False, False]
-    assert found["is_positive_semidefinite"].tolist() == [True, False, False, True, True]
+    assert found["symmetric"].tolist() == [True, False, True, True, True]
+    assert found["positive_definite"].tolist() == [True, False, False, False, False]
+    assert found["positive_semidefinite"].tolist() == [True, False, False, True, True]
     assert_close(found["max_asymmetry"], np.array([0, 0.2, 0, 0, 0]))
     assert_close(found["condition_number"][:3], np.array([1.0, 1.4 / 0.6, 2.0]))
     assert found["condition_number"][3:].tolist() == [np.inf, np.inf]
@@ -248,14 +248,14 @@ def test_what_is_no_metric_is_found_out_in_a_batch(library):
 def test_the_verdict_ignores_a_positive_factor(exponent):
     for g in (np.diag([1.0, 1e-3]), np.diag([1.0, -1e-3]), np.array([[1.0, 0.1], [0.0, 1.0]]), np.diag([1.0, 1e-7])):
         plain, scaled = verify_metric_properties(g), verify_metric_properties(g * 10.0**exponent)
-        for name in ("is_symmetric", "is_positive_definite", "is_positive_semidefinite"):
+        for name in ("symmetric", "positive_definite", "positive_semidefinite"):
             assert plain[name] == scaled[name], name
 
 
 def test_the_tolerance_of_the_verdict_is_the_callers():
     g = np.array([[1.0, 0.1], [0.0, 1.0]])
-    assert verify_metric_properties(g, tol=0.2)["is_symmetric"]
-    assert not verify_metric_properties(np.eye(2), tol=1.0)["is_positive_definite"]
+    assert verify_metric_properties(g, tol=0.2)["symmetric"]
+    assert not verify_metric_properties(np.eye(2), tol=1.0)["positive_definite"]
 
 
 EAGER = pytest.mark.parametrize("array", [np.asarray, jnp.asarray, torch.tensor], ids=["numpy", "jax", "torch"])

@@ -62,13 +62,13 @@ def test_one_head_each_changes_nothing():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: repeat_heads(x, 6), r"^num_heads must be a multiple of the 4 heads that are there; got 6\.$"),
+        (lambda x: repeat_heads(x, 6), r"^num_heads must be a multiple of the 4 heads that are there; got 6\."),
         (
             lambda x: merge_groups(x, 3),
-            r"^The number of heads, 4, must be a multiple of the number of groups; got 3\.$",
+            r"^The number of heads, 4, must be a multiple of the number of groups; got 3\.",
         ),
-        (lambda x: split_groups(x, 3), r"^group_size must divide the width, 2; got 3\.$"),
-        (lambda x: sum_groups(x, 3), r"^num_groups must divide the 4 heads; got 3\.$"),
+        (lambda x: split_groups(x, 3), r"^group_size must divide the width, 2; got 3\."),
+        (lambda x: sum_groups(x, 3), r"^num_groups must divide the 4 heads; got 3\."),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(library, function, message):

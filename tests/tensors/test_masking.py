@@ -37,7 +37,7 @@ def where(n, rule):
 def test_each_pattern_is_its_rule(n, k):
     assert np.array_equal(causal_mask(n), where(n, lambda i, j: j <= i))
     assert np.array_equal(causal_mask_with_window(n, k), where(n, lambda i, j: 0 <= i - j < k))
-    assert np.array_equal(local_attention_mask(n, k), where(n, lambda i, j: abs(i - j) <= k))
+    assert np.array_equal(local_attention_mask(n, k), where(n, lambda i, j: abs(i - j) <= k // 2))
     assert np.array_equal(strided_attention_mask(n, k), where(n, lambda i, j: (i - j) % k == 0))
     assert np.array_equal(block_sparse_mask(n, k), where(n, lambda i, j: i // k == j // k))
 
@@ -61,7 +61,8 @@ def test_a_number_of_global_tokens_means_the_first_ones(n, data):
 def test_the_limits_of_a_window(n, extra):
     assert np.array_equal(causal_mask_with_window(n, 1), np.eye(n, dtype=bool))
     assert np.array_equal(causal_mask_with_window(n, n + extra), causal_mask(n))
-    assert local_attention_mask(n, n + extra).all()
+    assert local_attention_mask(n, 2 * n + extra).all()
+    assert np.array_equal(local_attention_mask(n, 1), np.eye(n, dtype=bool))
     assert strided_attention_mask(n, 1).all()
     assert np.array_equal(block_sparse_mask(n, 1), np.eye(n, dtype=bool))
 

@@ -7,7 +7,12 @@ from closeness import to_numpy
 
 from tidegate.tensors._namespace import accumulate, is_floating, namespace_of, unify
 
-NAMES = {"numpy": "array_api_compat.numpy", "jax": "jax.numpy", "jax-jit": "jax.numpy", "torch": "array_api_compat.torch"}  # fmt: skip
+NAMES = {
+    "numpy": "array_api_compat.numpy",
+    "jax": "jax.numpy",
+    "jax-jit": "jax.numpy",
+    "torch": "array_api_compat.torch",
+}
 
 
 def test_the_namespace_is_that_of_the_arrays(library):

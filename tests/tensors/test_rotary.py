@@ -138,7 +138,7 @@ def test_the_fraction_is_a_share(fraction):
 @pytest.mark.parametrize(
     ("x", "angles", "error", "message"),
     [
-        (sample(3, 4), sample(2, 2), ValueError, "x and angles must have the same number of positions; x has 3, angles has 2."),
+        (sample(3, 4), sample(2, 2), ValueError, "x and angles must have the same number of positions; x has 3"),
         (sample(3, 4), sample(3, 3), ValueError, "angles has 3 pairs, which need 6 channels; x has 4."),
         (sample(3, 4), sample(2, 3, 2), ValueError, "angles must broadcast to x's leading axes, (); got (2,)."),
         (sample(2, 3, 4), sample(5, 3, 2), ValueError, "The leading axes of x and angles must be equal or broadcast"),

@@ -195,12 +195,14 @@ def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
     g       : (..., d, d)
     tol     : relative: to the largest |entry| for symmetry, to the largest |eigenvalue| for definiteness
     returns : a dict of arrays
-        max_asymmetry            : (...), the largest $|g_{ab} - g_{ba}|$
-        is_symmetric             : (...) bool
-        eigenvalues              : (..., d), ascending, of the symmetric part of g; in float32 or better
-        is_positive_definite     : (...) bool, symmetric and every eigenvalue above tol; False for g = 0
-        is_positive_semidefinite : (...) bool, symmetric and no eigenvalue below -tol
-        condition_number         : (...), largest over smallest |eigenvalue|; inf if one is 0
+        symmetric              : (...) bool
+        positive_definite      : (...) bool, symmetric and every eigenvalue above tol; False for g = 0
+        positive_semidefinite  : (...) bool, symmetric and no eigenvalue below -tol
+        valid_metric           : (...) bool, what a metric must be: symmetric and positive definite
+        eigenvalues            : (..., d), ascending, of the symmetric part of g; in float32 or better
+        min_eigenvalue         : (...), the first of them
+        condition_number       : (...), largest over smallest |eigenvalue|; inf if one is 0
+        max_asymmetry          : (...), the largest $|g_{ab} - g_{ba}|$
     """
     xp, g = unify(g=g)
     require_floating(g=g)
@@ -215,13 +217,16 @@ def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
     smallest, largest = xp.min(sizes, axis=-1), xp.max(sizes, axis=-1)
     regular = smallest > 0
     condition = largest / xp.where(regular, smallest, xp.ones_like(smallest))
+    positive_definite = symmetric & (eigenvalues[..., 0] > tol * largest)
     return {
-        "max_asymmetry": asymmetry,
-        "is_symmetric": symmetric,
+        "symmetric": symmetric,
+        "positive_definite": positive_definite,
+        "positive_semidefinite": symmetric & (eigenvalues[..., 0] >= -tol * largest),
+        "valid_metric": positive_definite,
         "eigenvalues": eigenvalues,
-        "is_positive_definite": symmetric & (eigenvalues[..., 0] > tol * largest),
-        "is_positive_semidefinite": symmetric & (eigenvalues[..., 0] >= -tol * largest),
+        "min_eigenvalue": eigenvalues[..., 0],
         "condition_number": xp.where(regular, condition, xp.full_like(condition, math.inf)),
+        "max_asymmetry": asymmetry,
     }
 
 

@@ -58,15 +58,14 @@ def causal_mask_with_window(n: int, window: int, *, xp: Namespace = np) -> Array
 
 
 def local_attention_mask(n: int, window: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees up to `window` keys on each side, and itself: $|i - j| \le \text{window}$.
+    r"""A query sees a window of keys centred on itself: $|i - j| \le \lfloor \text{window} / 2 \rfloor$.
 
-    The window is the reach to one side, so a row in the middle has 2 window + 1 keys. (A library that counts the
-    whole width w instead reaches w // 2 to each side.)
+    A row in the middle has `window` keys if that is odd, one more if it is even; a window of 1 is the query itself.
 
     returns : (n, n) bool, symmetric
     """
     require_count(1, window=window)
-    return abs(_offsets(n, xp)) <= window
+    return abs(_offsets(n, xp)) <= window // 2
 
 
 def strided_attention_mask(n: int, stride: int, *, xp: Namespace = np) -> Array:

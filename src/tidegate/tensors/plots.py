@@ -6,12 +6,10 @@ open, and nobody has to close them. Colours are safe for colour-blind readers; e
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -22,7 +20,25 @@ from tidegate.tensors._checks import (
     require_mask,
     require_rank,
 )
-from tidegate.tensors._namespace import accumulate, is_floating, unify
+from tidegate.tensors._drawing import (
+    BLUE,
+    LINES,
+    MASKED,
+    MAX_LABELS,
+    MAX_NUMBERS,
+    SKY,
+    VERMILION,
+    draw_grid,
+    heat_map,
+    heat_maps,
+    integer_ticks,
+    name_ticks,
+    new_figure,
+    require_matrix,
+    to_numpy,
+    weight_label,
+    write_numbers,
+)
 from tidegate.tensors.attention import attention_scores_with_metric, attention_weights
 from tidegate.tensors.hopfield import classical_capacity, energy_landscape_1d, modern_hopfield_energy
 from tidegate.tensors.softmax import attention_entropy, entropy, max_entropy, temperature_sweep
@@ -44,13 +60,6 @@ __all__ = [
     "plot_temperature_sweep",
 ]
 
-# Okabe and Ito's palette without its yellow, which is too pale for lines.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
-MASKED = "#D9D9D9"
-MAX_LABELS = 32
-MAX_NUMBERS = 8
-
 
 def plot_attention_weights(
     A: Array,
@@ -67,15 +76,15 @@ def plot_attention_weights(
     ax      : axes to draw on, in place of a new figure
     returns : the figure
     """
-    weights = _matrix(A=A)
-    axes: Any = ax if ax is not None else _figure(figsize).subplots()
-    image = _heat_map(axes, weights, cmap, float(weights.max(initial=0)))
-    _label(axes.yaxis, query_labels, weights.shape[0], "query_labels")
-    _label(axes.xaxis, key_labels, weights.shape[1], "key_labels")
+    weights = require_matrix(A=A)
+    axes: Any = ax if ax is not None else new_figure(figsize).subplots()
+    image = heat_map(axes, weights, cmap, float(weights.max(initial=0)))
+    name_ticks(axes.yaxis, query_labels, weights.shape[0], "query_labels")
+    name_ticks(axes.xaxis, key_labels, weights.shape[1], "key_labels")
     axes.set(title=title, xlabel="key", ylabel="query")
-    axes.figure.colorbar(image, ax=axes, label=_weight_label(weights))
+    axes.figure.colorbar(image, ax=axes, label=weight_label(weights))
     if max(weights.shape) <= MAX_NUMBERS:
-        _write_numbers(axes, weights)
+        write_numbers(axes, weights)
     return axes.figure
 
 
@@ -87,13 +96,13 @@ def plot_multihead_attention(
     A       : (head, query, key)
     returns : the figure
     """
-    weights = _numpy("A", A)
+    weights = to_numpy("A", A)
     require_floating(A=weights)
     require_rank("head, query, key", exact=True, A=weights)
     require_count(1, **{"the number of heads in A": weights.shape[0]})
     names = [f"head {head}" for head in range(len(weights))] if head_names is None else list(head_names)
     require_equal("number of heads", A=len(weights), head_names=len(names))
-    return _heat_maps(names, list(weights), "Attention weights by head", figsize)
+    return heat_maps(names, list(weights), "Attention weights by head", figsize)
 
 
 def plot_entropy_distribution(
@@ -104,14 +113,14 @@ def plot_entropy_distribution(
     A       : (..., query, key)
     returns : the figure
     """
-    weights = _numpy("A", A)
+    weights = to_numpy("A", A)
     require_floating(A=weights)
     require_rank("query, key", A=weights)
     entropies = attention_entropy(weights)[weights.sum(axis=-1) > 0]
     if entropies.size == 0:
         raise ValueError(f"A must have a query with a weight above 0; got none in shape {weights.shape}.")
     largest = max_entropy(weights.shape[-1])
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     axes: Any = figure.subplots()
     axes.hist(entropies, bins=30, range=(0, max(largest, float(entropies.max()), 1e-3)), color=SKY, edgecolor="white")
     axes.axvline(entropies.mean(), color=BLUE, label=f"mean {entropies.mean():.2f}")
@@ -133,13 +142,13 @@ def plot_temperature_sweep(
     temperatures : (temperature,), above 0, in any order; None is 60 of them from 0.1 to 10
     returns      : the figure
     """
-    row = _numpy("scores", scores)
+    row = to_numpy("scores", scores)
     require_floating(scores=row)
     require_rank("key", exact=True, scores=row)
-    given = np.geomspace(0.1, 10, 60) if temperatures is None else _numpy("temperatures", temperatures)
+    given = np.geomspace(0.1, 10, 60) if temperatures is None else to_numpy("temperatures", temperatures)
     rising = np.sort(given, axis=-1)
     weights = temperature_sweep(row, rising)
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     left, right = figure.subplots(1, 2)
     key_edges = np.arange(len(row) + 1) - 0.5
     image = left.pcolormesh(_edges(rising), key_edges, weights.T, cmap="Blues", vmin=0, vmax=1)
@@ -164,17 +173,17 @@ def plot_gradient_flow(flow_data: Mapping[str, Any], figsize: tuple[float, float
             f"flow_data must have dL_dA, dL_dS and grad_norms; it lacks {', '.join(missing)}. "
             "Pass what gradient_flow_analysis returns."
         )
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     panels = figure.subplots(1, 3)
     titles = {"dL_dA": "Gradient in the weights, dL/dA", "dL_dS": "In the scores, dL/dS: rows sum to 0"}
     for axes, (name, title) in zip(panels, titles.items(), strict=False):
-        gradient = _matrix(**{name: flow_data[name]})
+        gradient = require_matrix(**{name: flow_data[name]})
         reach = float(np.abs(gradient).max(initial=0)) or 1.0
         image = axes.imshow(gradient, cmap="PuOr", vmin=-reach, vmax=reach, aspect="auto")
-        _integer_ticks(axes)
+        integer_ticks(axes)
         axes.set(title=title, xlabel="key", ylabel="query")
         figure.colorbar(image, ax=axes, label=name.replace("_", "/"))
-    norms = {name: float(_numpy(name, norm)) for name, norm in flow_data["grad_norms"].items()}
+    norms = {name: float(to_numpy(name, norm)) for name, norm in flow_data["grad_norms"].items()}
     panels[2].barh(list(norms), list(norms.values()), color=BLUE)
     panels[2].bar_label(panels[2].containers[0], fmt="%.2g", padding=3)
     panels[2].margins(x=0.18)
@@ -189,15 +198,15 @@ def plot_mask(mask: Array, title: str = "Attention Mask", figsize: tuple[float, 
     mask    : (query, key) bool, True where a query may attend
     returns : the figure
     """
-    allowed = _numpy("mask", mask)
+    allowed = to_numpy("mask", mask)
     require_mask(allowed, allowed.shape)
     require_rank("query, key", exact=True, mask=allowed)
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     axes: Any = figure.subplots()
     axes.imshow(allowed, cmap=ListedColormap([MASKED, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     if max(allowed.shape) <= MAX_LABELS:
-        _draw_grid(axes, allowed.shape)
-    _integer_ticks(axes)
+        draw_grid(axes, allowed.shape)
+    integer_ticks(axes)
     axes.set(title=title, xlabel="key", ylabel="query")
     count = int(allowed.sum())
     names = {BLUE: f"may attend ({count} of {allowed.size})", MASKED: f"masked ({allowed.size - count})"}
@@ -223,12 +232,12 @@ def plot_hopfield_energy(
     state_trajectory : (step, d), such as `hopfield_retrieve(...).trajectory`
     returns          : the figure
     """
-    points = _matrix(patterns=patterns)
+    points = require_matrix(patterns=patterns)
     require_count(2, **{"the width of patterns": points.shape[1]})
-    path = None if state_trajectory is None else _matrix(state_trajectory=state_trajectory)
+    path = None if state_trajectory is None else require_matrix(state_trajectory=state_trajectory)
     if path is not None:
         require_equal("width", patterns=points.shape[1], state_trajectory=path.shape[1])
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     left, right = figure.subplots(1, 2)
     _draw_energy_plane(left, points, path, beta)
     if path is None:
@@ -251,14 +260,14 @@ def compare_metrics(
     metrics : from name to metric (width, width), which holds the scale
     returns : the figure
     """
-    queries, keys = _matrix(Q=Q), _matrix(K=K)
+    queries, keys = require_matrix(Q=Q), require_matrix(K=K)
     if not metrics:
         raise ValueError("metrics must name at least one metric; got an empty mapping.")
     weights = [
-        attention_weights(attention_scores_with_metric(queries, keys, _matrix(**{name: metric})))
+        attention_weights(attention_scores_with_metric(queries, keys, require_matrix(**{name: metric})))
         for name, metric in metrics.items()
     ]
-    return _heat_maps(list(metrics), weights, "Attention weights under each metric", figsize)
+    return heat_maps(list(metrics), weights, "Attention weights under each metric", figsize)
 
 
 def plot_retrieval_success(
@@ -278,7 +287,7 @@ def plot_retrieval_success(
     require_count(1, **{f"num_patterns[{place}]": count for place, count in enumerate(num_patterns)})
     if not success:
         raise ValueError("success must have the curve of at least one width; got an empty mapping.")
-    figure = _figure(figsize)
+    figure = new_figure(figsize)
     axes: Any = figure.subplots()
     for index, (width, shares) in enumerate(success.items()):
         curve = [float(share) for share in shares]
@@ -290,91 +299,6 @@ def plot_retrieval_success(
     axes.set(title=title, xscale="log", xlabel="stored patterns", ylabel="share retrieved", ylim=(-0.04, 1.04))
     figure.legend(loc="outside right upper")
     return figure
-
-
-def _figure(figsize: tuple[float, float] | None) -> Any:
-    return Figure(figsize=figsize, layout="constrained")
-
-
-def _numpy(name: str, array: Array) -> Any:
-    """The array as NumPy's, without its gradient, half precision widened."""
-    _, array = unify(**{name: array})
-    array = accumulate(array) if is_floating(array) else array
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
-
-
-def _matrix(**arrays: Array) -> Any:
-    """The one array named, as a NumPy matrix of floats."""
-    ((name, array),) = arrays.items()
-    matrix = _numpy(name, array)
-    require_floating(**{name: matrix})
-    if matrix.ndim != 2:
-        raise ValueError(f"{name} must have two axes to be drawn; got {matrix.shape}. Pick one, as in {name}[0].")
-    return matrix
-
-
-def _heat_map(axes: Any, weights: Any, cmap: str, largest: float) -> Any:
-    shown = np.ma.masked_equal(weights, 0)
-    image = axes.imshow(shown, cmap=cmap, vmin=0, vmax=largest or 1.0, aspect="auto", interpolation="nearest")
-    image.set_cmap(image.get_cmap().with_extremes(bad=MASKED))
-    _integer_ticks(axes)
-    return image
-
-
-def _heat_maps(names: Sequence[str], weights: Sequence[Any], title: str, figsize: tuple[float, float] | None) -> Any:
-    """Up to four heat maps a row, on one colour scale."""
-    columns = min(len(names), 4)
-    rows = math.ceil(len(names) / columns)
-    figure = _figure(figsize or (3.2 * columns + 1, 3.3 * rows + 0.4))
-    panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(names))]
-    largest = float(max(matrix.max(initial=0) for matrix in weights))
-    image: Any = None
-    for place, (axes, name, matrix) in enumerate(zip(panels, names, weights, strict=True)):
-        image = _heat_map(axes, matrix, "Blues", largest)
-        spread = float(attention_entropy(matrix).mean())
-        axes.set_title(f"{name}\nmean entropy {spread:.2f} nats", fontsize="medium")
-        axes.set_xlabel("key" if place + columns >= len(names) else "")
-        axes.set_ylabel("query" if place % columns == 0 else "")
-    figure.suptitle(title)
-    figure.colorbar(image, ax=panels, label=_weight_label(*weights))
-    return figure
-
-
-def _weight_label(*weights: Any) -> str:
-    return "weight (grey: exactly 0)" if any((matrix == 0).any() for matrix in weights) else "weight"
-
-
-def _integer_ticks(axes: Any) -> None:
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _label(axis: Any, labels: Sequence[str] | None, size: int, name: str) -> None:
-    """Name the ticks: all of them, or evenly spaced ones where there are too many to read."""
-    if labels is None:
-        return
-    if len(labels) != size:
-        raise ValueError(f"{name} must have one label for each of the {size} positions of A; got {len(labels)}.")
-    places = range(0, size, math.ceil(size / MAX_LABELS))
-    named = [str(labels[place]) for place in places]
-    crowded = axis.axis_name == "x" and sum(map(len, named)) > 40
-    axis.set_ticks(places, named, rotation=90 if crowded else 0)
-
-
-def _write_numbers(axes: Any, weights: Any) -> None:
-    for (query, key), weight in np.ndenumerate(weights):
-        colour = "white" if weight > 0.65 * weights.max() else "black"
-        axes.text(
-            key, query, f"{weight:.2f}" if weight else "0", ha="center", va="center", color=colour, fontsize="small"
-        )
-
-
-def _draw_grid(axes: Any, shape: tuple[int, int]) -> None:
-    """Thin lines between the cells."""
-    axes.set_xticks(np.arange(1, shape[1]) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, shape[0]) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)
 
 
 def _mark_largest_entropy(axes: Any, num_keys: int) -> None:

@@ -1,0 +1,572 @@
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from layers import EXOTIC, GATES, gate_parameters
+from slow import slow_gate
+
+from tidegate import Gate
+from tidegate.tensors.attention import scaled_dot_product_attention
+from tidegate.tensors.gating import (
+    GateSources,
+    apply_gate,
+    bilinearly_modulated_attention,
+    gate_logits,
+    gate_reads,
+    gate_values,
+    init_gate_parameters,
+    naive_query_modulated_attention,
+)
+
+ALL = (*GATES, *map(Gate.parse, EXOTIC))
+B, H, G, T, S, h, d = 2, 4, 2, 3, 5, 4, 6
+FEW = tuple(map(Gate.parse, ("bma", "g1-head", "output:value", EXOTIC[0], "dense:output:r3:b1")))
+
+
+def sample(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def exactly(message):
+    # JAX adds a line of its own to what is raised under jit.
+    return rf"^{re.escape(message)}(\n|$)"
+
+
+def heads_at(gate):
+    return 1 if gate.site == "dense" else G if gate.site in ("key", "value") else H
+
+
+def raw(*, cross=False):
+    """Everything that a gate may read, for a batch."""
+    return {
+        "input": sample(B, T, d, seed=1),
+        "context": sample(B, S, d, seed=2) if cross else None,
+        "query": sample(B, H, T, h, seed=3),
+        "value": sample(B, G, S if cross else T, h, seed=4),
+        "output": sample(B, H, T, h, seed=5),
+    }
+
+
+def case(gate, *, cross=False):
+    positions = S if cross and gate.site in ("key", "value") else T
+    target = (
+        sample(B, positions, d, seed=6) if gate.site == "dense" else sample(B, heads_at(gate), positions, h, seed=6)
+    )
+    return target, raw(cross=cross), gate_parameters([gate], np.random.default_rng(7))[gate.site]
+
+
+def call(library, gate, target, sources, parameters):
+    """`apply_gate` with all arrays handed over by name, so that jit traces them."""
+
+    def function(target, **arrays):
+        found = {name.removeprefix("p_"): array for name, array in arrays.items() if name.startswith("p_")}
+        read = {name: array for name, array in arrays.items() if not name.startswith("p_")}
+        return apply_gate(gate, target, GateSources(**read), found)
+
+    return library.call(function, target, **sources, **{f"p_{name}": array for name, array in parameters.items()})
+
+
+def expected(gate, target, sources, parameters):
+    each = [{name: None if a is None else a[b] for name, a in sources.items()} for b in range(B)]
+    return np.stack([slow_gate(gate, target[b], parameters, **each[b]) for b in range(B)])
+
+
+@pytest.mark.parametrize("gate", ALL, ids=str)
+def test_a_gate_is_what_plain_loops_say(gate):
+    target, sources, parameters = case(gate)
+    assert_close(
+        apply_gate(gate, target, GateSources(**sources), parameters), expected(gate, target, sources, parameters)
+    )
+
+
+@pytest.mark.parametrize("gate", [gate for gate in ALL if not gate.needs_self_attention], ids=str)
+def test_a_gate_in_cross_attention_is_what_plain_loops_say(gate):
+    target, sources, parameters = case(gate, cross=True)
+    assert_close(
+        apply_gate(gate, target, GateSources(**sources), parameters), expected(gate, target, sources, parameters)
+    )
+
+
+@pytest.mark.parametrize("gate", FEW, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_gate_is_the_same_on_every_library(library, gate, dtype):
+    target, sources, parameters = case(gate)
+    narrow = {name: None if array is None else array.astype(dtype) for name, array in sources.items()}
+    gated = call(library, gate, target.astype(dtype), narrow, {k: v.astype(dtype) for k, v in parameters.items()})
+    assert isinstance(gated, library.kind)
+    assert to_numpy(gated).dtype == dtype
+    assert_close(gated, expected(gate, target, sources, parameters))
+
+
+@pytest.mark.parametrize("gate", FEW, ids=str)
+def test_leading_axes_are_batch_axes(gate):
+    target, sources, parameters = case(gate)
+    whole = apply_gate(gate, target, GateSources(**sources), parameters)
+    for b in range(B):
+        one = {name: None if array is None else array[b] for name, array in sources.items()}
+        assert_close(apply_gate(gate, target[b], GateSources(**one), parameters), whole[b])
+    nested = {name: None if array is None else array[None] for name, array in sources.items()}
+    assert_close(apply_gate(gate, target[None], GateSources(**nested), parameters), whole[None])
+
+
+@pytest.mark.parametrize("gate", FEW, ids=str)
+def test_numpy_parameters_serve_any_kind_of_target(gate):
+    target, sources, parameters = case(gate)
+    narrow = {name: None if array is None else torch.from_numpy(array).float() for name, array in sources.items()}
+    gated = apply_gate(gate, torch.from_numpy(target).float(), GateSources(**narrow), parameters)
+    assert gated.dtype == torch.float32
+    assert_close(gated, expected(gate, target, sources, parameters))
+    own = {name: torch.from_numpy(array) for name, array in parameters.items()}
+    gated = apply_gate(gate, target, GateSources(**sources), own)
+    assert isinstance(gated, torch.Tensor)
+    assert_close(gated, expected(gate, target, sources, parameters))
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e300])
+def test_a_sigmoid_gate_lies_between_its_ends(gate, size):
+    _, sources, parameters = case(gate)
+    huge = {name: array * size for name, array in parameters.items()}
+    values = gate_values(gate, gate_reads(gate, GateSources(**sources)), huge, num_heads=heads_at(gate))
+    assert ((values >= 0) & (values <= 1)).all()
+    if size == 1:
+        assert ((values > 0) & (values < 1)).all()
+    else:
+        assert {0.0, 1.0} <= set(values.ravel())
+
+
+@given(
+    x=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=2),
+    w=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=2),
+)
+def test_a_sigmoid_gate_lies_between_its_ends_for_any_numbers(x, w):
+    gate = Gate(site="dense", reads="input")
+    reads, weight = np.array(x).reshape(1, 1, 2), np.array(w).reshape(1, 2, 1)
+    values = gate_values(gate, reads, {"weight": weight}, num_heads=1)
+    assert ((values >= 0) & (values <= 1)).all()
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+def test_gates_at_the_starting_deviation_are_near_one_half(gate):
+    _, sources, _ = case(gate)
+    parameters = gate_parameters([gate], np.random.default_rng(0), scale=1.0)[gate.site]
+    values = gate_values(gate, gate_reads(gate, GateSources(**sources)), parameters, num_heads=heads_at(gate))
+    assert values.shape == (B, heads_at(gate), T, 1 if gate.grain == "head" else d if gate.site == "dense" else h)
+    assert abs(values - 0.5).max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_computes_logits_in_float32(dtype):
+    gate = Gate.parse("dense:input:b0")
+    # 2048 ones and one more: a sum that half precision cannot hold.
+    reads, weight = torch.ones(1, 1, 2049, dtype=dtype), torch.ones(1, 2049, 1, dtype=dtype)
+    logits = gate_logits(gate, reads, {"weight": weight, "bias": torch.zeros(1, 1, dtype=dtype)}, num_heads=1)
+    assert logits.dtype == torch.float32
+    assert logits.item() == 2049
+    values = gate_values(gate, reads, {"weight": weight, "bias": torch.zeros(1, 1, dtype=dtype)}, num_heads=1)
+    assert values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("gate", FEW, ids=str)
+def test_a_half_precision_target_stays_one(gate):
+    target, sources, parameters = case(gate)
+
+    def half(array):
+        return None if array is None else jnp.asarray(array, dtype=jnp.bfloat16)
+
+    narrow = GateSources(**{name: half(array) for name, array in sources.items()})
+    gated = apply_gate(gate, half(target), narrow, {name: half(array) for name, array in parameters.items()})
+    assert gated.dtype == jnp.bfloat16
+    assert abs(np.asarray(gated, np.float64) - expected(gate, target, sources, parameters)).max() < 0.2
+
+
+class TestReads:
+    def test_a_source_side_gate_reads_its_groups_queries_side_by_side(self):
+        sources = raw()
+        reads = gate_reads(Gate.parse("bma"), GateSources(**sources))
+        query = sources["query"]
+        assert (
+            reads == np.stack([np.concatenate([query[:, 2 * g], query[:, 2 * g + 1]], -1) for g in range(G)], 1)
+        ).all()
+
+    def test_an_attending_gate_reads_its_groups_value(self):
+        sources = raw()
+        reads = gate_reads(Gate.parse("output:value"), GateSources(**sources))
+        assert (reads == sources["value"][:, [0, 0, 1, 1]]).all()
+
+    def test_the_dense_site_reads_all_heads_side_by_side(self):
+        sources = raw()
+        reads = gate_reads(Gate.parse("dense:output"), GateSources(**sources))
+        assert (reads[:, 0] == np.concatenate([sources["output"][:, n] for n in range(H)], -1)).all()
+
+    @pytest.mark.parametrize("site", ["output", "query", "dense", "key", "value"])
+    def test_input_is_the_context_on_the_attended_side(self, site):
+        sources = raw(cross=True)
+        reads = gate_reads(Gate(site=site), GateSources(**sources))
+        wanted = sources["context"] if site in ("key", "value") else sources["input"]
+        assert (reads == wanted[:, None]).all()
+        alone = gate_reads(Gate(site=site), GateSources(**raw()))
+        assert (alone == sources["input"][:, None]).all()
+
+    @pytest.mark.parametrize("gate", GATES, ids=str)
+    def test_a_width_reads_the_first_channels(self, gate):
+        sources = GateSources(**raw())
+        whole = gate_reads(gate, sources)
+        assert (gate_reads(replace(gate, width=3), sources) == whole[..., :3]).all()
+        sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
+        assert whole.shape[-1] == gate.parameter_shapes(**sizes)["weight"][1]
+
+    @pytest.mark.parametrize("gate", [gate for gate in GATES if gate.needs_self_attention], ids=str)
+    def test_cross_attention_is_refused_where_it_makes_no_sense(self, gate):
+        message = (
+            f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
+            "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            gate_reads(gate, GateSources(**raw(cross=True)))
+
+    @pytest.mark.parametrize(
+        ("gate", "missing"),
+        [
+            ("g1", "input"),
+            ("g2", "input"),
+            ("bma", "query"),
+            ("bma", "value"),
+            ("bma-query", "query"),
+            ("vga", "value"),
+            ("output:value", "value"),
+            ("output:value", "query"),
+            ("output:output", "output"),
+            ("dense:output", "output"),
+        ],
+    )
+    def test_a_source_that_is_not_there_is_named(self, gate, missing):
+        sources = raw() | {missing: None}
+        with pytest.raises(ValueError, match=exactly(f"Gate {gate} needs GateSources.{missing}, which is None.")):
+            gate_reads(Gate.parse(gate), GateSources(**sources))
+
+    def test_what_is_not_read_need_not_be_there(self):
+        sources = raw()
+        needs = {"g1": ("input",), "bma": ("query", "value"), "bma-query": ("query",), "vga": ("value",)}
+        for gate, names in needs.items():
+            reads = gate_reads(Gate.parse(gate), GateSources(**{name: sources[name] for name in names}))
+            assert (reads == gate_reads(Gate.parse(gate), GateSources(**sources))).all()
+        with pytest.raises(ValueError, match=r"Gate g1 needs GateSources.input"):
+            gate_reads(Gate(), GateSources())
+
+
+def weight(*shape):
+    return np.ones(shape)
+
+
+BAD = {
+    "a missing parameter": ("g1", {}, ValueError, "parameters of gate g1 must be ['weight']; got []."),
+    "a superfluous parameter": (
+        "g1",
+        {"weight": weight(H, d, h), "bias": weight(H, h)},
+        ValueError,
+        "parameters of gate g1 must be ['weight']; got ['bias', 'weight'].",
+    ),
+    "a whole matrix for a rank": (
+        "output:input:r2:b1",
+        {"weight": weight(H, d, h)},
+        ValueError,
+        "parameters of gate output:input:r2:b1 must be ['bias', 'weight_down', 'weight_up']; got ['weight'].",
+    ),
+    "a weight without heads": (
+        "g1",
+        {"weight": weight(d, h)},
+        ValueError,
+        "weight must have shape (heads, read width, gated width); got (6, 4).",
+    ),
+    "a weight of another read width": (
+        "g1",
+        {"weight": weight(H, d + 1, h)},
+        ValueError,
+        "weight and reads must have the same read width; weight has 7, reads has 6.",
+    ),
+    "factors of different ranks": (
+        "output:input:r2",
+        {"weight_down": weight(H, d, 2), "weight_up": weight(H, 3, h)},
+        ValueError,
+        "weight_up and reads must have the same read width; weight_up has 3, reads has 2.",
+    ),
+    "one matrix for heads that do not share": (
+        "g1",
+        {"weight": weight(1, d, h)},
+        ValueError,
+        "weight must have as many heads as share='head' asks for over 4 gated heads, 4; got 1.",
+    ),
+    "too many matrices for one layer": (
+        "output:input:shared-layer",
+        {"weight": weight(2, d, h)},
+        ValueError,
+        "weight must have as many heads as share='layer' asks for over 4 gated heads, 1; got 2.",
+    ),
+    "groups that do not divide the heads": (
+        "output:input:shared-group",
+        {"weight": weight(3, d, h)},
+        ValueError,
+        "weight must have as many heads as share='group' asks for over 4 gated heads, a divisor of 4; got 3.",
+    ),
+    "one bias for heads that do not share": (
+        "output:input:b1",
+        {"weight": weight(H, d, h), "bias": weight(1, h)},
+        ValueError,
+        "bias must have as many heads as share='head' asks for over 4 gated heads, 4; got 1.",
+    ),
+    "a bias without heads": (
+        "output:input:b1",
+        {"weight": weight(H, d, h), "bias": weight(h)},
+        ValueError,
+        "bias must have shape (heads, width); got (4,).",
+    ),
+    "a bias of another width": (
+        "output:input:b1",
+        {"weight": weight(H, d, h), "bias": weight(H, 1)},
+        ValueError,
+        "bias and weight must have the same gated width; bias has 1, weight has 4.",
+    ),
+    "one number for each head where there should be features": (
+        "g1",
+        {"weight": weight(H, d, 1)},
+        ValueError,
+        "Gate g1 must give 4 numbers for each head; got 1.",
+    ),
+    "features where there should be one number for each head": (
+        "g1-head",
+        {"weight": weight(H, d, h)},
+        ValueError,
+        "Gate g1-head must give 1 numbers for each head; got 4.",
+    ),
+    "whole numbers": (
+        "g1",
+        {"weight": np.ones((H, d, h), int)},
+        TypeError,
+        "weight must have a real floating dtype; got int64. Convert it to float32 or float64.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("gate", "parameters", "error", "message"), BAD.values(), ids=BAD)
+def test_parameters_that_do_not_fit_are_refused(gate, parameters, error, message):
+    with pytest.raises(error, match=exactly(message)):
+        apply_gate(Gate.parse(gate), sample(B, H, T, h), GateSources(**raw()), parameters)
+
+
+@pytest.mark.parametrize(
+    ("gate", "shape", "message"),
+    [
+        ("g1", (B, H, T + 1, h), "target and gate must have the same number of positions; target has 4, gate has 3."),
+        ("g1", (T, h), "target must have shape (..., heads, position, width); got (3, 4)."),
+        ("g5", (d,), "target must have shape (..., position, width); got (6,)."),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused(library, gate, shape, message):
+    parameters = gate_parameters([Gate.parse(gate)], np.random.default_rng(0))[Gate.parse(gate).site]
+    with pytest.raises(ValueError, match=exactly(message)):
+        call(library, Gate.parse(gate), sample(*shape), raw(), parameters)
+
+
+def test_a_target_of_whole_numbers_is_refused():
+    _, sources, parameters = case(Gate())
+    with pytest.raises(TypeError, match="target must have a real floating dtype; got int64"):
+        apply_gate(Gate(), np.ones((B, H, T, h), int), GateSources(**sources), parameters)
+
+
+class TestStart:
+    SIZES = {"d_model": 40, "num_heads": 8, "num_kv_heads": 4, "head_dim": 10}  # noqa: RUF012
+
+    @pytest.mark.parametrize("gate", ALL, ids=str)
+    def test_parameters_have_their_shapes(self, gate):
+        parameters = init_gate_parameters(np.random.default_rng(0), gate, **self.SIZES)
+        shapes = {name: array.shape for name, array in parameters.items()}
+        assert shapes == gate.parameter_shapes(**self.SIZES)
+
+    @pytest.mark.parametrize("init_std", [0.02, 0.5])
+    def test_the_matrix_has_the_deviation_and_the_bias_its_value(self, init_std):
+        gate = Gate(init_std=init_std, bias=-1.5)
+        parameters = init_gate_parameters(np.random.default_rng(0), gate, **self.SIZES)
+        assert abs(parameters["weight"].std() / init_std - 1) < 0.05
+        assert abs(parameters["weight"].mean()) < init_std * 0.1
+        assert (parameters["bias"] == -1.5).all()
+
+    @pytest.mark.parametrize("rank", [1, 4, 16])
+    def test_the_product_of_two_factors_has_the_deviation(self, rank):
+        parameters = init_gate_parameters(np.random.default_rng(0), Gate(rank=rank, init_std=0.1), **self.SIZES)
+        assert abs(parameters["weight_down"].std() * rank**0.5 - 1) < 0.15
+        assert abs(parameters["weight_up"].std() / 0.1 - 1) < 0.25
+        assert abs((parameters["weight_down"] @ parameters["weight_up"]).std() / 0.1 - 1) < 0.25
+
+    def test_a_deviation_of_zero_starts_at_zero_and_still_learns(self):
+        whole = init_gate_parameters(np.random.default_rng(0), Gate(init_std=0), **self.SIZES)
+        assert (whole["weight"] == 0).all()
+        parts = init_gate_parameters(np.random.default_rng(0), Gate(init_std=0, rank=2), **self.SIZES)
+        assert (parts["weight_up"] == 0).all()
+        assert (parts["weight_down"] != 0).all()
+
+    @pytest.mark.parametrize(
+        ("key", "kind"),
+        [
+            (lambda: np.random.default_rng(3), np.ndarray),
+            (lambda: torch.Generator().manual_seed(3), torch.Tensor),
+            (lambda: jax.random.key(3), jax.Array),
+        ],
+        ids=["numpy", "torch", "jax"],
+    )
+    def test_parameters_are_of_the_keys_kind_and_repeat_with_it(self, key, kind):
+        gate = Gate(rank=3, bias=2.0)
+        first, again = (init_gate_parameters(key(), gate, **self.SIZES) for _ in range(2))
+        for name, array in first.items():
+            assert isinstance(array, kind)
+            assert (to_numpy(array) == to_numpy(again[name])).all()
+        down, up = to_numpy(first["weight_down"]).ravel(), to_numpy(first["weight_up"]).ravel()
+        assert not set(down.tolist()) & set((up / 0.02 * 3**-0.5).tolist())
+
+    def test_usual_sizes_fill_in(self):
+        parameters = init_gate_parameters(np.random.default_rng(0), Gate.parse("bma"), d_model=12, num_heads=3)
+        assert parameters["weight"].shape == (3, 4, 4)
+
+
+class TestBilinearlyModulatedAttention:
+    Q, K, V, W = sample(B, H, T, h), sample(B, H, T, h, seed=1), sample(B, H, T, 5, seed=2), sample(H, h, 5, seed=3)
+    MASK = np.array([[True, False, False], [False, False, False], [True, True, True]])
+
+    @staticmethod
+    def slow(Q, K, V, W_g, index, mask):
+        gate = 1 / (1 + np.exp(-(Q @ W_g)))
+        out = np.zeros((len(Q), V.shape[-1]))
+        for i in range(len(Q)):
+            seen = [j for j in range(len(K)) if mask is None or mask[i, j]]
+            factors = [np.exp(Q[i] @ K[j] / np.sqrt(Q.shape[-1])) for j in seen]
+            for factor, j in zip(factors, seen, strict=True):
+                out[i] += factor / sum(factors) * (gate[j] if index == "source" else gate[i]) * V[j]
+        return out
+
+    @pytest.mark.parametrize("index", ["source", "query"])
+    @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_both_readings_are_their_sums(self, library, index, mask, dtype):
+        arrays = [array.astype(dtype) for array in (self.Q, self.K, self.V, self.W)]
+        output = library.call(bilinearly_modulated_attention, *arrays, index=index, mask=mask)
+        assert isinstance(output, library.kind)
+        assert to_numpy(output).dtype == dtype
+        for b, n in np.ndindex(B, H):
+            slow = self.slow(self.Q[b, n], self.K[b, n], self.V[b, n], self.W[n], index, mask)
+            assert_close(to_numpy(output)[b, n], slow)
+
+    def test_the_source_index_is_the_default(self):
+        arrays = (self.Q, self.K, self.V, self.W)
+        default = bilinearly_modulated_attention(*arrays)
+        assert (default == bilinearly_modulated_attention(*arrays, index="source")).all()
+
+    def test_one_matrix_serves_arrays_without_heads(self, library):
+        output = library.call(bilinearly_modulated_attention, self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0])
+        assert_close(output, self.slow(self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0], "source", None))
+
+    @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
+    def test_the_naive_form_equals_the_factored_one(self, library, mask):
+        arrays = (self.Q, self.K, self.V, self.W)
+        naive = library.call(naive_query_modulated_attention, *arrays, mask=mask)
+        assert isinstance(naive, library.kind)
+        assert_close(naive, bilinearly_modulated_attention(*arrays, index="query", mask=mask))
+
+    def test_the_naive_form_serves_cross_attention(self):
+        arrays = (self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
+        assert_close(naive_query_modulated_attention(*arrays), bilinearly_modulated_attention(*arrays, index="query"))
+
+    def test_the_readings_differ_in_general_and_agree_for_one_position(self, library):
+        arrays = (self.Q, self.K, self.V, self.W)
+        source, query = (library.call(bilinearly_modulated_attention, *arrays, index=i) for i in ("source", "query"))
+        assert abs(to_numpy(source) - to_numpy(query)).max() > 0.01
+        single = (self.Q[..., :1, :], self.K[..., :1, :], self.V[..., :1, :], self.W)
+        source, query = (library.call(bilinearly_modulated_attention, *single, index=i) for i in ("source", "query"))
+        assert_close(source, query)
+        assert_close(source, self.V[..., :1, :] / (1 + np.exp(-self.Q[..., :1, :] @ self.W)))
+
+    @pytest.mark.parametrize("index", ["source", "query"])
+    def test_a_zero_matrix_halves_plain_attention(self, index):
+        gated = bilinearly_modulated_attention(self.Q, self.K, self.V, self.W * 0, index=index, mask=self.MASK)
+        assert_close(gated, scaled_dot_product_attention(self.Q, self.K, self.V, self.MASK) / 2)
+
+    @pytest.mark.parametrize("index", ["source", "query"])
+    def test_the_output_is_linear_in_the_values(self, index):
+        other = sample(B, H, T, 5, seed=9)
+
+        def attend(V):
+            return bilinearly_modulated_attention(self.Q, self.K, V, self.W, index=index)
+
+        assert_close(attend(2 * self.V - 3 * other), 2 * attend(self.V) - 3 * attend(other))
+
+    @pytest.mark.parametrize("index", ["source", "query"])
+    def test_a_row_that_may_see_nothing_gives_zero(self, library, index):
+        arrays = (self.Q, self.K, self.V, self.W)
+        output = library.call(bilinearly_modulated_attention, *arrays, index=index, mask=self.MASK)
+        assert (to_numpy(output)[..., 1, :] == 0).all()
+
+    def test_the_layers_gates_say_the_same(self):
+        square = self.W[..., :4]
+        V = self.V[..., :4]
+        sources = GateSources(query=self.Q, value=V)
+        gated = apply_gate(Gate.parse("bma"), V, sources, {"weight": square})
+        assert_close(
+            scaled_dot_product_attention(self.Q, self.K, gated),
+            bilinearly_modulated_attention(self.Q, self.K, V, square),
+        )
+        plain = scaled_dot_product_attention(self.Q, self.K, V)
+        assert_close(
+            apply_gate(Gate.parse("bma-query"), plain, sources, {"weight": square}),
+            bilinearly_modulated_attention(self.Q, self.K, V, square, index="query"),
+        )
+
+    def test_half_precision_keeps_its_dtype_and_takes_logits_in_float32(self):
+        # Near -6 half precision has steps of 1/256: it would round the second entry away.
+        Q, V = torch.ones(1, 2, dtype=torch.float16), torch.ones(1, 1, dtype=torch.float16)
+        W_g = torch.tensor([[-6.0], [0.0019]], dtype=torch.float16)
+        wanted = torch.sigmoid(W_g.double().sum()).half()
+        assert wanted != torch.sigmoid(W_g.sum().double()).half()
+        for index in ("source", "query"):
+            output = bilinearly_modulated_attention(Q, Q, V, W_g, index=index)
+            assert output.dtype == torch.float16
+            assert output.item() == wanted.item()
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"W_g": weight(3, 5)}, ValueError, "Q and W_g must have the same width; Q has 4, W_g has 3."),
+            ({"W_g": weight(4, 1)}, ValueError, "V and W_g must have the same value width; V has 5, W_g has 1."),
+            ({"W_g": weight(5)}, ValueError, "W_g must have shape (..., width, value width); got (5,)."),
+            ({"V": weight(5)}, ValueError, "V must have shape (..., position, width); got (5,)."),
+            ({"Q": weight(4)}, ValueError, "Q must have shape (..., position, width); got (4,)."),
+            ({"W_g": np.ones((4, 5), int)}, TypeError, "W_g must have a real floating dtype; got int64."),
+            ({"Q": np.ones((3, 4), int)}, TypeError, "Q must have a real floating dtype; got int64."),
+            ({"V": np.ones((3, 5), int)}, TypeError, "V must have a real floating dtype; got int64."),
+            ({"mask": np.ones((3, 3))}, TypeError, "mask must be bool, True where a query may attend; got float64."),
+            ({"mask": np.ones((2, 3), bool)}, ValueError, "mask must broadcast to the scores' shape"),
+            ({"Q": [[1.0]]}, TypeError, "Q must be an array of NumPy, JAX or PyTorch; got list."),
+        ],
+    )
+    @pytest.mark.parametrize("function", [bilinearly_modulated_attention, naive_query_modulated_attention])
+    def test_what_does_not_fit_is_refused(self, function, change, error, message):
+        good = {"Q": self.Q[0, 0], "K": self.K[0, 0], "V": self.V[0, 0], "W_g": self.W[0], "mask": None}
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            function(**{**good, **change})
+
+    def test_the_source_reading_needs_a_query_for_each_key(self):
+        message = (
+            "index='source' needs self-attention, one query for each key; got 3 queries and 5 keys. "
+            "For cross-attention use index='query'."
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            bilinearly_modulated_attention(self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
+
+    def test_an_unknown_index_is_refused(self):
+        with pytest.raises(ValueError, match=exactly("index must be 'source' or 'query'; got 'target'.")):
+            bilinearly_modulated_attention(self.Q, self.K, self.V, self.W, index="target")

@@ -1,0 +1,489 @@
+import re
+from dataclasses import FrozenInstanceError, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close, to_numpy
+from layers import EXOTIC, GATES, TOGETHER, make_layer
+from slow import slow_layer
+
+from tidegate import Gates, HeadShape
+from tidegate.tensors.attention import scaled_dot_product_attention
+from tidegate.tensors.layer import AttentionArrays, LayerTrace, project, rms_norm
+from tidegate.tensors.rotary import Rotary
+
+B, H, G, T, S, h, d = 2, 4, 2, 5, 7, 4, 6
+
+
+def sample(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+X, CONTEXT = sample(B, T, d), sample(B, S, d, seed=1)
+MASK = sample(B, H, T, T, seed=2) > 0
+MASK[0, :, 2] = False
+
+
+def exactly(message):
+    # JAX adds a line of its own to what is raised under jit.
+    return rf"^{re.escape(message)}(\n|$)"
+
+
+def assert_is_slow(layer, x=X, *, context=None, mask=None, positions=None, library=None):
+    """The layer equals the one in plain loops, sequence by sequence."""
+    kept = {"context": context, "mask": mask, "positions": positions}
+
+    def run(x, **options):
+        trace = layer.trace(x, **options)
+        return trace.output, trace.weights
+
+    output, weights = run(x, **kept) if library is None else library.call(run, x, **kept)
+    if library is not None:
+        assert isinstance(output, library.kind)
+    scores = (B, H, T, x.shape[1] if context is None else context.shape[1])
+    for b in range(B):
+        own = {
+            "context": None if context is None else context[b],
+            "mask": None if mask is None else np.broadcast_to(mask, scores)[b],
+            "positions": None if positions is None else np.broadcast_to(positions, (B, T))[b],
+        }
+        y, A = slow_layer(layer, x[b], **own)
+        assert_close(to_numpy(output)[b], y)
+        assert_close(to_numpy(weights)[b], A)
+
+
+LAYERS = {
+    "plain": {},
+    "grouped heads": {"G": 2},
+    "ungrouped heads": {"G": 4},
+    "one key head": {"G": 1},
+    "rotary": {"rotary": Rotary(base=30.0)},
+    "part of it turns": {"rotary": Rotary(base=30.0, fraction=0.5, scale=3.0, offset=2)},
+    "query norm": {"q_norm": sample(h, seed=5)},
+    "key norm": {"k_norm": sample(h, seed=6)},
+    "both norms, large epsilon": {"q_norm": sample(h, seed=5), "k_norm": sample(h, seed=6), "norm_epsilon": 0.5},
+    "diagonal metric": {"metric_diagonal": sample(H, h, seed=7)},
+    "learned metric": {"metric_factor": sample(H, 3, h, seed=8)},
+    "cold": {"temperature": 0.3},
+    "hot": {"temperature": 5.0},
+    "no causality": {"causal": False},
+    "window": {"window": 3},
+    "window of one": {"window": 1},
+    "window to both sides": {"window": 2, "causal": False},
+    "window of one, to both sides": {"window": 1, "causal": False},
+    "wide window": {"window": 50},
+    "biases": {
+        "b_Q": sample(H, h, seed=9),
+        "b_K": sample(2, h, seed=10),
+        "b_V": sample(2, h, seed=11),
+        "b_O": sample(d, seed=12),
+    },
+    "everything": {"full": True},
+    "everything, both sides": {"full": True, "causal": False, "window": 3},
+}
+
+
+class TestForward:
+    @pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
+    @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
+    def test_a_layer_is_what_plain_loops_say(self, options, mask):
+        assert_is_slow(make_layer(**options), mask=mask)
+
+    @pytest.mark.parametrize("gates", [*map(str, GATES), *EXOTIC, *TOGETHER, "bma+dense:output+query:query+g3+g1-head"])
+    def test_a_gated_layer_is_what_plain_loops_say(self, gates):
+        assert_is_slow(make_layer(gates, full=True))
+
+    @pytest.mark.parametrize("gates", ["none", "bma+g1", TOGETHER[0]])
+    def test_a_layer_is_the_same_on_every_library(self, library, gates):
+        assert_is_slow(make_layer(gates, full=True), mask=MASK, library=library)
+
+    @pytest.mark.parametrize(
+        "gates", ["none", "g1+g2", "g3+g4+g5", "bma-query+vga", "output:output+key:value+query:query"]
+    )
+    def test_cross_attention_is_what_plain_loops_say(self, gates):
+        layer = make_layer(gates, full=True, causal=False)
+        mask = sample(B, 1, T, S, seed=3) > 0
+        mask[1, 0, 0] = False
+        assert_is_slow(layer, context=CONTEXT)
+        assert_is_slow(layer, context=CONTEXT, mask=mask, positions=np.arange(T) + 3)
+
+    @pytest.mark.parametrize(
+        "positions", [np.arange(T) + 10, np.array([3, 1, 4, 1, 5]), np.arange(B * T).reshape(B, T)]
+    )
+    def test_positions_are_the_callers(self, library, positions):
+        assert_is_slow(make_layer(full=True), positions=positions, library=library)
+
+    @pytest.mark.parametrize(
+        "mask",
+        [MASK[0, 0], MASK[:, :1], MASK[:1, :, :, :1], np.zeros((1, T), bool), MASK[0]],
+        ids=lambda m: str(m.shape),
+    )
+    def test_a_mask_broadcasts(self, mask):
+        assert_is_slow(make_layer(), mask=mask)
+
+    def test_leading_axes_are_batch_axes(self):
+        layer = make_layer("bma+g1", full=True)
+        whole = layer(X)
+        assert_close(layer(X[0]), whole[0])
+        assert_close(layer(X[:, None]), whole[:, None])
+
+    def test_a_plain_layer_is_attention_between_projections(self):
+        layer = make_layer(G=4, causal=False)
+        q, k, v = (np.einsum("btd,hdk->bhtk", X, W) for W in (layer.W_Q, layer.W_K, layer.W_V))
+        assert_close(layer(X), np.einsum("bhtk,hkd->btd", scaled_dot_product_attention(q, k, v), layer.W_O))
+
+    def test_a_unit_metric_is_no_metric(self):
+        layer = make_layer()
+        diagonal = replace(layer, metric_diagonal=np.ones((H, h)))
+        factor = replace(layer, metric_factor=np.broadcast_to(np.eye(h), (H, h, h)))
+        assert_close(diagonal(X), layer(X))
+        assert_close(factor(X), layer(X))
+
+    @pytest.mark.parametrize("options", [{}, {"full": True}], ids=["plain", "everything"])
+    def test_rotary_output_depends_on_differences_of_positions_only(self, options):
+        layer = replace(make_layer("bma+g1+g3", **options), rotary=Rotary())
+        assert_close(layer(X, positions=np.arange(T) + 17), layer(X))
+
+    def test_float32_stays_float32(self, library):
+        layer = make_layer("bma+g1", full=True)
+        narrow = layer.with_parameters({name: array.astype(np.float32) for name, array in layer.parameters().items()})
+        output = library.call(narrow, X.astype(np.float32))
+        assert to_numpy(output).dtype == np.float32
+        assert abs(to_numpy(output) - layer(X)).max() < 1e-3 * abs(layer(X)).max()
+
+    @pytest.mark.parametrize("gates", ["none", "bma+g1+g5"])
+    def test_half_precision_stays_half_precision(self, gates):
+        layer = make_layer(gates, full=True)
+        half = layer.with_parameters(
+            {name: torch.from_numpy(array).bfloat16() for name, array in layer.parameters().items()}
+        )
+        output = half(torch.from_numpy(X).bfloat16())
+        assert output.dtype == torch.bfloat16
+        assert torch.isfinite(output).all()
+
+
+class TestTrace:
+    @pytest.mark.parametrize("cross", [False, True])
+    def test_intermediates_have_their_shapes(self, cross):
+        layer = make_layer("g2+g1", full=True, causal=not cross)
+        trace = layer.trace(X, context=CONTEXT if cross else None)
+        keys = S if cross else T
+        assert isinstance(trace, LayerTrace)
+        assert trace.query.shape == trace.heads.shape == trace.sources.output.shape == (B, H, T, h)
+        assert trace.key.shape == trace.value.shape == trace.sources.value.shape == (B, G, keys, h)
+        assert trace.weights.shape == (B, H, T, keys)
+        assert trace.projected.shape == trace.output.shape == (B, T, d)
+        assert (trace.sources.context is None) != cross
+        assert (trace.mask is None) == cross
+        assert (trace.sources.input == X).all()
+
+    def test_gates_read_raw_projections(self):
+        layer = make_layer(TOGETHER[2], full=True)
+        plain = make_layer(full=True)
+        sources, raw = layer.trace(X).sources, plain.trace(X).sources
+        assert (sources.query == np.einsum("btd,hdk->bhtk", X, layer.W_Q) + layer.b_Q[:, None]).all()
+        assert (sources.value == raw.value).all()
+        assert (plain.trace(X).query != raw.query).all()
+
+    def test_the_parts_make_the_whole(self):
+        layer = make_layer("g1+g2+g5", full=True)
+        trace = layer.trace(X)
+        output = trace.weights @ np.repeat(trace.value, 2, axis=1)
+        assert_close(trace.sources.output, output)
+        assert_close(trace.projected, np.einsum("bhtk,hkd->btd", trace.heads, layer.W_O) + layer.b_O)
+        assert (layer(X) == trace.output).all()
+
+    def test_all_restrictions_are_in_the_mask(self):
+        trace = make_layer(window=2).trace(X, mask=MASK)
+        offset = np.arange(T)[:, None] - np.arange(T)
+        assert (trace.mask == (MASK & (offset >= 0) & (offset < 2))).all()
+        assert (make_layer().trace(X).mask == (offset >= 0)).all()
+        assert make_layer(causal=False).trace(X).mask is None
+        assert (make_layer(causal=False).trace(X, mask=MASK).mask == MASK).all()
+
+
+class TestEmptyRows:
+    MASK = np.array([[True] * T, [False] * T, [True] * T, [True] * T, [True] * T])
+
+    @pytest.mark.parametrize("gates", ["none", "bma", "g1", "output:output"])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_a_row_that_may_see_nothing_gives_zero_and_the_output_bias(self, library, gates, bias):
+        layer = make_layer(gates, b_O=sample(d, seed=4) if bias else None)
+        output = to_numpy(library.call(lambda x: layer(x, mask=self.MASK), X))
+        assert (output[:, 1] == (layer.b_O if bias else 0)).all()
+        assert np.isfinite(output).all()
+        assert (abs(output[:, [0, 2, 3, 4]]).max(-1) > 0).all()
+
+    @pytest.mark.parametrize("gates", ["none", "bma", "g1"])
+    def test_an_empty_row_passes_no_gradient(self, gates):
+        layer = make_layer(gates, full=True)
+        x = torch.from_numpy(X).requires_grad_()
+        layer(x, mask=self.MASK)[:, 1].sum().backward()
+        assert (x.grad == 0).all()
+        slope = jax.grad(lambda x: layer(x, mask=self.MASK)[:, 1].sum())(jnp.asarray(X))
+        assert (slope == 0).all()
+
+    def test_a_layer_that_may_see_nothing_at_all_has_zero_gradient_for_every_parameter(self):
+        layer = make_layer("bma")
+        named = {name: torch.from_numpy(array).requires_grad_() for name, array in layer.parameters().items()}
+        output = layer.with_parameters(named)(torch.from_numpy(X), mask=np.zeros((T, T), bool))
+        output.sum().backward()
+        assert all((array.grad == 0).all() for array in named.values())
+
+
+class TestParameters:
+    def test_parameters_are_named_flat(self):
+        layer = make_layer("bma+output:input:r2:b1", full=True)
+        assert list(layer.parameters()) == [
+            *("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "q_norm", "k_norm", "metric_factor"),
+            *("gate.value.weight", "gate.output.weight_down", "gate.output.weight_up", "gate.output.bias"),
+        ]
+        assert list(make_layer().parameters()) == ["W_Q", "W_K", "W_V", "W_O"]
+        assert "metric_diagonal" in make_layer(metric_diagonal=np.ones((H, h))).parameters()
+        assert layer.parameters()["gate.value.weight"] is layer.gate_parameters["value"]["weight"]
+
+    def test_parameters_go_out_and_come_back(self):
+        layer, other = make_layer("bma+g1", full=True), make_layer("bma+g1", full=True, seed=9)
+        moved = other.with_parameters(layer.parameters())
+        assert all(array is layer.parameters()[name] for name, array in moved.parameters().items())
+        assert_close(moved(X), layer(X))
+        assert abs(other(X) - layer(X)).max() > 0.1
+
+    def test_some_parameters_may_be_replaced(self):
+        layer = make_layer("bma+g1", full=True)
+        moved = layer.with_parameters(
+            {"W_O": layer.W_O * 2, "gate.value.weight": layer.W_V[:, :1, :] * np.ones((2, 8, 4))}
+        )
+        assert (moved.W_O == layer.W_O * 2).all()
+        assert (moved.gate_parameters["value"]["weight"] == layer.W_V[:, :1, :]).all()
+        assert moved.gate_parameters["output"]["weight"] is layer.gate_parameters["output"]["weight"]
+        assert moved.W_Q is layer.W_Q
+        assert (moved.rotary, moved.temperature, moved.gates) == (layer.rotary, layer.temperature, layer.gates)
+
+    def test_an_unknown_parameter_is_refused(self):
+        message = "parameters must be among ['W_K', 'W_O', 'W_Q', 'W_V']; got also ['W_X', 'gate.value.weight']."
+        with pytest.raises(ValueError, match=exactly(message)):
+            make_layer().with_parameters(
+                {"W_X": np.ones(2), "gate.value.weight": np.ones(2), "W_Q": np.ones((H, d, h))}
+            )
+
+    def test_numpy_parameters_serve_any_library(self, library):
+        layer = make_layer("bma+g1", full=True)
+        output = library.call(layer, X)
+        assert isinstance(output, library.kind)
+        assert_close(output, layer(X))
+
+    def test_parameters_of_another_library_serve_numpy_inputs(self):
+        layer = make_layer("bma")
+        for array, kind in ((torch.from_numpy, torch.Tensor), (jnp.asarray, jax.Array)):
+            own = layer.with_parameters({name: array(value) for name, value in layer.parameters().items()})
+            assert isinstance(own(X), kind)
+            assert_close(own(X), layer(X))
+
+    def test_parameters_may_be_traced(self):
+        layer = make_layer("bma+g1", full=True)
+        jitted = jax.jit(lambda named, x: layer.with_parameters(named)(x))
+        assert_close(jitted(layer.parameters(), X), layer(X))
+
+    def test_the_shape_is_that_of_the_arrays(self):
+        assert make_layer().shape == HeadShape(d_model=d, num_heads=H, num_kv_heads=G, head_dim=h)
+
+    def test_a_layer_is_frozen(self):
+        with pytest.raises(FrozenInstanceError):
+            make_layer().causal = False
+
+
+BAD_LAYERS = {
+    "W_K": ({"W_K": np.ones((2, d + 1, h))}, ValueError, "W_K must have shape (2, 6, 4); got (2, 7, 4)."),
+    "W_V heads": ({"W_V": np.ones((4, d, h))}, ValueError, "W_V must have shape (2, 6, 4); got (4, 6, 4)."),
+    "W_O": ({"W_O": np.ones((H, d, h))}, ValueError, "W_O must have shape (4, 4, 6); got (4, 6, 4)."),
+    "W_Q rank": ({"W_Q": np.ones((d, h))}, ValueError, "W_Q must have shape (heads, d, h); got (6, 4)."),
+    "W_Q batch": ({"W_Q": np.ones((1, H, d, h))}, ValueError, "W_Q must have shape (heads, d, h); got (1, 4, 6, 4)."),
+    "whole numbers": (
+        {"W_Q": np.ones((H, d, h), int)},
+        TypeError,
+        "W_Q must have a real floating dtype; got int64. Convert it to float32 or float64.",
+    ),
+    "b_Q": ({"b_Q": np.ones(h)}, ValueError, "b_Q must have shape (4, 4); got (4,)."),
+    "b_K": ({"b_K": np.ones((H, h))}, ValueError, "b_K must have shape (2, 4); got (4, 4)."),
+    "b_V": ({"b_V": np.ones((H, h))}, ValueError, "b_V must have shape (2, 4); got (4, 4)."),
+    "b_O": ({"b_O": np.ones(h)}, ValueError, "b_O must have shape (6,); got (4,)."),
+    "q_norm": ({"q_norm": np.ones(1)}, ValueError, "q_norm must have shape (4,); got (1,)."),
+    "k_norm": ({"k_norm": np.ones((2, h))}, ValueError, "k_norm must have shape (4,); got (2, 4)."),
+    "metric_diagonal": (
+        {"metric_diagonal": np.ones(h)},
+        ValueError,
+        "metric_diagonal must have shape (4, 4); got (4,).",
+    ),
+    "metric_factor": (
+        {"metric_factor": np.ones((2, 3, h))},
+        ValueError,
+        "metric_factor must have shape (4, 3, 4); got (2, 3, 4).",
+    ),
+    "metric_factor rank": (
+        {"metric_factor": np.ones(h)},
+        ValueError,
+        "metric_factor must have shape (heads, m, h); got (4,).",
+    ),
+    "two metrics": (
+        {"metric_diagonal": np.ones((H, h)), "metric_factor": np.ones((H, 3, h))},
+        ValueError,
+        "A layer has one metric: give metric_diagonal or metric_factor, not both.",
+    ),
+    "no heat": ({"temperature": 0.0}, ValueError, "temperature must be above 0; got 0.0."),
+    "epsilon": ({"norm_epsilon": -1.0}, ValueError, "norm_epsilon must be above 0; got -1.0."),
+    "window": ({"window": 0}, ValueError, "window must be at least 1, or None; got 0."),
+    "rotary": (
+        {"rotary": Rotary(fraction=0.25)},
+        ValueError,
+        "Rotary.fraction must select an even number of the head's 4 channels; 0.25 selects 1.",
+    ),
+    "a gate without parameters": (
+        {"gates": Gates.parse("g1+bma")},
+        ValueError,
+        "gate_parameters must have one entry per gate, ['value', 'output']; got [].",
+    ),
+    "parameters without a gate": (
+        {"gate_parameters": {"value": {}}},
+        ValueError,
+        "gate_parameters must have one entry per gate, []; got ['value'].",
+    ),
+    "parameters of another shape": (
+        {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"weight": np.ones((4, 4, 4))}}},
+        ValueError,
+        "Parameters of gate bma must have the shapes {'weight': (2, 8, 4)}; got {'weight': (4, 4, 4)}.",
+    ),
+    "parameters of another name": (
+        {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"W": np.ones((2, 8, 4))}}},
+        ValueError,
+        "Parameters of gate bma must have the shapes {'weight': (2, 8, 4)}; got {'W': (2, 8, 4)}.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_LAYERS.values(), ids=BAD_LAYERS)
+def test_a_layer_whose_parts_do_not_fit_is_refused(change, error, message):
+    plain = make_layer()
+    arrays = {name: getattr(plain, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
+    with pytest.raises(error, match=exactly(message)):
+        AttentionArrays(**{**arrays, **change})
+
+
+def test_key_heads_must_divide_the_heads():
+    with pytest.raises(ValueError, match="num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4"):
+        AttentionArrays(W_Q=np.ones((4, 6, 4)), W_K=np.ones((3, 6, 4)), W_V=np.ones((3, 6, 4)), W_O=np.ones((4, 4, 6)))
+
+
+BAD_INPUTS = {
+    "x of another width": (
+        {"x": sample(T, d + 1)},
+        ValueError,
+        "x and W_Q must have the same width; x has 7, W_Q has 6.",
+    ),
+    "x without positions": ({"x": sample(d)}, ValueError, "x must have shape (..., position, d); got (6,)."),
+    "whole numbers": ({"x": np.ones((T, d), int)}, TypeError, "x must have a real floating dtype; got"),
+    "a short mask": (
+        {"mask": np.ones((T, 3), bool)},
+        ValueError,
+        "mask must broadcast to the scores' shape (..., query, key) = (2, 4, 5, 5); got (5, 3).",
+    ),
+    "a mask of keys alone": (
+        {"mask": np.ones(T, bool)},
+        ValueError,
+        "mask must broadcast to the scores' shape (..., query, key) = (2, 4, 5, 5); got (5,).",
+    ),
+    "a mask of numbers": (
+        {"mask": np.ones((T, T))},
+        TypeError,
+        "mask must be bool, True where a query may attend; got",
+    ),
+    "too few positions": (
+        {"positions": np.arange(3)},
+        ValueError,
+        "x and positions must have the same number of positions; x has 5, positions has 3.",
+    ),
+    "positions of another batch": (
+        {"positions": np.ones((3, T))},
+        ValueError,
+        "The leading axes of x and angles must be equal or broadcast; x has (2, 4), angles has (3, 1).",
+    ),
+    "context for a causal layer": (
+        {"context": CONTEXT},
+        ValueError,
+        "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
+        "Use causal=False and window=None for cross-attention.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS)
+def test_inputs_that_do_not_fit_are_refused(library, change, error, message):
+    layer = make_layer(full=True)
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        library.call(lambda **inputs: layer(**inputs), **{"x": X, **change})
+
+
+def test_lists_are_refused_by_name():
+    with pytest.raises(TypeError, match="positions must be an array of NumPy, JAX or PyTorch; got list"):
+        make_layer(full=True)(X, positions=[0, 1, 2, 3, 4])
+    with pytest.raises(TypeError, match="x must be an array of NumPy, JAX or PyTorch; got list"):
+        make_layer()(X.tolist())
+
+
+class TestCrossAttentionInputs:
+    @pytest.mark.parametrize(
+        ("options", "context", "message"),
+        [
+            ({}, sample(B, S, d + 1), "context and W_Q must have the same width; context has 7, W_Q has 6."),
+            (
+                {},
+                sample(3, S, d),
+                "The leading axes of x and context must be equal or broadcast; x has (2,), context has (3,).",
+            ),
+            ({"window": 2}, CONTEXT, "context was given to a layer that is causal or has a window"),
+        ],
+    )
+    def test_a_context_that_does_not_fit_is_refused(self, options, context, message):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            make_layer(causal=False, **options)(X, context=context)
+
+    def test_a_gate_that_needs_self_attention_refuses_a_context(self):
+        with pytest.raises(ValueError, match="Gate bma reads the query at the position that it gates"):
+            make_layer("bma", causal=False)(X, context=CONTEXT)
+
+    def test_one_context_serves_a_batch(self):
+        layer = make_layer("g1+g2", full=True, causal=False)
+        whole = layer(X, context=CONTEXT[0])
+        for b in range(B):
+            assert_close(whole[b], layer(X[b], context=CONTEXT[0]))
+
+
+class TestNorm:
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_a_normed_vector_has_mean_square_one(self, library, dtype):
+        normed = library.call(rms_norm, X.astype(dtype), np.ones(d, dtype))
+        assert isinstance(normed, library.kind)
+        assert to_numpy(normed).dtype == dtype
+        assert abs((to_numpy(normed) ** 2).mean(-1) - 1).max() < 1e-4
+
+    def test_the_scale_multiplies_and_epsilon_damps(self):
+        scale = sample(d, seed=3)
+        square = (X * X).mean(-1, keepdims=True)
+        assert_close(rms_norm(X, scale), X / np.sqrt(square + 1e-6) * scale)
+        assert_close(rms_norm(X, scale, epsilon=0.5), X / np.sqrt(square + 0.5) * scale)
+        assert (rms_norm(np.zeros((2, d)), scale) == 0).all()
+
+    def test_half_precision_is_normed_in_float32(self):
+        x = torch.full((4,), 300.0, dtype=torch.float16)
+        assert (rms_norm(x, torch.ones(4, dtype=torch.float16)) == 1).all()
+
+
+def test_a_projection_has_one_matrix_and_bias_for_each_head(library):
+    W, b = sample(H, d, h), sample(H, h, seed=1)
+    plain, shifted = library.call(lambda x, W, b: (project(x, W, None), project(x, W, b)), X, W, b)
+    for n in range(H):
+        assert_close(to_numpy(plain)[:, n], X @ W[n])
+        assert_close(to_numpy(shifted)[:, n], X @ W[n] + b[n])
