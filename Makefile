@@ -3,8 +3,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# One thread for each test process: two processes with two threads each would wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test check format
+.PHONY: help demo test check coverage bench format
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -12,8 +16,12 @@ help: ## list the targets
 # PyTorch comes first and pinned: a looser request would fetch its CUDA build.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP) torch
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(BENCH_READY): $(READY)
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 demo: $(READY) ## a short tour of what is here, with pictures in demo/
@@ -25,7 +33,13 @@ check: $(READY) ## format, lint and types
 	$(BIN)/basedpyright
 
 test: check ## all that CI runs
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+coverage: $(READY) ## the tests once more, with the lines that none of them reaches
+	$(PYTEST) --cov=src/tidegate --cov-report=term-missing:skip-covered
+
+bench: $(BENCH_READY) ## layers beside their peers, as ratios; tables in benchmarks/results/. Run nothing else meanwhile
+	$(BIN)/python benchmarks/layers.py
 
 format: $(READY) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format

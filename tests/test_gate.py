@@ -223,6 +223,7 @@ class TestRefusals:
                 "Gate.activation cannot be 'gauss'. Known: sigmoid, silu, softplus, tanh1, twosigmoid, identity.",
             ),
             ({"op": "times"}, "Gate.op cannot be 'times'. Did you mean multiply or add?"),
+            ({"reads": "mask"}, "Gate.reads cannot be 'mask'. Known: input, query, value, output."),
             ({"site": None}, "Gate.site cannot be None. Known: output, value, key, query, dense."),
             ({"reads": ["input"]}, "Gate.reads cannot be ['input']. Did you mean input?"),
         ],
@@ -266,6 +267,7 @@ class TestParsing:
             ("BMA", "Unknown gate 'BMA'. Did you mean bma or bma-query? Or spell it site:reads."),
             ("bma-qery", "Unknown gate 'bma-qery'. Did you mean bma-query or bma? Or spell it site:reads."),
             ("g1_head", "Unknown gate 'g1_head'. Did you mean g1-head? Or spell it site:reads."),
+            ("g6", "Unknown gate 'g6'. Did you mean g5 or g4 or g3? Or spell it site:reads."),
             ("non", "Unknown gate 'non'. Did you mean none? Or spell it site:reads."),
             (
                 "zzz",
@@ -338,9 +340,7 @@ class TestJson:
         assert Gate.from_json("{}") == Gate()
 
     def test_an_unknown_field_is_refused_with_the_nearest(self):
-        with pytest.raises(
-            ValueError, match=exactly("Gate.field in JSON cannot be 'sight'. Did you mean site?")
-        ):
+        with pytest.raises(ValueError, match=exactly("Gate.field in JSON cannot be 'sight'. Did you mean site?")):
             Gate.from_json('{"sight": "value"}')  # fmt: skip
 
     @pytest.mark.parametrize("text", ['"bma"', "[]", "null", "1"])
@@ -433,6 +433,10 @@ class TestParameters:
             Gate().num_parameters(d_model=8, num_heads=4, num_kv_heads=3)
         with pytest.raises(ValueError, match="d_model must be a multiple of num_heads"):
             Gate().parameter_shapes(d_model=9, num_heads=4)
+
+    def test_as_many_key_heads_as_heads_are_the_default(self):
+        assert PRESETS["g2"].num_parameters(d_model=12, num_heads=3) == 12 * 12
+        assert PRESETS["g2"].parameter_shapes(d_model=12, num_heads=3) == {"weight": (3, 12, 4)}
 
     def test_head_dim_is_free_of_the_model_width(self):
         assert PRESETS["bma"].num_parameters(d_model=512, num_heads=8, head_dim=16) == 8 * 16 * 16

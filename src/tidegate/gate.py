@@ -87,6 +87,14 @@ class Gate:
         """Whether it reads, at the position it acts on, something that only self-attention has there."""
         return self.reads == "query" if self.on_source else self.reads == "value"
 
+    def require_cross_attention(self) -> None:
+        """Refuse, with what to use instead, if the gate cannot serve cross-attention."""
+        if self.needs_self_attention:
+            raise ValueError(
+                f"Gate {self} reads the {self.reads} at the position that it gates, which only self-attention has. "
+                "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+            )
+
     @property
     def spelling(self) -> str:
         """The full spelling, `site:reads` and whatever differs from the defaults."""

@@ -48,10 +48,10 @@ class Gates(tuple[Gate, ...]):
         """The gate at a site, if there is one."""
         return next((gate for gate in self if gate.site == site), None)
 
-    @property
-    def needs_self_attention(self) -> bool:
-        """Whether any of the gates cannot serve cross-attention."""
-        return any(gate.needs_self_attention for gate in self)
+    def require_cross_attention(self) -> None:
+        """Refuse, with what to use instead, if any of the gates cannot serve cross-attention."""
+        for gate in self:
+            gate.require_cross_attention()
 
     def num_parameters(
         self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None

@@ -26,7 +26,8 @@ class Layer:
 # The vocabulary is three small files, each reading those before it, and the standard library alone.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates")
 MATHS = (*VOCABULARY, "tidegate.tensors")
-LIBRARY = (*MATHS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
+MODELS = (*MATHS, "tidegate.config")
+LIBRARY = (*MODELS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
 ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
 
 LAYERS: dict[str, Layer] = {
@@ -44,13 +45,14 @@ LAYERS: dict[str, Layer] = {
         },
         deferred=("torch", "jax"),
     ),
+    "config": Layer(allowed=MATHS),
     "geometry": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
     "experts": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
     "torch": Layer(
-        allowed=(*MATHS, "torch", "safetensors"),
+        allowed=(*MODELS, "torch", "safetensors"),
         only_in={"retrofit.py": ("transformers",), "hf.py": ("transformers",)},
     ),
-    "flax": Layer(allowed=(*MATHS, "jax", "flax", "safetensors")),
+    "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
     "lab": Layer(
         allowed=(*LIBRARY, "torch"),
         only_in={

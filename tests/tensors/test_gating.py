@@ -1,5 +1,5 @@
 import re
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import jax
 import jax.numpy as jnp
@@ -260,6 +260,16 @@ class TestReads:
             assert (reads == gate_reads(Gate.parse(gate), GateSources(**sources))).all()
         with pytest.raises(ValueError, match=r"Gate g1 needs GateSources.input"):
             gate_reads(Gate(), GateSources())
+
+
+def test_sources_are_frozen_keywords_that_start_as_none():
+    sources = GateSources()
+    assert [getattr(sources, name) for name in ("input", "context", "query", "value", "output")] == [None] * 5
+    with pytest.raises(FrozenInstanceError):
+        sources.input = sample(T, d)
+    with pytest.raises(TypeError, match="positional"):
+        GateSources(sample(T, d))
+    assert not hasattr(sources, "__dict__")
 
 
 def weight(*shape):

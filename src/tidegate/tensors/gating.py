@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tidegate.gate import Gate
-from tidegate.tensors._checks import require_equal, require_floating, require_mask, require_rank
+from tidegate.tensors._checks import require_equal, require_floating, require_rank
 from tidegate.tensors._namespace import Array, Namespace, accumulate, unify
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
@@ -73,11 +73,8 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
     A gate on the attended side reads the context, its group's queries side by side, or its own value; a gate on the
     attending side reads the input, its own query or output, or its group's value. The dense site reads all heads.
     """
-    if gate.needs_self_attention and sources.context is not None:
-        raise ValueError(
-            f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
-            "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
-        )
+    if sources.context is not None:
+        gate.require_cross_attention()
     source_side = gate.on_source
     match gate.reads:
         case "input":
@@ -170,9 +167,7 @@ def naive_query_modulated_attention(Q: Array, K: Array, V: Array, W_g: Array, *,
     """
     xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     gate = _query_gate(xp, Q, V, W_g)
-    scores = attention_scores(Q, K)
-    require_mask(mask, tuple(scores.shape))
-    weights = attention_weights(scores, mask)
+    weights = attention_weights(attention_scores(Q, K), mask)
     gated = gate[..., :, None, :] * V[..., None, :, :]
     return xp.sum(weights[..., None] * gated, axis=-2)
 

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tidegate.config import MetricKind
 from tidegate.gate import Site
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
+from tidegate.tensors.layer_inputs import require_layer_inputs, require_layer_options, require_positions_shape
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
-from tidegate.torch.gate import AttentionGates, GateReads
+from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, inside_transform
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
-from tidegate.torch.metric import HeadMetric, MetricKind
+from tidegate.torch.metric import HeadMetric
 from tidegate.torch.rotary import rotary_angles, rotate
 
 __all__ = ["AttentionTrace", "GatedAttention"]
@@ -107,7 +109,8 @@ class GatedAttention(nn.Module):
         self.window = window
         self.temperature = temperature
         self.recompute_gate = recompute_gate
-        self._check_options()
+        require_layer_options(dropout=dropout, window=window, temperature=temperature)
+        self.rotary_width = 0 if self.rotary is None else self.rotary.width(self.shape.head_dim)
         width, kv_width = self.shape.num_heads * self.shape.head_dim, self.shape.num_kv_heads * self.shape.head_dim
         self.q_proj = nn.Linear(d_model, width, bias=bias, device=device, dtype=dtype)
         self.k_proj = nn.Linear(d_model, kv_width, bias=bias, device=device, dtype=dtype)
@@ -154,7 +157,15 @@ class GatedAttention(nn.Module):
         Returns:
             (B, T, M), and the trace if asked for.
         """
-        self._check_input(x, context, cache, documents)
+        require_layer_inputs(
+            self.gates,
+            self.shape.d_model,
+            x=x.shape,
+            context=None if context is None else context.shape,
+            ordered=self.causal or self.window is not None,
+            has_cache=cache is not None,
+            packed=None if documents is None else "documents",
+        )
         context_BSM = x if context is None else context
         q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
         k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
@@ -225,9 +236,13 @@ class GatedAttention(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, num_keys: float) -> float:
-        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
-        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
-        return 2 * matrices + 4 * self.shape.num_heads * self.shape.head_dim * num_keys
+        """Multiplications and additions of the matrix products of one position that attends to `num_keys` positions."""
+        projections = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        products = sum(projection.weight.numel() for projection in projections)
+        products += sum(gate.num_products for gate in self.attn_gate.children() if isinstance(gate, AttentionGate))
+        if self.metric is not None and self.metric.kind == "learned":
+            products += 2 * self.metric.weight.numel()
+        return 2 * products + 4 * self.shape.num_heads * self.shape.head_dim * num_keys
 
     def extra_repr(self) -> str:
         """Its sizes and options."""
@@ -260,7 +275,7 @@ class GatedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys normalised and rotated, the queries under the metric."""
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHD, k_BSGD = self.q_norm(q_BTHD), self.k_norm(k_BSGD)
+            q_BTHD, k_BSGD = _normed(self.q_norm, q_BTHD), _normed(self.k_norm, k_BSGD)
         if self.rotary is not None:
             q_angles = self._angles(q_BTHD, positions, start=0 if cache is None else cache.length)
             k_angles = self._angles(k_BSGD, None, start=0) if crossing else q_angles
@@ -269,13 +284,11 @@ class GatedAttention(nn.Module):
 
     def _angles(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Tensor:
         assert self.rotary is not None
-        batch, num_positions, _, width = x_BTHD.shape
+        batch, num_positions = x_BTHD.shape[:2]
         if positions is None:
             positions = torch.arange(start, start + num_positions, device=x_BTHD.device)
-        elif positions.shape not in ((num_positions,), (1, num_positions), (batch, num_positions)):
-            allowed = f"({num_positions},) or ({batch}, {num_positions})"
-            raise ValueError(f"positions must have shape {allowed}; got {tuple(positions.shape)}.")
-        return rotary_angles(positions, width, self.rotary, x_BTHD.dtype)
+        require_positions_shape(tuple(positions.shape), batch, num_positions)
+        return rotary_angles(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
 
     def _restricted(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None
@@ -300,40 +313,6 @@ class GatedAttention(nn.Module):
         )
         return k_BGSD, v_BGSD, mask, causal
 
-    def _check_options(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1); got {self.dropout!r}.")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1, or None; got {self.window!r}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0; got {self.temperature!r}.")
-        if self.rotary is not None:
-            self.rotary.width(self.shape.head_dim)
-
-    def _check_input(self, x: Tensor, context: Tensor | None, cache: KVCache | None, documents: Tensor | None) -> None:
-        for name, given in (("x", x), ("context", context)):
-            if given is not None and (given.ndim != 3 or given.shape[-1] != self.shape.d_model):
-                raise ValueError(
-                    f"{name} must have shape (batch, positions, {self.shape.d_model}); got {tuple(given.shape)}."
-                )
-        if documents is not None and (context is not None or cache is not None):
-            raise ValueError("documents are for self-attention over whole rows; use mask with a context or a cache.")
-        if context is None:
-            return
-        if cache is not None:
-            raise ValueError("cache is for self-attention; a context is there as a whole, so it needs none.")
-        if self.causal or self.window is not None:
-            raise ValueError(
-                "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
-                "Build the layer with causal=False and window=None for cross-attention."
-            )
-        for gate in self.gates:
-            if gate.needs_self_attention:
-                raise ValueError(
-                    f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
-                    "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
-                )
-
     def _inward(self) -> tuple[tuple[str, nn.Linear], ...]:
         return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)
 
@@ -343,6 +322,11 @@ class GatedAttention(nn.Module):
     def _bias_by_head(self, projection: nn.Linear) -> Tensor | None:
         bias: Tensor | None = projection.bias
         return None if bias is None else bias.unflatten(0, (-1, self.shape.head_dim))
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    # Autocast leaves the scale in its own dtype; the result keeps that of the projection, so that the cache does too.
+    return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 
 _NORM_EPSILON = 1e-6

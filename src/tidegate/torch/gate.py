@@ -6,7 +6,9 @@ Legend: B batch, T positions, H heads at the gated site, M model width, R read w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from tidegate.gate import Activation, Gate, Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
+from tidegate.torch.precision import widened
 
 __all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
 
@@ -82,12 +85,12 @@ class AttentionGate(nn.Module):
         source = self._source(reads)
         if self.gate.width is not None:
             source = source[..., : self.gate.width]
-        with torch.autocast(source.device.type, enabled=False):
-            logits = _wide(source)
+        with _without_autocast(source.device.type):
+            logits = widened(source)
             for weight in self._matrices():
-                logits = _product(logits, _wide(weight))
+                logits = _product(logits, widened(weight))
             if self.gate.bias is not None:
-                logits = logits + _wide(self.get_parameter("bias"))[:, None, :]
+                logits = logits + widened(self._learned("bias"))[:, None, :]
         heads_of_each = self.num_heads // logits.shape[-3]
         return logits.expand(*logits.shape[:-2], heads_of_each, -1).flatten(-3, -2)
 
@@ -95,6 +98,12 @@ class AttentionGate(nn.Module):
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
         values = self(reads)
         return (target * values if self.gate.op == "multiply" else target + values).to(target.dtype)
+
+    @property
+    def num_products(self) -> int:
+        """Products of a number read and a number learned at one position; heads that share a matrix each use it."""
+        times = 1 if self.gate.reads == "input" else self.num_heads // self.gate.num_matrices(self.shape)
+        return times * sum(weight.numel() for weight in self._matrices())
 
     def extra_repr(self) -> str:
         """The gate as it is spelled."""
@@ -119,7 +128,11 @@ class AttentionGate(nn.Module):
 
     def _matrices(self) -> list[Tensor]:
         names = ("weight",) if self.gate.rank is None else ("weight_down", "weight_up")
-        return [self.get_parameter(name) for name in names]
+        return [self._learned(name) for name in names]
+
+    def _learned(self, name: str) -> Tensor:
+        # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
+        return getattr(self, name)
 
 
 class AttentionGates(nn.Module):
@@ -189,5 +202,7 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("btnmr,nrd->btnmd", reads, weight)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    # Not every device has autocast: the meta device has none.
+    available = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if available else nullcontext()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tidegate.tensors.layer_inputs import require_mask_shape
+
 __all__ = ["combine_masks", "document_ids", "require_mask"]
 
 
@@ -70,15 +72,7 @@ def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
             f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "
             "Compare it, as in mask != 0."
         )
-    given = tuple(mask.shape)
-    fits = 2 <= len(given) <= 4 and all(
-        size in (1, wanted) for size, wanted in zip(given, shape[4 - len(given) :], strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"mask must broadcast to (batch, heads, queries, keys) = {shape}; got {given}. "
-            "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
-        )
+    require_mask_shape(tuple(mask.shape), shape)
 
 
 def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:

@@ -5,16 +5,13 @@ Legend: B batch, T positions, H query heads, D head width.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor, nn
 
+from tidegate.config import MetricKind
 from tidegate.sizes import HeadShape
 
-__all__ = ["HeadMetric", "MetricKind"]
-
-MetricKind: TypeAlias = Literal["diagonal", "learned"]
+__all__ = ["HeadMetric"]
 
 
 class HeadMetric(nn.Module):
@@ -51,7 +48,9 @@ class HeadMetric(nn.Module):
         """The queries as the keys are contracted with them, (B, T, H, D)."""
         if self.kind == "diagonal":
             return q_BTHD * self.weight
-        return torch.einsum("bthk,hmk,hml->bthl", q_BTHD, self.weight, self.weight)
+        # One einsum of all three would fix T in a compiled graph, where it looks for the cheapest order by size.
+        factored = torch.einsum("bthk,hmk->bthm", q_BTHD, self.weight)
+        return torch.einsum("bthm,hml->bthl", factored, self.weight)
 
     def extra_repr(self) -> str:
         """Its kind."""

@@ -6,16 +6,22 @@ import torch
 from torch import Tensor
 
 from tidegate.tensors.rotary import Rotary
+from tidegate.torch.precision import wide_dtype
 
 __all__ = ["rotary_angles", "rotate"]
 
 
-def rotary_angles(positions: Tensor, head_dim: int, rotary: Rotary, dtype: torch.dtype) -> Tensor:
-    """Angles (B or 1, T, 1, pairs) of positions (T,) or (B, T), in float32 or better."""
-    wide = torch.promote_types(dtype, torch.float32)
-    frequencies = torch.tensor(rotary.frequencies(head_dim), dtype=wide, device=positions.device)
+def rotary_angles(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtype) -> Tensor:
+    """Angles (T, 1, width / 2) of positions (T,), or (B, T, 1, width / 2) of positions (B, T), in float32 or better.
+
+    width : channels that turn, `rotary.width(head_dim)`, which a compiled layer must know beforehand
+    """
+    wide = wide_dtype(dtype)
+    # Made on the device, so that no step waits for a copy from the host.
+    pairs = torch.arange(width // 2, dtype=wide, device=positions.device)
+    frequencies = rotary.base ** (-2 * pairs / width)
     steps = (positions.to(wide) + rotary.offset) / rotary.scale
-    return (steps[..., None] * frequencies).reshape(-1, positions.shape[-1], 1, len(rotary.frequencies(head_dim)))
+    return (steps[..., None] * frequencies).unsqueeze(-2)
 
 
 def rotate(x_BTHD: Tensor, angles: Tensor) -> Tensor:

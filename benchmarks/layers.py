@@ -1,0 +1,211 @@
+"""What gates cost: our layers, a plain implementation and other people's layers, in one interleaved run.
+
+`python benchmarks/layers.py` checks values first, then measures forward, training step, decoding, kept bytes and peak
+memory, and writes `layers.json` and `layers.md` to `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import (
+    Timing,
+    as_json,
+    in_fresh_process,
+    interleave,
+    kept_bytes,
+    markdown_table,
+    paired_ratio,
+    peak_above_rest,
+    surroundings,
+)
+from peers import D_MODEL, NUM_HEADS, OURS, RECOMPUTING, ScoreMatrixAttention, contenders
+from torch import Tensor, nn
+
+from tidegate.torch import GatedAttention, KVCache
+from tidegate.torch.convert import from_stacked_qkv
+
+LENGTHS = (128, 512, 2048, 4096)
+CACHED = 4096
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds behind each median (default 11)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths T")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for layers.json and layers.md")
+    parser.add_argument("--peak-of", nargs=3, metavar=("NAME", "T", "WORK"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    if options.peak_of:
+        name, length, work = options.peak_of
+        print(json.dumps(peak_memory(name, int(length), work)))
+        return
+    check_values()
+    record = measure(options.lengths, options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "layers.json").write_text(json.dumps(record, default=as_json, indent=1))
+    (options.out / "layers.md").write_text(report(record))
+    print(report(record))
+
+
+def check_values() -> None:
+    """The plain implementation and ours agree on the same weights, values and gradients, before anything is timed."""
+    torch.manual_seed(0)
+    plain = ScoreMatrixAttention()
+    ours = GatedAttention(D_MODEL, NUM_HEADS, gate="bma")
+    ours.load_state_dict(from_stacked_qkv(plain.state_dict()))
+    x, y = (torch.randn(1, 256, D_MODEL, requires_grad=True) for _ in range(2))
+    y.data.copy_(x.data)
+    ours(x).square().sum().backward()
+    plain(y).square().sum().backward()
+    torch.testing.assert_close(ours(x), plain(y), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(x.grad, y.grad, atol=2e-4, rtol=2e-4)
+
+
+def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    layers = {name: build() for name, build in contenders().items()}
+    record: dict[str, Any] = {"surroundings": surroundings(), "rounds": rounds, "lengths": list(lengths)}
+    record |= {"forward": {}, "training": {}, "kept_bytes": {}, "peak_bytes": {}}
+    for length in lengths:
+        x = torch.randn(1, length, D_MODEL, requires_grad=True)
+        print(f"T = {length}: forward", flush=True)
+        record["forward"][length] = interleave({n: forward(layer, x) for n, layer in layers.items()}, rounds=rounds)
+        print(f"T = {length}: training step", flush=True)
+        record["training"][length] = interleave({n: train(layer, x) for n, layer in layers.items()}, rounds=rounds)
+        record["kept_bytes"][length] = {
+            name: kept_bytes(partial(layer, x), layer.parameters()) for name, layer in layers.items()
+        }
+    longest = str(max(lengths))
+    for work in ("forward", "training"):
+        print(f"T = {longest}: peak memory, {work}, each in a process of its own", flush=True)
+        record["peak_bytes"][work] = {
+            name: in_fresh_process(__file__, "--peak-of", name, longest, work) for name in layers
+        }
+    print(f"decoding with {CACHED} cached positions", flush=True)
+    record["decoding"] = interleave({name: decode(layers[name]) for name in OURS}, rounds=10 * rounds)
+    return record
+
+
+def forward(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    return run
+
+
+def train(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).sum().backward()
+
+    return run
+
+
+def decode(layer: nn.Module) -> Callable[[], None]:
+    """One new position after a full cache; the cache is set back after each step, so that all steps are alike."""
+    cache = KVCache(CACHED + 1)
+    with torch.no_grad():
+        layer(torch.randn(1, CACHED, D_MODEL), cache=cache)
+    x = torch.randn(1, 1, D_MODEL)
+
+    def run() -> None:
+        with torch.no_grad():
+            layer(x, cache=cache)
+        cache.length = CACHED
+
+    return run
+
+
+def peak_memory(name: str, length: int, work: str) -> int:
+    torch.manual_seed(0)
+    layer = contenders()[name]()
+    x = torch.randn(1, length, D_MODEL, requires_grad=True)
+    # A short pass first: what the libraries allocate once is not the layer's.
+    {"forward": forward, "training": train}[work](layer, x[:, :16].detach().requires_grad_())()
+    return peak_above_rest({"forward": forward, "training": train}[work](layer, x))
+
+
+def report(record: dict[str, Any]) -> str:
+    """The tables: every figure is a ratio to plain attention (`none`) in the same rounds, with its median beside it."""
+    parts = [f"# Layers, d = {D_MODEL}, {NUM_HEADS} heads, one sequence, float32\n"]
+    for work in ("forward", "training"):
+        rows = []
+        for name in record[work][record["lengths"][0]]:
+            cells = []
+            for length in record["lengths"]:
+                timings = record[work][length]
+                low, high = (1e3 * second for second in timings[name].spread)
+                ratio = paired_ratio(timings, name, "none")
+                cells.append(f"{ratio:.3f} ({1e3 * timings[name].median:.2f} ms, {low:.2f}–{high:.2f})")
+            rows.append([name, *cells])
+        title = "Forward" if work == "forward" else "Training step (forward and backward)"
+        header = ["layer", *(f"T = {length}" for length in record["lengths"])]
+        parts.append(f"## {title}: time over `none` (median, quartiles)\n\n{markdown_table(header, rows)}\n")
+    parts.append(_summary(record))
+    around = record["surroundings"]
+    parts.append(f"Medians of {record['rounds']} interleaved rounds. {json.dumps(around)}\n")
+    return "\n".join(parts)
+
+
+def _summary(record: dict[str, Any]) -> str:
+    longest = max(record["lengths"])
+    kept, peaks = record["kept_bytes"][longest], record["peak_bytes"]
+    rows = []
+    for name in kept:
+        row = [name, f"{kept[name] / kept['none']:.3f}"]
+        row += [f"{peaks[work][name] / max(1, peaks[work]['none']):.2f}" for work in ("forward", "training")]
+        row.append(f"{paired_ratio(record['decoding'], name, 'none'):.3f}" if name in record["decoding"] else "")
+        rows.append(row)
+    header = ["layer", "bytes kept for backward", "peak, forward", "peak, training", f"decode step, {CACHED} cached"]
+    memory = f"## Memory at T = {longest} and decoding, over `none`\n\n{markdown_table(header, rows)}\n"
+    marks = [[figure, f"{measured:.3f}", mark] for figure, measured, mark in _marks(record)]
+    return f"{memory}\n## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark'], marks)}\n"
+
+
+def _marks(record: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
+    """Each figure that the layers are held to, what was measured, and the mark."""
+    longest = max(record["lengths"])
+    for work in ("forward", "training"):
+        for length in record["lengths"]:
+            yield from _time_marks(work, length, record[work][length])
+        ratio = paired_ratio(record[work][longest], "score matrix", "bma")
+        yield f"score matrix over bma, {work}, T = {longest}", ratio, "≥ 5" if work == "forward" else "≥ 4"
+    kept = record["kept_bytes"][longest]
+    yield "bma-query recomputed, bytes kept", kept["bma-query recomputed"] / kept["none"], "≤ 1.05"
+    yield "bma recomputed, bytes kept", kept["bma recomputed"] / kept["none"], "≤ 1.20"
+    for work, peaks in record["peak_bytes"].items():
+        for name in RECOMPUTING:
+            yield f"{name}, peak memory, {work}", peaks[name] / max(1, peaks["none"]), "≤ 1.4"
+        yield f"bma over score matrix, peak memory, {work}", peaks["bma"] / peaks["score matrix"], "≤ 0.1"
+    for name in OURS[1:]:
+        yield f"{name}, decode step", paired_ratio(record["decoding"], name, "none"), "≤ 1.05"
+
+
+def _time_marks(work: str, length: int, timings: dict[str, Timing]) -> Iterator[tuple[str, float, str]]:
+    for ours, peer in (("g1", "x-transformers gated"), ("g1, norm and rotary", "Qwen3-Next")):
+        yield f"{ours} over {peer}, {work}, T = {length}", paired_ratio(timings, ours, peer), "≤ 1"
+    if length < 512:
+        return
+    for name in RECOMPUTING:
+        mark = "≤ 1.05" if length >= 2048 else "≤ 1.08"
+        yield f"{name}, {work}, T = {length}", paired_ratio(timings, name, "none"), mark
+    seconds = (timings[name].seconds for name in ("g1", "none", "matmul alone"))
+    ratio = statistics.median(g1 / (none + matmul) for g1, none, matmul in zip(*seconds, strict=True))
+    yield f"g1 over none and its matmul, {work}, T = {length}", ratio, "≤ 1.03"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Keys and values of the positions that have gone by.
+
+Legend: B batch, T new positions, S positions that there is room for, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+
+from tidegate.sizes import HeadShape
+
+__all__ = ["KVCache", "init_cache", "update_cache"]
+
+
+class KVCache(NamedTuple):
+    """The cache of one attention layer, a pytree of fixed shapes: rotated keys and gated values."""
+
+    key: Array
+    """(B, S, G, D)"""
+    value: Array
+    """(B, S, G, D)"""
+    length: Array
+    """() int32: positions that it holds, the first ones."""
+
+
+def init_cache(shape: HeadShape, *, batch: int, max_length: int, dtype: jax.typing.DTypeLike = jnp.float32) -> KVCache:
+    """An empty cache with room for `max_length` positions."""
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1; got {max_length!r}.")
+    empty = jnp.zeros((batch, max_length, shape.num_kv_heads, shape.head_dim), dtype)
+    return KVCache(key=empty, value=empty, length=jnp.zeros((), jnp.int32))
+
+
+def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:
+    """The cache with the new positions after those that it holds.
+
+    What has been written past the end cannot be noticed while `length` is traced; give the cache room for all.
+    """
+    batch, room, heads, _ = cache.key.shape
+    if (key_BTGD.shape[0], key_BTGD.shape[2]) != (batch, heads):
+        raise ValueError(
+            f"cache holds a batch of {batch} with {heads} heads; got {key_BTGD.shape[0]} with {key_BTGD.shape[2]}. "
+            "Start a new cache for another batch."
+        )
+    new = key_BTGD.shape[1]
+    needed = new if isinstance(cache.length, Tracer) else int(cache.length) + new
+    if needed > room:
+        raise ValueError(f"cache has room for max_length={room} positions; {needed} are needed. Make it longer.")
+
+    def written(held: Array, update: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(held, update.astype(held.dtype), cache.length, axis=1)
+
+    return KVCache(
+        key=written(cache.key, key_BTGD),
+        value=written(cache.value, value_BTGD),
+        length=cache.length + new,
+    )

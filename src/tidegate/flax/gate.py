@@ -1,0 +1,126 @@
+"""Gates as pure functions of JAX arrays.
+
+Legend: B batch, T positions, S attended positions, H query heads, G key/value heads, M model width, R read width,
+D gated width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tidegate.gate import Activation, Gate
+from tidegate.sizes import HeadShape
+from tidegate.tensors.gating import init_gate_parameters
+
+__all__ = ["GateReads", "activate", "apply_gate", "gate_logits", "gate_values", "init_gate", "widened"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateReads:
+    """All that a gate may read, raw: before other gates, norms and rotation. Positions first, then heads."""
+
+    input: Array
+    """(B, T, M): the layer's input."""
+    context: Array
+    """(B, S, M): what is attended to; the input itself in self-attention."""
+    query: Array
+    """(B, T, H, D)"""
+    value: Array
+    """(B, S, G, D)"""
+    output: Array | None = None
+    """(B, T, H, D): the attention output, once it is there."""
+
+
+def init_gate(
+    key: Array, gate: Gate, shape: HeadShape, *, dtype: jax.typing.DTypeLike = jnp.float32
+) -> dict[str, Array]:
+    """Starting parameters by name, as `tidegate.tensors.init_gate_parameters` draws them."""
+    return {name: array.astype(dtype) for name, array in init_gate_parameters(key, gate, **asdict(shape)).items()}
+
+
+def apply_gate(gate: Gate, target: Array, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
+    """The target (B, T, heads, D), or (B, T, M) at the dense site, under the gate; of the target's dtype."""
+    values = gate_values(gate, reads, parameters)
+    return (target * values if gate.op == "multiply" else target + values).astype(target.dtype)
+
+
+def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
+    """The gate's values (B, T, heads, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
+    values = activate(gate.activation, gate_logits(gate, reads, parameters))
+    return values[..., 0, :] if gate.site == "dense" else values
+
+
+def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
+    """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
+    matrices = [parameters["weight"]] if gate.rank is None else [parameters["weight_down"], parameters["weight_up"]]
+    num_heads = _num_heads(gate, reads)
+    logits = widened(_source(gate, reads, num_heads, num_matrices=matrices[0].shape[0]))
+    for weight in matrices:
+        logits = _product(logits, widened(weight))
+    if gate.bias is not None:
+        logits = logits + widened(parameters["bias"])[:, None, :]
+    *leading, num_matrices, _, width = logits.shape
+    every_head = (*leading, num_matrices, num_heads // num_matrices, width)
+    return jnp.broadcast_to(logits, every_head).reshape(*leading, num_heads, width)
+
+
+def activate(activation: Activation, logits: Array) -> Array:
+    """The activation as `tidegate.tensors.activate` defines it, by JAX's own functions."""
+    match activation:
+        case "sigmoid":
+            return jax.nn.sigmoid(logits)
+        case "silu":
+            return jax.nn.silu(logits)
+        case "softplus":
+            return jax.nn.softplus(logits)
+        case "tanh1":
+            return 1 + jnp.tanh(logits)
+        case "twosigmoid":
+            return 2 * jax.nn.sigmoid(logits)
+        case "identity":
+            return logits
+
+
+def widened(x: Array) -> Array:
+    """The same numbers in float32 or better."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _num_heads(gate: Gate, reads: GateReads) -> int:
+    if gate.site == "dense":
+        return 1
+    return reads.value.shape[-2] if gate.on_source else reads.query.shape[-2]
+
+
+def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) -> Array:
+    """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
+    match gate.reads:
+        case "input":
+            source = reads.context if gate.on_source else reads.input
+        case "query":
+            # The heads of a group stand side by side, so that merging them is a change of shape.
+            source = reads.query.reshape(*reads.query.shape[:-2], num_heads, -1)
+        case "value":
+            source = jnp.repeat(reads.value, num_heads // reads.value.shape[-2], axis=-2)
+        case "output":
+            assert reads.output is not None
+            source = reads.output
+            if gate.site == "dense":
+                source = source.reshape(*source.shape[:-2], -1)
+    source = source if gate.width is None else source[..., : gate.width]
+    if source.ndim == reads.input.ndim:
+        return source
+    *leading, _, width = source.shape
+    return source.reshape(*leading, num_matrices, -1, width)
+
+
+def _product(reads: Array, weight: Array) -> Array:
+    """Reads (B, T, R) or (B, T, matrices, heads of each, R) through (matrices, R, D): (B, T, matrices, heads, D)."""
+    if reads.ndim == 3:
+        return jnp.einsum("btr,nrd->btnd", reads, weight)[..., None, :]
+    return jnp.einsum("btnmr,nrd->btnmd", reads, weight)

@@ -1,0 +1,101 @@
+"""The one attention call, and which kernel serves it.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tidegate.tensors.attention import attention_weights
+
+__all__ = ["attend", "attend_plainly"]
+
+
+def attend(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float,
+    dropout: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """Softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
+
+    `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has no
+    dropout, so that float64 and dropout run on the plain reference.
+
+    mask   : bool, broadcasts to (B, H, T, S), True = may attend
+    bias   : additive, broadcasts likewise; -inf forbids
+    causal : query i sees keys up to i
+    window : keys that a query sees, itself included; back alone if causal, else to both sides
+    """
+    if bias is not None:
+        mask = bias > -jnp.inf if mask is None else mask & (bias > -jnp.inf)
+        bias = jnp.where(bias > -jnp.inf, bias, 0)
+    if dropout > 0 or q_BTHD.dtype == jnp.float64:
+        band = _band(q_BTHD.shape[1], k_BSGD.shape[1], causal, window)
+        mask = band if mask is None else mask if band is None else mask & band
+        return attend_plainly(
+            q_BTHD, k_BSGD, v_BSGD, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key
+        )
+    o_BTHD = jax.nn.dot_product_attention(
+        q_BTHD,
+        k_BSGD,
+        v_BSGD,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0 if causal else window - 1),
+    )
+    return o_BTHD if mask is None else _zero_where_empty(o_BTHD, mask, causal, window)
+
+
+def attend_plainly(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    scale: float,
+    dropout: float,
+    dropout_key: Array | None,
+) -> Array:
+    """The same through the score matrix, in the dtype of the input; arguments as in `attend`."""
+    batch, num_queries, num_heads, width = q_BTHD.shape
+    grouped = q_BTHD.reshape(batch, num_queries, k_BSGD.shape[2], -1, width)
+    scores_BHTS = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD).reshape(batch, num_heads, num_queries, -1) * scale
+    weights_BHTS = attention_weights(scores_BHTS if bias is None else scores_BHTS + bias, mask)
+    if dropout > 0:
+        if dropout_key is None:
+            raise ValueError("dropout needs a source of randomness; give a key, or be deterministic.")
+        kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights_BHTS.shape)
+        weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
+    weights = weights_BHTS.reshape(batch, k_BSGD.shape[2], -1, num_queries, k_BSGD.shape[1])
+    return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(batch, num_queries, num_heads, -1)
+
+
+def _band(num_queries: int, num_keys: int, causal: bool, window: int | None) -> Array | None:
+    """(T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away; None sees everything."""
+    if not causal and window is None:
+        return None
+    distance = jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
+    allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
+    return allowed if window is None else allowed & (abs(distance) < window)
+
+
+def _zero_where_empty(o_BTHD: Array, mask: Array, causal: bool, window: int | None) -> Array:
+    """The kernel lets a row that may see nothing attend to everything alike; here it gives 0."""
+    band = _band(o_BTHD.shape[1], mask.shape[-1], causal, window) if mask.shape[-1] > 1 else None
+    sees_BHT = jnp.any(mask if band is None else mask & band, axis=-1)
+    sees_BHT = jnp.broadcast_to(sees_BHT, (o_BTHD.shape[0], o_BTHD.shape[2], o_BTHD.shape[1]))
+    return jnp.where(jnp.swapaxes(sees_BHT, 1, 2)[..., None], o_BTHD, 0)

@@ -1,0 +1,148 @@
+"""Transformer blocks, and a stack of them: what every model is built from.
+
+Legend: B batch, T positions, M model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tidegate.config import StackConfig
+from tidegate.torch.attention import AttentionTrace, GatedAttention
+from tidegate.torch.cache import KVCache
+from tidegate.torch.feedforward import FeedForward
+from tidegate.torch.kernel import inside_transform
+
+__all__ = ["TransformerBlock", "TransformerStack"]
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), and of that x + feedforward(norm(x))."""
+
+    def __init__(
+        self, config: StackConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config, device, dtype)
+        self.attention = GatedAttention(
+            config.d_model,
+            config.num_heads,
+            gate=config.gate,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            causal=config.causal,
+            dropout=config.attention_dropout,
+            bias=config.bias,
+            rope=config.rope,
+            qk_norm=config.qk_norm,
+            window=config.reach,
+            metric=config.metric,
+            temperature=config.temperature,
+            recompute_gate=config.recompute_gate,
+            device=device,
+            dtype=dtype,
+        )
+        self.feedforward_norm = _norm(config, device, dtype)
+        self.feedforward = FeedForward(
+            config.d_model,
+            config.feedforward_width,
+            kind=config.feedforward,
+            bias=config.bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: bool = False,
+    ) -> Tensor | tuple[Tensor, AttentionTrace]:
+        """The stream after this block (B, T, M), and the attention's trace if asked for.
+
+        The options are those of `GatedAttention.forward`.
+        """
+        attended = self.attention(
+            self.attention_norm(x_BTM),
+            mask=mask,
+            cache=cache,
+            positions=positions,
+            documents=documents,
+            return_trace=return_trace,
+        )
+        y_BTM, trace = attended if return_trace else (attended, None)
+        x_BTM = x_BTM + self.dropout(y_BTM)
+        x_BTM = x_BTM + self.dropout(self.feedforward(self.feedforward_norm(x_BTM)))
+        return x_BTM if trace is None else (x_BTM, trace)
+
+    def flops_per_token(self, num_keys: float) -> float:
+        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
+        return self.attention.flops_per_token(num_keys) + self.feedforward.flops_per_token()
+
+
+class TransformerStack(nn.Module):
+    """Blocks one after another, and a norm at the end."""
+
+    def __init__(
+        self, config: StackConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.checkpoint_blocks = config.checkpoint_blocks
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config, device=device, dtype=dtype) for _ in range(config.num_layers)
+        )
+        self.norm = _norm(config, device, dtype)
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[KVCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_traces: bool = False,
+    ) -> tuple[Tensor, list[AttentionTrace]]:
+        """The embeddings (B, T, M) through all blocks and the norm, and the traces of all blocks if asked for.
+
+        The options are those of `GatedAttention.forward`, with a cache for each block.
+        """
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ValueError(f"caches must hold one KVCache for each of {len(self.blocks)} blocks; got {len(caches)}.")
+        recompute = self.checkpoint_blocks and caches is None and not return_traces and not inside_transform(x_BTM)
+        options = {"mask": mask, "positions": positions, "documents": documents}
+        traces: list[AttentionTrace] = []
+        x_BTM = self.dropout(x_BTM)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            if recompute:
+                x_BTM = checkpoint(partial(block, **options), x_BTM, use_reentrant=False)
+            elif return_traces:
+                x_BTM, trace = block(x_BTM, cache=cache, return_trace=True, **options)
+                traces.append(trace)
+            else:
+                x_BTM = block(x_BTM, cache=cache, **options)
+        return self.norm(x_BTM), traces
+
+    def flops_per_token(self, num_keys: float) -> float:
+        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
+        return sum(block.flops_per_token(num_keys) for block in cast("Iterable[TransformerBlock]", self.blocks))
+
+
+def _norm(
+    config: StackConfig, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.RMSNorm | nn.LayerNorm:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=1e-6, device=device, dtype=dtype)
+    return nn.LayerNorm(config.d_model, bias=config.bias, device=device, dtype=dtype)

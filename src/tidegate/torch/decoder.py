@@ -1,0 +1,173 @@
+"""A decoder language model of gated attention.
+
+Legend: B batch, T positions, S attended positions, H heads, M model width, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.config import TransformerConfig
+from tidegate.torch.attention import AttentionTrace
+from tidegate.torch.block import TransformerStack
+from tidegate.torch.cache import KVCache
+from tidegate.torch.generate import generate
+from tidegate.torch.initialize import initialize
+from tidegate.torch.masks import document_ids
+
+__all__ = ["TransformerLM"]
+
+
+class TransformerLM(nn.Module):
+    """Tokens in, for each position the logits of the next token out."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        width, learned = config.d_model, config.positions == "learned"
+        self.embedding = nn.Embedding(config.vocab_size, width, device=device, dtype=dtype)
+        self.position_embedding = (
+            nn.Embedding(config.max_length, width, device=device, dtype=dtype) if learned else None
+        )
+        self.stack = TransformerStack(config, device=device, dtype=dtype)
+        # A tied head is no module: two names of one parameter would part when a model leaves the meta device.
+        self.head = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
+        initialize(self, seed=seed)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[KVCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        num_logits: int | None = None,
+        return_traces: bool = False,
+    ) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
+        """Logits (B, T, V), and each block's trace if asked for.
+
+        Args:
+            tokens: (B, T) integers below the vocabulary's size.
+            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
+            caches: one for each block, as `new_caches` gives them; the tokens continue what they hold.
+            positions: (T,) or (B, T); None counts on from the caches, learned ones anew in each document.
+            documents: (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
+                packed row. No document sees another.
+            num_logits: give the logits of that many last positions alone; None gives all.
+            return_traces: whether to return an `AttentionTrace` for each block too.
+        """
+        _check_input(tokens, positions, num_logits)
+        batch, num_positions = tokens.shape
+        if documents is not None:
+            documents = document_ids(documents, batch=batch, num_positions=num_positions)
+        x_BTM = self.embedding(tokens)
+        if self.position_embedding is not None:
+            if positions is None:
+                start = caches[0].length if caches else 0
+                positions = self._counted(start, num_positions, documents, tokens.device)
+            x_BTM = x_BTM + self.position_embedding(positions)
+        x_BTM, traces = self.stack(
+            x_BTM, mask=mask, caches=caches, positions=positions, documents=documents, return_traces=return_traces
+        )
+        logits_BTV = self._logits(x_BTM if num_logits is None else x_BTM[:, -num_logits:])
+        return (logits_BTV, traces) if return_traces else logits_BTV
+
+    def generate(
+        self,
+        prompt: Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+        prompt_mask: Tensor | None = None,
+        pad_token: int = 0,
+    ) -> Tensor:
+        """Continue the prompts (B, T); see `tidegate.torch.generate.generate`."""
+        return generate(
+            self,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop_tokens=stop_tokens,
+            generator=generator,
+            prompt_mask=prompt_mask,
+            pad_token=pad_token,
+        )
+
+    def new_caches(self, max_length: int | None = None) -> list[KVCache]:
+        """An empty cache for each block; see `KVCache` for `max_length`."""
+        return [KVCache(max_length) for _ in self.stack.blocks]
+
+    def num_parameters(self, *, embeddings: bool = True) -> int:
+        """How many numbers the model learns; without the embeddings of tokens and positions if not `embeddings`.
+
+        A head that is not tied counts either way.
+        """
+        tables = () if embeddings else (self.embedding, self.position_embedding)
+        left_out = sum(table.weight.numel() for table in tables if table is not None)
+        return sum(parameter.numel() for parameter in self.parameters()) - left_out
+
+    def flops_per_token(self, num_keys: float | None = None) -> float:
+        """Multiplications and additions of one token's forward pass, in matrix products and attention.
+
+        A training step takes three times as many: the backward pass has two products for each of the forward's.
+
+        num_keys : positions that a token attends to; None takes the mean over a sequence of `max_length`
+        """
+        if num_keys is None:
+            longest = self.config.max_length
+            window = min(self.config.window or longest, longest)
+            num_keys = window * (2 * longest - window + 1) / (2 * longest)
+        return self.stack.flops_per_token(num_keys) + 2 * self.config.vocab_size * self.config.d_model
+
+    def _logits(self, x_BTM: Tensor) -> Tensor:
+        return F.linear(x_BTM, self.embedding.weight) if self.head is None else self.head(x_BTM)
+
+    def _counted(self, start: int, num_positions: int, documents: Tensor | None, device: torch.device) -> Tensor:
+        """Positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
+        if start + num_positions > self.config.max_length:
+            raise ValueError(
+                f"The table of learned positions ends at max_length={self.config.max_length}; "
+                f"{start + num_positions} are needed. Shorten tokens, or use positions='rotary'."
+            )
+        counted = torch.arange(start, start + num_positions, device=device)
+        if documents is None:
+            return counted
+        begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))
+        return counted - torch.where(begins_BT, counted, 0).cummax(dim=1).values
+
+
+def _check_input(tokens: Tensor, positions: Tensor | None, num_logits: int | None) -> None:
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"tokens must be (batch, positions), int64 or int32; got {tuple(tokens.shape)}, {tokens.dtype}."
+        )
+    batch, length = tokens.shape
+    if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
+        raise ValueError(f"positions must have shape ({length},) or ({batch}, {length}); got {tuple(positions.shape)}.")
+    if num_logits is not None and num_logits < 1:
+        raise ValueError(f"num_logits must be at least 1, or None for all positions; got {num_logits!r}.")

@@ -1,0 +1,162 @@
+"""Sampling from a language model, token by token with a cache.
+
+Legend: B batch, T positions of the prompt, N new tokens, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tidegate.torch.precision import widened
+
+if TYPE_CHECKING:
+    from tidegate.torch.decoder import TransformerLM
+
+__all__ = ["generate", "next_token_probabilities"]
+
+
+@torch.no_grad()
+def generate(
+    model: TransformerLM,
+    prompt: Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+    prompt_mask: Tensor | None = None,
+    pad_token: int = 0,
+) -> Tensor:
+    """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
+
+    Args:
+        model: in evaluation mode, if it has dropout.
+        prompt: (B, T) tokens.
+        max_new_tokens: how many to add at most; fewer only once every row has stopped.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw from that many likeliest tokens.
+        top_p: draw from the nucleus, the fewest likeliest tokens that together have this probability.
+        stop_tokens: a row ends after the first of these that it draws, and goes on with `pad_token`.
+        generator: draws the tokens; None is PyTorch's global one.
+        prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
+        pad_token: what follows in a row that has stopped.
+    """
+    _check_sampling(temperature, top_k, top_p)
+    _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
+    length, room = prompt.shape[1], prompt.shape[1] + max_new_tokens - 1
+    caches = model.new_caches(room)
+    stops = torch.tensor(stop_tokens, dtype=prompt.dtype, device=prompt.device)
+    stopped_B1 = torch.zeros_like(prompt[:, :1], dtype=torch.bool)
+    visible, positions = (None, None) if prompt_mask is None else _padded(prompt_mask, room)
+    tokens, new = prompt, prompt
+    for end in range(length, room + 1):
+        logits_B1V = model(
+            new,
+            caches=caches,
+            mask=None if visible is None else visible[:, None, None, :end],
+            positions=None if positions is None else positions[:, end - new.shape[1] : end],
+            num_logits=1,
+        )
+        drawn_B1 = _draw(logits_B1V[:, 0], temperature, top_k, top_p, generator)
+        new = torch.where(stopped_B1, pad_token, drawn_B1).to(prompt.dtype)
+        tokens = torch.cat((tokens, new), dim=1)
+        stopped_B1 = stopped_B1 | torch.isin(new, stops)
+        if stop_tokens and stopped_B1.all():
+            break
+    return tokens
+
+
+def next_token_probabilities(
+    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    r"""What the next token is drawn from: $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere.
+
+    The nucleus is taken among the tokens that `top_k` keeps. Equal logits are ranked by index, so that exactly `top_k`
+    tokens stay; the likeliest always stays. Temperature 0 is the limit: the likeliest token has probability 1.
+
+    logits  : (..., V)
+    returns : (..., V), in float32 or better
+    """
+    _check_sampling(temperature, top_k, top_p)
+    ranked, order = widened(logits).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    if temperature == 0:
+        top_k, temperature = 1, 1.0
+    # Relative to the largest, so that a temperature near 0 cannot overflow.
+    ranked = (ranked - ranked[..., :1]) / temperature
+    if top_k is not None:
+        ranked = ranked.masked_fill(rank >= top_k, float("-inf"))
+    probabilities = ranked.softmax(dim=-1)
+    if top_p is not None:
+        before = probabilities.cumsum(dim=-1) - probabilities
+        kept = probabilities.masked_fill((before >= top_p) & (rank > 0), 0.0)
+        probabilities = kept / kept.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter(-1, order, probabilities)
+
+
+def _draw(
+    logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token for each row, (B, 1)."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=-1, keepdim=True)
+    probabilities = next_token_probabilities(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+    return torch.multinomial(probabilities, 1, generator=generator)
+
+
+def _padded(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """Which keys exist (B, room), and the position of each, counted from its row's first token."""
+    visible = F.pad(prompt_mask, (0, room - prompt_mask.shape[1]), value=True)
+    return visible, (visible.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
+
+
+def _check_request(
+    model: TransformerLM, prompt: Tensor, max_new_tokens: int, prompt_mask: Tensor | None, named: tuple[int, ...]
+) -> None:
+    config = model.config
+    if prompt.ndim != 2 or prompt.shape[1] < 1:
+        raise ValueError(f"prompt must be (batch, at least one position); got {tuple(prompt.shape)}.")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}.")
+    for token in named:
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(f"stop_tokens and pad_token must lie in [0, {config.vocab_size}); got {token!r}.")
+    if model.training and (config.dropout or config.attention_dropout):
+        raise ValueError(
+            "model is in training mode, where dropout would disturb what it says. Call model.eval() first."
+        )
+    if prompt_mask is not None:
+        _check_padding(prompt_mask, prompt)
+    longest = prompt.shape[1] if prompt_mask is None else int(prompt_mask.any(dim=0).sum())
+    if config.positions == "learned" and longest + max_new_tokens - 1 > config.max_length:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} after a prompt of {longest} runs past the learned positions, which end "
+            f"at max_length={config.max_length}. Ask for at most {config.max_length - longest + 1}."
+        )
+
+
+def _check_padding(prompt_mask: Tensor, prompt: Tensor) -> None:
+    if prompt_mask.dtype != torch.bool or prompt_mask.shape != prompt.shape:
+        raise ValueError(
+            f"prompt_mask must be bool of shape {tuple(prompt.shape)}, True at tokens; "
+            f"got {prompt_mask.dtype} of shape {tuple(prompt_mask.shape)}."
+        )
+    if not (prompt_mask[:, -1].all() and (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all()):
+        raise ValueError("prompt_mask must be False at the left and True from there to the end: pad at the left.")

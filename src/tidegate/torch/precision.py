@@ -1,0 +1,18 @@
+"""Where half precision is not enough: float32 or better."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["wide_dtype", "widened"]
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself if it is float32 or better, else float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """The same numbers in float32 or better."""
+    return x.to(wide_dtype(x.dtype))

@@ -1,0 +1,299 @@
+r"""What an attention call does, query by query, without the matrix of its weights.
+
+With scores $S_{ij} = c\; q_i \cdot k_j + b_{ij}$ and weights $A_{ij} = \exp(S_{ij} - L_i)$, everything here is a sum
+over keys of weights times something known for each key: one more channel of an attention call. So one call of the fused
+kernel gives it all. The kernel returns $L_i$; the values handed to it are the keys, for the mean score
+$U_i = c\; q_i \cdot \sum_j A_{ij} k_j$, beside the true values' norms and the indicator of the key set.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
+C channels: what is averaged over the keys beside the keys themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tidegate.torch.masks import require_mask
+from tidegate.torch.precision import wide_dtype
+
+__all__ = ["AttentionStatistics", "attention_statistics"]
+
+KeySet: TypeAlias = Sequence[int] | Tensor
+"""Key positions, or a bool tensor (S,) or (B, S) that is True on them."""
+
+_BLOCK = 64
+"""Queries taken at once where scores or masks are held: memory grows with T + S and not with T S."""
+
+_ALIGNMENT = 8
+"""The fused kernel is faster on head widths that are multiples of this."""
+
+_fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionStatistics:
+    """One number for each query, (B, H, T), in float32 or better."""
+
+    log_partition: Tensor
+    r"""$L = \log \sum_j \exp S_j$; -inf if the query may see nothing."""
+    mean_score: Tensor
+    r"""$U = \sum_j A_j S_j$; 0 if the query may see nothing."""
+    entropy: Tensor
+    r"""$L - U = -\sum_j A_j \log A_j$ in nats; 0 if the query may see nothing."""
+    effective_keys: Tensor
+    """Exponential of the entropy, n for equal weights on n keys; 0 if the query may see nothing."""
+    mass: Tensor
+    r"""$\sum_{j \in J} A_j$, the weight on the key set J; a key that the query may not see has none."""
+    impact: Tensor
+    r"""$\sum_{j \in J} A_j |v_j| / \sum_j A_j |v_j|$; 0 if every value that the query attends to is 0."""
+    empty: Tensor
+    """Bool: whether the query may see nothing."""
+    heat_capacity: Tensor | None = None
+    r"""$\sum_j A_j (S_j - U)^2$; 0 if the query may see nothing. None unless asked for."""
+    max_score: Tensor | None = None
+    """Largest score among the keys that the query may see; -inf if there are none. None unless asked for."""
+
+
+@torch.no_grad()
+def attention_statistics(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keys: KeySet = (0,),
+    heat: bool = False,
+) -> AttentionStatistics:
+    """Log-partition, mean score, entropy, and the mass and impact of a key set, for every query of an attention call.
+
+    No tensor of T S elements is made. On the CPU the fused kernel does the work, in one call unless queries differ by
+    a mask or follow a cache. Where it cannot (another device, `heat`, a mask with finite entries other than 0) scores
+    are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
+
+    q       : (B, H, T, D), as the scores use them: rotated, normalised
+    k       : (B, G, S, D), G divides H
+    v       : (B, G, S, any width), as they are aggregated: after value gates
+    mask    : bool (True = attend) or added to the scores, broadcasts to (B, H, T, S). Only -inf forbids: a large
+              negative number is a score like any other
+    causal  : the last query sees the last key, each earlier one a key less: key j is seen if j <= i for S = T, if
+              j <= i + S - T for S > T, where queries follow a cache. S < T is refused. A mask may forbid more
+    scale   : of the scores; None is 1/sqrt(D)
+    keys    : the key set, as positions or as a bool tensor (S,) or (B, S); the first key, the sink, by default
+    heat    : whether to give the heat capacity and the largest score as well
+    returns : (B, H, T) each
+    """
+    _require_heads(q, k, v)
+    _require_options(q, k, mask, causal, scale)
+    dtype = wide_dtype(q.dtype)
+    # Under autocast the products would come back in half precision.
+    with torch.autocast(q.device.type, enabled=False):
+        call = _Call(
+            q_BHTD=q.to(dtype),
+            k_BGSD=k.to(dtype),
+            channels_BGSC=_channels(v.to(dtype), _indicator(keys, k)),
+            mask=None if mask is None else mask[(None,) * (4 - mask.ndim)],
+            causal=causal and q.shape[2] > 1,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        )
+        return _joined(list(_fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)))
+
+
+class _Call(NamedTuple):
+    """One attention call, checked, in the dtype of the results; the mask as given, with four axes."""
+
+    q_BHTD: Tensor
+    k_BGSD: Tensor
+    channels_BGSC: Tensor
+    mask: Tensor | None
+    causal: bool
+    scale: float
+
+
+class _Block(NamedTuple):
+    """Some consecutive queries, the keys up to the last that any of them may see, and what is added to their scores."""
+
+    queries: slice
+    keys: slice
+    bias: Tensor | None
+    empty_BHT: Tensor
+
+
+def _blocks(call: _Call, size: int) -> Iterator[_Block]:
+    """The call in blocks of `size` queries; a single empty one if there are no queries."""
+    B, H, T, _ = call.q_BHTD.shape
+    S = call.k_BGSD.shape[2]
+    for start in range(0, max(T, 1), size):
+        stop = min(start + size, T)
+        num_visible = S - T + stop if call.causal else S
+        bias = _bias(call, start, stop, num_visible)
+        empty = call.q_BHTD.new_zeros(1, dtype=torch.bool) if bias is None else (bias == -math.inf).all(dim=-1)
+        yield _Block(slice(start, stop), slice(num_visible), bias, empty.expand(B, H, stop - start))
+
+
+def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None:
+    """Mask and causality of the queries from `start` to `stop` as one additive mask; None if there is neither."""
+    bias = None
+    if call.mask is not None:
+        rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
+        bias = _additive(rows[..., :num_visible], call.q_BHTD.dtype)
+    if call.causal:
+        key = torch.arange(num_visible, device=call.q_BHTD.device)
+        last = key[num_visible - (stop - start) :, None]
+        bias = (call.q_BHTD.new_zeros(1, 1, 1, 1) if bias is None else bias).masked_fill(key > last, -math.inf)
+    return bias
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
+    return mask.to(dtype)
+
+
+def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
+    """Whether the fused kernel gives all that is asked; it has no second moment of the scores, no mean of a bias."""
+    # A call without queries kills the process in the kernel.
+    if heat or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
+        return False
+    if call.mask is None or call.mask.dtype == torch.bool:
+        return True
+    blocks = (_additive(rows, call.q_BHTD.dtype) for rows in call.mask.split(_BLOCK, dim=2))
+    return all(bool(((bias == 0) | (bias == -math.inf)).all()) for bias in blocks)
+
+
+def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
+    """Statistics from the fused kernel, which takes queries, keys and values of one width: zeros fill them up."""
+    width, num_channels = call.q_BHTD.shape[-1], call.channels_BGSC.shape[-1]
+    spare = -(width + num_channels) % _ALIGNMENT
+    query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.q_BHTD, call.k_BGSD))
+    value = F.pad(torch.cat((call.k_BGSD, call.channels_BGSC), dim=-1), (0, spare))
+    # The kernel's own causality costs no mask, but lines up the first query with the first key.
+    causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
+    rest = call._replace(causal=call.causal and not causal)
+    alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
+    for queries, keys, bias, empty in _blocks(rest, query.shape[2] if alike else _BLOCK):
+        mean_BHTD, log_partition = _fused_kernel(
+            query[:, :, queries],
+            key[:, :, keys],
+            value[:, :, keys],
+            is_causal=causal,
+            attn_mask=bias,
+            scale=call.scale,
+        )
+        mean_key_BHTD, sums_BHTC, _ = mean_BHTD.split([width, num_channels, spare], dim=-1)
+        mean_score = call.scale * torch.linalg.vecdot(call.q_BHTD[:, :, queries], mean_key_BHTD)
+        # Rounding may take the difference below 0.
+        entropy = (log_partition - mean_score).clamp(min=0)
+        yield _settled(empty, log_partition, mean_score, entropy, sums_BHTC)
+
+
+def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
+    """Statistics from the scores of one block of queries after another."""
+    # Products of strided keys would copy them again for each block.
+    query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
+    for queries, keys, bias, empty in _blocks(call, _BLOCK):
+        scores = _grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
+        if bias is not None:
+            scores += bias
+        peak = scores.amax(dim=-1).masked_fill(empty, 0)
+        reduced = scores.sub_(peak.unsqueeze(-1))
+        factors = reduced.exp()
+        total = factors.sum(dim=-1).masked_fill(empty, 1)
+        weights = factors.div_(total.unsqueeze(-1))
+        # A key without weight adds nothing, also if its score is -inf.
+        reduced.masked_fill_(weights == 0, 0)
+        mean = torch.linalg.vecdot(weights, reduced)
+        sums_BHTC = _grouped_matmul(weights, call.channels_BGSC[:, :, keys])
+        part = _settled(empty, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
+        if heat:
+            variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
+            part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))
+        yield part
+
+
+def _grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
+    """(B, H, T, M): each query head times its group's matrix, which is not repeated."""
+    B, H, T, N = x_BHTN.shape
+    G, M = y_BGNM.shape[1], y_BGNM.shape[3]
+    return (x_BHTN.reshape(B, G, H // G * T, N) @ y_BGNM).view(B, H, T, M)
+
+
+def _settled(
+    empty: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
+) -> AttentionStatistics:
+    """A block's statistics; of a query that may see nothing, where all else is 0 already, the documented values."""
+    norm, mass, norm_of_set = sums_BHTC.unbind(dim=-1)
+    return AttentionStatistics(
+        log_partition=log_partition.masked_fill(empty, -math.inf),
+        mean_score=mean_score,
+        entropy=entropy,
+        effective_keys=entropy.exp().masked_fill(empty, 0),
+        mass=mass,
+        impact=norm_of_set / norm.masked_fill(norm == 0, 1),
+        empty=empty,
+    )
+
+
+def _joined(parts: list[AttentionStatistics]) -> AttentionStatistics:
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
+    given = {name: column for name, column in columns.items() if column[0] is not None}
+    return AttentionStatistics(**{name: torch.cat(column, dim=-1) for name, column in given.items()})
+
+
+def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
+    """For each key its value's norm, whether it is in the key set, and the product of both."""
+    norm_BGS = torch.linalg.vector_norm(v_BGSD, dim=-1)
+    in_set_BGS = in_set.to(norm_BGS).unsqueeze(-2).expand_as(norm_BGS)
+    return torch.stack((norm_BGS, in_set_BGS, in_set_BGS * norm_BGS), dim=-1)
+
+
+def _indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:
+    """The key set as a bool tensor, (S,) or (B, S)."""
+    B, _, S, _ = k_BGSD.shape
+    if isinstance(keys, Tensor):
+        if keys.dtype != torch.bool or tuple(keys.shape) not in ((S,), (B, S)):
+            got = f"{keys.dtype} {tuple(keys.shape)}"
+            raise ValueError(
+                f"keys as a tensor must be bool, {(S,)} or {(B, S)}; got {got}. Give positions as a tuple."
+            )
+        return keys
+    strays = [position for position in keys if type(position) is not int or not 0 <= position < S]
+    if strays:
+        raise ValueError(f"keys must be positions from 0 to {S - 1}, the last of k; got {strays}.")
+    in_set = torch.zeros(S, dtype=torch.bool)
+    in_set[list(keys)] = True
+    return in_set
+
+
+def _require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4 or 0 in tensor.shape[1::2]:
+            raise ValueError(f"{name} must have shape (batch, heads, positions, width); got {tuple(tensor.shape)}.")
+        if tensor.dtype != q.dtype or not tensor.is_floating_point():
+            raise TypeError(f"q, k and v must have one floating dtype; q has {q.dtype}, {name} has {tensor.dtype}.")
+    shapes = f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
+    if k.shape[:3] != v.shape[:3] or k.shape[2] == 0:
+        raise ValueError(f"k and v must agree in batch, heads and positions, at least one position; {shapes}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must agree in batch and width; {shapes}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"The heads of k and v must divide those of q; {shapes}")
+
+
+def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
+    B, H, T, _ = q.shape
+    S = k.shape[2]
+    if mask is not None:
+        require_mask(mask, (B, H, T, S))
+    if causal and T > S:
+        raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number or None; got {scale!r}.")

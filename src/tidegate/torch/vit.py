@@ -1,0 +1,79 @@
+"""A vision transformer of gated attention.
+
+Legend: B batch, C channels, H height, W width, P patch size, N patches, T positions, M model width, K classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.config import VisionConfig
+from tidegate.torch.attention import AttentionTrace
+from tidegate.torch.block import TransformerStack
+from tidegate.torch.initialize import initialize
+
+__all__ = ["VisionTransformer"]
+
+
+class VisionTransformer(nn.Module):
+    """Images in, the logits of their classes out."""
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        patch_width = config.channels * config.patch_size**2
+        self.patch_embedding = nn.Linear(patch_width, config.d_model, device=device, dtype=dtype)
+        # A class token is a position without a patch: its embedding is the first row.
+        self.position_embedding = nn.Embedding(config.num_tokens, config.d_model, device=device, dtype=dtype)
+        self.stack = TransformerStack(config, device=device, dtype=dtype)
+        self.head = nn.Linear(config.d_model, config.num_classes, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
+        initialize(self, seed=seed)
+
+    def forward(self, images: Tensor, *, return_traces: bool = False) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
+        """Logits (B, K), and each block's trace if asked for.
+
+        images : (B, C, H, W), H and W the configured image size
+        """
+        channels, size = self.config.channels, self.config.image_size
+        if images.ndim != 4 or images.shape[1:] != (channels, size, size):
+            raise ValueError(f"images must have shape (batch, {channels}, {size}, {size}); got {tuple(images.shape)}.")
+        x_BTM = self.patch_embedding(self._patches(images))
+        if self.config.pooling == "class":
+            x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
+        x_BTM, traces = self.stack(x_BTM + self.position_embedding.weight, return_traces=return_traces)
+        pooled_BM = x_BTM[:, 0] if self.config.pooling == "class" else x_BTM.mean(dim=1)
+        logits_BK = self.head(pooled_BM)
+        return (logits_BK, traces) if return_traces else logits_BK
+
+    def num_parameters(self, *, embeddings: bool = True) -> int:
+        """How many numbers the model learns; without the embeddings of patches and positions if not `embeddings`."""
+        parts = () if embeddings else (self.patch_embedding, self.position_embedding)
+        left_out = sum(parameter.numel() for part in parts for parameter in part.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - left_out
+
+    def flops_per_token(self) -> float:
+        """Multiplications and additions of an image's forward pass, for each position; training takes three times that.
+
+        An image costs `config.num_tokens` times as many.
+        """
+        config = self.config
+        per_image = 2 * config.num_patches * self.patch_embedding.weight.numel() + 2 * self.head.weight.numel()
+        return self.stack.flops_per_token(config.num_tokens) + per_image / config.num_tokens
+
+    def _patches(self, images_BCHW: Tensor) -> Tensor:
+        """(B, N, C P P): patches row by row, each flattened channel by channel, row by row."""
+        size = self.config.patch_size
+        tiles = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+        return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

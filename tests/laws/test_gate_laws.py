@@ -1,0 +1,166 @@
+"""One suite of laws over every gate: a new gate is a new row of `GATES`, not a new file."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from closeness import assert_close, to_numpy
+from layers import EXOTIC, GATES, make_layer
+from libraries import JAX, JAX_JIT, NUMPY, TORCH
+
+from tidegate import PRESETS, Gate
+from tidegate.tensors.rotary import Rotary
+
+T = 5
+X = np.random.default_rng(1).standard_normal((2, T, 6))
+
+# Every gate on NumPy and PyTorch; the named ones also on JAX, where each costs a compilation.
+CASES = [
+    *((gate, library) for gate in GATES for library in (NUMPY, TORCH)),
+    *((gate, JAX) for gate in PRESETS.values()),
+    *((PRESETS[name], JAX_JIT) for name in ("bma", "bma-query", "g1", "g5")),
+]
+over_gates = pytest.mark.parametrize("gate", GATES, ids=str)
+over_everything = pytest.mark.parametrize("gate", [*GATES, *map(Gate.parse, EXOTIC)], ids=str)
+over_libraries = pytest.mark.parametrize(
+    ("gate", "library"), CASES, ids=[f"{gate}-{library.name}" for gate, library in CASES]
+)
+
+
+def outputs_and_weights(library, layer, x, **options):
+    def run(x):
+        trace = layer.trace(x, **options)
+        return trace.output, trace.weights
+
+    return [to_numpy(array) for array in library.call(run, x)]
+
+
+@over_libraries
+def test_a_gate_leaves_the_weights_alone_unless_it_is_on_the_query_or_key(gate, library):
+    plain, gated = (outputs_and_weights(library, make_layer(g, rotary=Rotary()), X) for g in (None, gate))
+    assert abs(plain[0] - gated[0]).max() > 1e-3
+    if gate.site in ("query", "key"):
+        assert abs(plain[1] - gated[1]).max() > 1e-3
+    else:
+        assert (plain[1] == gated[1]).all()
+
+
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.site in ("query", "key")], ids=str)
+def test_a_norm_undoes_a_positive_number_per_head(gate):
+    """A norm forgets a vector's length, which is all that a gate of head grain on the query or key changes."""
+    norms = {"q_norm": np.ones(4), "k_norm": np.ones(4), "norm_epsilon": 1e-30}
+    plain, gated = make_layer(**norms)(X), make_layer(gate, **norms)(X)
+    if gate.grain == "head":
+        assert_close(gated, plain)
+    else:
+        assert abs(gated - plain).max() > 1e-3
+
+
+@over_gates
+@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
+def test_a_centred_gate_with_zero_weights_is_no_gate(gate, activation):
+    """Bit by bit, as its activation is exactly 1 at zero."""
+    plain = make_layer(full=True)
+    gated = make_layer(replace(gate, activation=activation, init_std=0, bias=0.0), full=True)
+    assert (gated(X) == plain(X)).all()
+
+
+@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
+def test_a_centred_gate_with_zero_weights_is_no_gate_on_any_library(library, activation):
+    plain = make_layer()
+    gated = make_layer([Gate(site=site, activation=activation, init_std=0) for site in ("value", "output", "dense")])
+    # Compiled as a whole, a product is fused and rounded once less: equal to rounding, not bit by bit.
+    compare = assert_close if library.jitted else np.testing.assert_array_equal
+    compare(to_numpy(library.call(gated, X)), to_numpy(library.call(plain, X)))
+
+
+@over_everything
+@pytest.mark.parametrize("t", range(T))
+def test_an_output_does_not_depend_on_later_inputs(gate, t):
+    layer = make_layer(gate, full=True)
+    later = X.copy()
+    later[:, t + 1 :] = np.random.default_rng(2).standard_normal((2, T - t - 1, 6))
+    assert_close(layer(later)[:, : t + 1], layer(X)[:, : t + 1])
+    if t < T - 1:
+        assert abs(layer(later)[:, t + 1 :] - layer(X)[:, t + 1 :]).max() > 1e-3
+
+
+@over_libraries
+def test_without_positions_and_masks_a_permutation_of_the_input_permutes_the_output(gate, library):
+    layer = make_layer(gate, full=True, rotary=None, causal=False)
+    order = np.random.default_rng(3).permutation(T)
+    output, weights = outputs_and_weights(library, layer, X)
+    moved, moved_weights = outputs_and_weights(library, layer, X[:, order])
+    assert_close(moved, output[:, order])
+    assert_close(moved_weights, weights[:, :, order][..., order])
+
+
+@over_everything
+def test_rows_of_a_batch_do_not_see_each_other(gate):
+    layer = make_layer(gate, full=True)
+    whole = layer(X)
+    for b in range(2):
+        assert_close(layer(X[b]), whole[b])
+
+
+CLOSABLE = [gate for gate in GATES if gate.site in ("value", "output", "dense")]
+
+
+@pytest.mark.parametrize("gate", CLOSABLE, ids=str)
+def test_a_closed_gate_lets_nothing_through(gate):
+    """A bias far below every logit closes a sigmoid exactly: it is 0 in floating point."""
+    assert (make_layer(replace(gate, bias=-1e4))(X) == 0).all()
+
+
+@pytest.mark.parametrize("site", ["value", "output", "dense"])
+def test_a_closed_gate_lets_nothing_through_on_any_library(library, site):
+    assert (to_numpy(library.call(make_layer(Gate(site=site, bias=-1e4)), X)) == 0).all()
+
+
+@over_gates
+def test_an_open_gate_is_no_gate(gate):
+    """A bias far above every logit opens a sigmoid exactly."""
+    assert (make_layer(replace(gate, bias=1e4), full=True)(X) == make_layer(full=True)(X)).all()
+
+
+@over_gates
+def test_a_single_position_has_weight_one_and_a_closed_form(gate):
+    """One key: the output is the value through W_O, gated once; what happens to query and key cannot matter."""
+    layer, x = make_layer(gate), X[:, :1]
+    output, weights = outputs_and_weights(NUMPY, layer, x)
+    assert (weights == 1).all()
+    plain = make_layer()(x)
+    if gate.site in ("query", "key"):
+        assert_close(output, plain)
+        return
+    trace = layer.trace(x)
+    heads = trace.sources.value.repeat(2, axis=1)
+    g = {"value": lambda: trace.value / trace.sources.value, "output": lambda: trace.heads / heads}
+    if gate.site == "dense":
+        assert ((output / plain > 0) & (output / plain < 1)).all()
+    else:
+        values = g[gate.site]()
+        assert ((values > 0) & (values < 1)).all()
+        assert_close(output, np.einsum("bhtk,hkd->btd", heads * values.repeat(4 // values.shape[1], axis=1), layer.W_O))
+
+
+def test_the_two_readings_agree_for_one_position_and_differ_for_more(library):
+    """With one key/value head for each head, the same matrices serve `bma` and `bma-query`."""
+    source, query = make_layer("bma", G=4), make_layer("bma-query", G=4)
+    query = query.with_parameters({"gate.output.weight": source.gate_parameters["value"]["weight"]})
+    assert_close(library.call(source, X[:, :1]), library.call(query, X[:, :1]))
+    assert abs(to_numpy(library.call(source, X)) - to_numpy(library.call(query, X))).max() > 1e-2
+
+
+@over_gates
+def test_a_gate_reads_before_rotation_and_norms(gate):
+    """Positions and norms move queries and keys; at the value, output and dense site they move the weights alone."""
+    if gate.site in ("query", "key") or gate.reads == "output":
+        layer = make_layer(gate, full=True)
+        raw, bare = layer.trace(X).sources, make_layer(full=True).trace(X).sources
+        assert (raw.query == bare.query).all()
+        assert (raw.value == bare.value).all()
+        return
+    plain, located = make_layer(gate), make_layer(gate, full=True, b_Q=None, b_K=None, b_V=None, b_O=None)
+    x = X[:, :1]
+    assert_close(located(x), plain(x))

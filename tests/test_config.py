@@ -1,0 +1,109 @@
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from tidegate import Gate, Gates
+from tidegate.config import StackConfig, TransformerConfig, VisionConfig
+from tidegate.tensors.rotary import Rotary
+
+UNUSUAL = [
+    TransformerConfig(),
+    TransformerConfig(gate="none", positions="learned", tie_embeddings=False, norm="layer", feedforward="gelu"),
+    TransformerConfig(gate="g1+value:query:r3:b1.5", rotary=Rotary(base=500.0, fraction=0.5), window=7, d_ff=100),
+    TransformerConfig(num_kv_heads=2, head_dim=6, metric="learned", temperature=0.3, qk_norm=True, bias=True),
+    VisionConfig(),
+    VisionConfig(gate="vga", pooling="mean", image_size=15, patch_size=5, channels=1, dropout=0.25),
+]
+
+
+@pytest.mark.parametrize("gate", ["g1", Gate.parse("g1"), [Gate.parse("g1")], Gates.parse("g1")], ids=repr)
+def test_every_spelling_of_a_gate_gives_one_configuration(gate):
+    config = TransformerConfig(gate=gate)
+    assert config == TransformerConfig(gate="g1")
+    assert isinstance(config.gate, Gates)
+
+
+@pytest.mark.parametrize("config", UNUSUAL, ids=lambda config: config.to_json())
+def test_json_and_back_is_the_same_configuration(config):
+    again = type(config).from_json(config.to_json())
+    assert again == config
+    assert hash(again) == hash(config)
+
+
+def test_json_holds_the_gates_as_they_are_spelled():
+    assert json.loads(TransformerConfig(gate="g1+bma").to_json())["gate"] == "bma+g1"
+
+
+def test_missing_fields_take_their_defaults():
+    assert TransformerConfig.from_json('{"d_model": 64}') == TransformerConfig(d_model=64)
+
+
+@pytest.mark.parametrize("d_model", [1, 3, 24, 63, 100, 128])
+def test_the_derived_width_holds_about_as_many_numbers_for_either_feedforward(d_model):
+    gelu = TransformerConfig(d_model=d_model, head_dim=4, feedforward="gelu").feedforward_width
+    swiglu = TransformerConfig(d_model=d_model, head_dim=4, feedforward="swiglu").feedforward_width
+    assert gelu == 4 * d_model
+    assert swiglu % 8 == 0
+    assert 0 <= 3 * swiglu - 2 * gelu < 24
+
+
+def test_a_derived_width_follows_the_model_and_a_given_one_stays():
+    assert replace(TransformerConfig(feedforward="gelu"), d_model=64).feedforward_width == 256
+    assert replace(TransformerConfig(d_ff=99), d_model=64).feedforward_width == 99
+
+
+def test_a_configuration_is_frozen_and_its_base_cannot_be_made():
+    with pytest.raises(FrozenInstanceError):
+        TransformerConfig().d_model = 3
+    with pytest.raises(TypeError, match="abstract"):
+        StackConfig()
+
+
+REFUSED = [
+    (TransformerConfig, {"gate": "g9"}, "Unknown gate 'g9'"),
+    (TransformerConfig, {"gate": "output:query:w99"}, "Gate.width must be at most 32"),
+    (TransformerConfig, {"d_model": 0}, "d_model must be a whole number of at least 1; got 0"),
+    (TransformerConfig, {"d_model": "128"}, "d_model must be a whole number of at least 1; got '128'"),
+    (TransformerConfig, {"d_model": 130}, "d_model must be a multiple of num_heads"),
+    (TransformerConfig, {"num_layers": None}, "num_layers must be a whole number of at least 1; got None"),
+    (TransformerConfig, {"num_heads": True}, "num_heads must be a whole number of at least 1; got True"),
+    (TransformerConfig, {"num_kv_heads": 3}, "num_kv_heads must divide num_heads"),
+    (TransformerConfig, {"d_ff": 0}, "d_ff must be a whole number of at least 1, or None; got 0"),
+    (TransformerConfig, {"norm": "batch"}, "norm must be 'rms' or 'layer'; got 'batch'"),
+    (TransformerConfig, {"feedforward": "relu"}, "feedforward must be 'swiglu' or 'gelu'; got 'relu'"),
+    (TransformerConfig, {"metric": "flat"}, "metric must be 'diagonal', 'learned' or None; got 'flat'"),
+    (TransformerConfig, {"positions": "sine"}, "positions must be 'rotary', 'learned' or 'none'; got 'sine'"),
+    (TransformerConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
+    (TransformerConfig, {"attention_dropout": -0.1}, r"attention_dropout must lie in \[0, 1\); got -0.1"),
+    (TransformerConfig, {"temperature": 0.0}, "temperature must be a finite number above 0; got 0.0"),
+    (TransformerConfig, {"window": 0}, "window must be a whole number of at least 1, or None; got 0"),
+    (TransformerConfig, {"vocab_size": 0}, "vocab_size must be a whole number"),
+    (TransformerConfig, {"max_length": None}, "max_length must be a whole number"),
+    (TransformerConfig, {"head_dim": 5}, "even number of the head's 5 channels"),
+    (TransformerConfig, {"positions": "learned", "rotary": Rotary(base=5.0)}, "positions is 'learned'. Leave rotary"),
+    (VisionConfig, {"patch_size": 5}, "patch_size must divide image_size; got patch_size=5, image_size=32"),
+    (VisionConfig, {"channels": 0}, "channels must be a whole number"),
+    (VisionConfig, {"pooling": "max"}, "pooling must be 'class' or 'mean'; got 'max'"),
+]
+
+
+@pytest.mark.parametrize(("config", "options", "message"), REFUSED, ids=[str(row[1]) for row in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"widht": 3, "d_model": 8}', "TransformerConfig has no field widht. Known: gate, d_model"),
+        ('{"rotary": {"bass": 3}}', "Rotary has no field bass. Known: base, fraction"),
+        ('{"rotary": 3}', "Rotary in JSON is an object of fields; got 3"),
+        ("[]", r"TransformerConfig in JSON is an object of fields; got \[\]"),
+        ("", "Expecting value"),
+    ],
+)
+def test_json_that_is_no_configuration_is_refused_by_name(text, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig.from_json(text)

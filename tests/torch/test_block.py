@@ -1,0 +1,180 @@
+from functools import partial
+
+import pytest
+import torch
+from closeness import assert_close
+
+from tidegate import PRESETS
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.torch import AttentionTrace, KVCache
+from tidegate.torch.block import TransformerBlock, TransformerStack
+from tidegate.torch.feedforward import FeedForward
+
+
+def randomize(module, *, seed=0):
+    """Every parameter far from its start, so that none of them is without effect."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 1 + 0.3 * noise)
+    return module
+
+
+def make(kind=TransformerStack, config=TransformerConfig, **options):
+    return randomize(kind(config(**{"d_model": 24, "num_layers": 2} | options), dtype=torch.float64))
+
+
+def sample(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def normed(x, norm, kind):
+    centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + (1e-5 if kind == "layer" else 1e-6)).sqrt()
+    shift = getattr(norm, "bias", None)
+    return scaled * norm.weight + (0 if shift is None else shift)
+
+
+def fed_forward(x, layer, kind):
+    def affine(projection, x):
+        return x @ projection.weight.T + (0 if projection.bias is None else projection.bias)
+
+    up = affine(layer.up_proj, x)
+    if kind == "gelu":
+        return affine(layer.down_proj, up * 0.5 * (1 + torch.erf(up / 2**0.5)))
+    gate = affine(layer.gate_proj, x)
+    return affine(layer.down_proj, gate / (1 + torch.exp(-gate)) * up)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("feedforward", ["swiglu", "gelu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_block_is_its_formula(norm, feedforward, bias):
+    block = make(TransformerBlock, norm=norm, feedforward=feedforward, bias=bias)
+    x = sample(2, 7, 24)
+    middle = x + block.attention.arrays()(normed(x, block.attention_norm, norm))
+    expected = middle + fed_forward(normed(middle, block.feedforward_norm, norm), block.feedforward, feedforward)
+    assert_close(block(x), expected)
+
+
+def test_a_stack_is_its_blocks_and_a_norm():
+    stack = make(norm="layer")
+    x = sample(2, 7, 24)
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected)
+    result, traces = stack(x)
+    assert_close(result, normed(expected, stack.norm, "layer"))
+    assert traces == []
+
+
+@pytest.mark.parametrize("gate", ["none", *PRESETS])
+def test_images_have_no_order_and_text_has(gate):
+    x = sample(1, 5, 24)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    seen, _ = make(config=VisionConfig, gate=gate)(x[:, order])
+    plain, _ = make(config=VisionConfig, gate=gate)(x)
+    assert_close(seen, plain[:, order])
+    ordered = make(config=TransformerConfig, positions="none", gate=gate)
+    assert (ordered(x[:, order])[0] - ordered(x)[0][:, order]).abs().max() > 1e-3
+
+
+def test_every_option_of_the_attention_arrives():
+    options = {"num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "metric": "diagonal", "temperature": 0.5, "window": 3}
+    attention = make(TransformerBlock, gate="g1+g2", recompute_gate=True, attention_dropout=0.25, **options).attention
+    assert (attention.shape.num_kv_heads, attention.shape.head_dim) == (2, 8)
+    assert attention.q_norm is not None
+    assert attention.metric.kind == "diagonal"
+    assert (attention.temperature, attention.window, attention.dropout) == (0.5, 3, 0.25)
+    assert attention.recompute_gate
+    assert str(attention.gates) == "g2+g1"
+    assert attention.rotary is not None
+    assert attention.causal
+
+
+def gradients(stack, x):
+    result, _ = stack(x)
+    return torch.autograd.grad(result.square().sum(), [x, *stack.parameters()])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_checkpointed_blocks_have_the_same_gradients(dropout):
+    x = sample(2, 7, 24).requires_grad_()
+    plain, sparing = make(dropout=dropout), make(dropout=dropout, checkpoint_blocks=True)
+    torch.manual_seed(0)
+    expected = gradients(plain, x)
+    torch.manual_seed(0)
+    for actual, wanted in zip(gradients(sparing, x), expected, strict=True):
+        assert torch.equal(actual, wanted)
+
+
+def kept_bytes(stack, x):
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        held = stack(x)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in stack.parameters()}
+    assert held
+    return sum(size for pointer, size in kept.items() if pointer not in parameters)
+
+
+def test_a_checkpointed_block_keeps_its_input_alone():
+    x = sample(2, 64, 24).requires_grad_()
+    two, three = (kept_bytes(make(checkpoint_blocks=True, num_layers=layers), x) for layers in (2, 3))
+    assert three - two == x.numel() * x.element_size()
+
+
+def test_transforms_pass_through_checkpointed_blocks():
+    x, direction = sample(1, 5, 24), sample(1, 5, 24, seed=2)
+
+    def energy(stack, x):
+        return stack(x)[0].sin().sum()
+
+    results = []
+    for stack in (make(), make(checkpoint_blocks=True)):
+        slope = torch.func.grad(partial(energy, stack))
+        _, along = torch.func.jvp(slope, (x,), (direction,))
+        results.append((slope(x), along))
+    (slope, along), (other_slope, other_along) = results
+    assert_close(other_slope, slope, what="gradient")
+    assert_close(other_along, along, what="gradient")
+
+
+def test_traces_come_from_every_block_and_change_nothing():
+    stack = make(gate="bma+g1", checkpoint_blocks=True)
+    x = sample(2, 7, 24)
+    result, traces = stack(x, return_traces=True)
+    assert_close(result, stack(x)[0])
+    assert len(traces) == 2
+    assert all(isinstance(trace, AttentionTrace) and set(trace.gates) == {"value", "output"} for trace in traces)
+
+
+def test_dropout_acts_in_training_only():
+    x = sample(2, 7, 24)
+    plain = make()(x)[0]
+    for options in ({"dropout": 0.5}, {"attention_dropout": 0.5}):
+        stack = make(**options)
+        torch.manual_seed(0)
+        assert not torch.equal(stack(x)[0], stack(x)[0])
+        assert torch.equal(stack.eval()(x)[0], plain)
+
+
+def test_a_cache_is_needed_for_each_block():
+    with pytest.raises(ValueError, match="caches must hold one KVCache for each of 2 blocks; got 3"):
+        make()(sample(1, 2, 24), caches=[KVCache() for _ in range(3)])
+
+
+def test_flops_are_two_for_each_number_of_a_matrix_and_four_for_each_key_channel():
+    stack = make(gate="bma")
+    matrices = sum(parameter.numel() for parameter in stack.parameters() if parameter.ndim > 1)
+    assert stack.flops_per_token(10) == 2 * matrices + 2 * 4 * 24 * 10
+
+
+def test_an_unknown_feedforward_is_refused():
+    with pytest.raises(ValueError, match="kind must be 'swiglu' or 'gelu'; got 'relu'"):
+        FeedForward(4, 8, kind="relu")

@@ -1,0 +1,173 @@
+import pytest
+import torch
+from closeness import assert_close
+from torch_layers import OPTIONS, every_spelling, exactly, gradients, largest_gap, make, sample, ungated
+
+from tidegate.torch import KVCache
+
+T = 7
+CAUSAL = {
+    "plain": {},
+    "everything": OPTIONS["everything"],
+    "multi-query window rotary": {"num_kv_heads": 1, "window": 2, "rope": True},
+}
+every_causal_option = pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
+every_kind = pytest.mark.parametrize("room", [None, T, 20], ids=["growing", "exact", "roomy"])
+CHUNKS = {"token by token": [1] * T, "chunks": [3, 1, 2, 1], "prompt first": [4, 1, 1, 1], "at once": [T]}
+every_chunking = pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
+
+
+def in_chunks(layer, x, sizes, cache, **by_position):
+    """The output of chunk after chunk, with a mask (B, 1, 1, T) and positions (B, T) cut to what each chunk needs."""
+    outputs, start = [], 0
+    for size in sizes:
+        end = start + size
+        given = {}
+        if "mask" in by_position:
+            given["mask"] = by_position["mask"][..., :end]
+        if "positions" in by_position:
+            given["positions"] = by_position["positions"][:, start:end]
+        outputs.append(layer(x[:, start:end], cache=cache, **given))
+        start = end
+    return torch.cat(outputs, dim=1)
+
+
+@every_causal_option
+@every_spelling
+def test_token_by_token_chunked_and_full_passes_agree(gate, options):
+    layer, x = make(gate, dtype=torch.float32, **options), sample(2, T, 24, dtype=torch.float32)
+    with torch.no_grad():
+        full = layer(x)
+        for room in (None, T):
+            for sizes in CHUNKS.values():
+                assert largest_gap(in_chunks(layer, x, sizes, KVCache(room)), full) <= 1e-5
+
+
+@every_kind
+@every_chunking
+@every_causal_option
+def test_left_padded_rows_are_the_rows_alone(options, sizes, room):
+    layer, x = make("g1+bma+g3", dtype=torch.float32, **options), sample(3, T, 24, dtype=torch.float32)
+    padding = torch.tensor([0, 2, 3])
+    slots = torch.arange(T)
+    mask = (slots >= padding[:, None])[:, None, None, :]
+    positions = (slots - padding[:, None]).clamp(min=0)
+    with torch.no_grad():
+        y = in_chunks(layer, x, sizes, KVCache(room), mask=mask, positions=positions)
+        for row, pad in enumerate(padding.tolist()):
+            assert largest_gap(y[row : row + 1, pad:], layer(x[row : row + 1, pad:])) <= 1e-5
+
+
+@every_causal_option
+@every_spelling
+def test_no_gate_makes_the_cache_hold_more(gate, options):
+    layer, x = make(gate, **options), sample(2, T, 24)
+    plain = ungated(layer)
+    with torch.no_grad():
+        for room in (None, 20):
+            held, expected = KVCache(room), KVCache(room)
+            in_chunks(layer, x, [4, 1, 2], held)
+            in_chunks(plain, x, [4, 1, 2], expected)
+            positions = T if room is None else room
+            width = layer.shape.num_kv_heads * layer.shape.head_dim
+            assert held.num_bytes == expected.num_bytes == 2 * 2 * positions * width * 8
+
+
+@every_causal_option
+@every_spelling
+def test_gradients_pass_through_a_growing_cache(gate, options):
+    layer, x = make(gate, **options), sample(2, T, 24, requires_grad=True)
+    expected = gradients(layer, layer(x), x)
+    for name, gradient in gradients(layer, in_chunks(layer, x, [3, 1, 2, 1], KVCache()), x).items():
+        assert_close(gradient, expected[name], what="gradient")
+
+
+@pytest.mark.parametrize("rope", [None, True])
+@every_kind
+def test_positions_continue_from_the_cache(rope, room):
+    layer, x = make("bma", rope=rope), sample(2, T, 24)
+    with torch.no_grad():
+        implied, given = KVCache(room), KVCache(room)
+        for start, end in ((0, 3), (3, 4), (4, 7)):
+            y = layer(x[:, start:end], cache=given, positions=torch.arange(start, end))
+            assert torch.equal(layer(x[:, start:end], cache=implied), y)
+            assert implied.length == given.length == end
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_cache_has_the_layers_dtype(dtype):
+    layer, x = make("g1+bma+g3", dtype=dtype, rope=True, qk_norm=True), sample(2, T, 24, dtype=dtype)
+    cache = KVCache()
+    layer(x, cache=cache)
+    assert cache.num_bytes == 2 * 2 * T * 24 * 2
+
+
+def test_under_autocast_the_cache_has_the_lower_precision():
+    layer, x = make("g1+bma+g3", dtype=torch.float32, rope=True, qk_norm=True), sample(2, T, 24, dtype=torch.float32)
+    cache = KVCache()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        layer(x, cache=cache)
+    assert cache.num_bytes == 2 * 2 * T * 24 * 2
+
+
+@every_kind
+def test_an_update_returns_all_positions_so_far(room):
+    keys, values = sample(2, 3, T, 4), sample(2, 3, T, 5, seed=1)
+    cache = KVCache(room)
+    assert (cache.length, cache.num_bytes) == (0, 0)
+    for start, end in ((0, 2), (2, 3), (3, T)):
+        key, value = cache.update(keys[:, :, start:end], values[:, :, start:end])
+        assert torch.equal(key, keys[:, :, :end])
+        assert torch.equal(value, values[:, :, :end])
+        assert cache.length == end
+    assert cache.num_bytes == 2 * 3 * (room or T) * 9 * 8
+
+
+def test_a_preallocated_cache_keeps_its_memory():
+    cache, new = KVCache(T), sample(1, 1, 1, 4)
+    first, _ = cache.update(new, new)
+    for _ in range(T - 1):
+        last, _ = cache.update(new, new)
+    assert first.data_ptr() == last.data_ptr()
+
+
+def test_a_preallocated_cache_refuses_gradients():
+    layer, x = make("bma"), sample(2, 3, 24)
+    message = (
+        "A preallocated cache is written in place, which gradients cannot pass through. "
+        "Use torch.no_grad(), or KVCache() without max_length."
+    )
+    cache = KVCache(5)
+    with pytest.raises(RuntimeError, match=exactly(message)):
+        layer(x, cache=cache)
+    with torch.no_grad():
+        layer(x, cache=cache)
+    assert cache.length == 3
+
+
+def test_a_cache_that_overflows_says_how_much_is_needed():
+    layer, x, cache = make("bma"), sample(2, 3, 24), KVCache(5)
+    message = "cache has room for max_length=5 positions; 6 are needed. Make it longer, or leave max_length out."
+    with torch.no_grad():
+        layer(x, cache=cache)
+        with pytest.raises(ValueError, match=exactly(message)):
+            layer(x, cache=cache)
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("room", [None, 9])
+def test_another_batch_needs_another_cache(room):
+    layer, cache = make("bma"), KVCache(room)
+    message = "cache holds a batch of 2 with 4 heads; got 3 with 4. Start a new KVCache for another batch."
+    with torch.no_grad():
+        layer(sample(2, 3, 24), cache=cache)
+        with pytest.raises(ValueError, match=exactly(message)):
+            layer(sample(3, 3, 24), cache=cache)
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_room_is_at_least_one_position(max_length):
+    message = f"max_length must be at least 1, or None for a cache that grows; got {max_length}."
+    with pytest.raises(ValueError, match=exactly(message)):
+        KVCache(max_length)

@@ -1,0 +1,266 @@
+import pytest
+import torch
+from closeness import assert_close
+from torch.nn import functional as F
+
+from tidegate import PRESETS, Gates
+from tidegate.config import TransformerConfig
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch.decoder import TransformerLM
+
+EVERY_GATE = ["none", *PRESETS]
+POSITIONS = ["rotary", "learned", "none"]
+
+
+def make(*, dtype=torch.float64, **options):
+    """A small model whose matrices are far from their start, so that every part has an effect."""
+    sizes = {"vocab_size": 11, "d_model": 24, "num_layers": 2, "num_heads": 4, "max_length": 128}
+    model = TransformerLM(TransformerConfig(**sizes | options), dtype=dtype)
+    model.reset_parameters(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.ndim > 1 else 1)
+    return model
+
+
+def sample(batch, length, *, seed=1):
+    return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 63), (3, 100), (0, 5)])
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_position_gets_logits(batch, length, positions, tied):
+    model = make(positions=positions, tie_embeddings=tied, norm="layer", feedforward="gelu")
+    assert model(sample(batch, length)).shape == (batch, length, 11)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_a_position_has_gradients_from_itself_and_the_past_alone(gate, positions):
+    model = make(gate=gate, positions=positions)
+    embedded = []
+    model.embedding.register_forward_hook(lambda module, arguments, output: embedded.append(output))
+    logits = model(sample(2, 6))
+    for i in range(6):
+        (gradient,) = torch.autograd.grad(logits[:, i].square().sum(), embedded, retain_graph=True)
+        reached = gradient.abs().amax(dim=-1)
+        assert (reached[:, : i + 1] > 0).all()
+        assert not reached[:, i + 1 :].any()
+
+
+def test_a_window_bounds_what_a_layer_sees():
+    model = make(window=2, num_layers=2)
+    tokens = sample(1, 8)
+    changed = tokens.clone()
+    changed[0, 3] = (tokens[0, 3] + 1) % 11
+    differs = (model(tokens) != model(changed)).any(dim=-1)[0]
+    # Each of two layers carries a token one position further.
+    assert differs.tolist() == [False, False, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+@pytest.mark.parametrize("feedforward", ["swiglu", "gelu"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_as_many_as_the_closed_form_says(gate, feedforward, tied):
+    d, h, H, G, f, V, T, n = 24, 6, 4, 2, 40, 11, 16, 3
+    sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
+    options = {"positions": "learned", "max_length": T, "bias": True, "norm": "layer", "qk_norm": True}
+    model = make(gate=gate, num_layers=n, d_ff=f, feedforward=feedforward, tie_embeddings=tied, **sizes, **options)
+    attention = 2 * d * H * h + 2 * d * G * h + H * h + 2 * G * h + d + 2 * h
+    inner = (3 if feedforward == "swiglu" else 2) * d * f + (2 if feedforward == "swiglu" else 1) * f + d
+    block = attention + inner + 2 * 2 * d + Gates.parse(gate).num_parameters(**sizes)
+    without_embeddings = n * block + 2 * d + (0 if tied else V * d)
+    assert model.num_parameters(embeddings=False) == without_embeddings
+    assert model.num_parameters() == without_embeddings + V * d + T * d
+    assert model.num_parameters() == sum(parameter.numel() for parameter in set(model.parameters()))
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 99])
+def test_flops_default_to_the_mean_number_of_keys(window):
+    model = make(gate="bma", positions="learned", max_length=16, window=window, d_ff=40)
+    keys = sum(min(i + 1, window or 16) for i in range(16)) / 16
+    matrices = 2 * (4 * 24 * 24 + 4 * 6 * 6 + 3 * 24 * 40) + 11 * 24
+    assert model.flops_per_token() == pytest.approx(2 * matrices + 2 * 4 * 24 * keys)
+    assert model.flops_per_token(7) == 2 * matrices + 2 * 4 * 24 * 7
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_the_embedding_where_they_are_tied(tied):
+    model = make(tie_embeddings=tied)
+    tokens = sample(2, 5)
+    features, _ = model.stack(model.embedding(tokens))
+    head = model.embedding.weight if tied else model.head.weight
+    assert_close(model(tokens), features @ head.T)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_tokens_in_chunks_with_a_cache_equal_all_at_once(gate, positions):
+    model = make(gate=gate, positions=positions, num_kv_heads=2, window=4)
+    tokens = sample(2, 9)
+    for caches in (model.new_caches(), model.new_caches(9)):
+        with torch.no_grad():
+            chunks = [model(chunk, caches=caches) for chunk in tokens.split([4, 1, 1, 3], dim=1)]
+        assert_close(torch.cat(chunks, dim=1), model(tokens))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_packed_documents_equal_the_documents_one_by_one(positions):
+    model = make(positions=positions, gate="bma+g1")
+    tokens = sample(2, 10)
+    ids = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1, 7], [3, 3, 3, 3, 2, 2, 2, 2, 2, 2]])
+    for row, lengths in enumerate(([4, 5, 1], [4, 6])):
+        alone = torch.cat([model(part) for part in tokens[row : row + 1].split(lengths, dim=1)], dim=1)
+        assert_close(model(tokens, documents=ids)[row : row + 1], alone)
+    assert_close(model(tokens[:1], documents=torch.tensor([0, 4, 9, 10])), model(tokens, documents=ids)[:1])
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_given_positions_place_the_tokens(positions):
+    model = make(positions=positions)
+    tokens = sample(2, 5)
+    counted = torch.arange(5)
+    assert_close(model(tokens, positions=counted), model(tokens))
+    assert_close(model(tokens, positions=counted.expand(2, 5)), model(tokens))
+    # Rotary positions count by their differences alone, learned ones by themselves.
+    shift = (model(tokens, positions=counted + 3) - model(tokens)).abs().max()
+    assert (shift > 1e-3) == (positions == "learned")
+    stretch = (model(tokens, positions=2 * counted) - model(tokens)).abs().max()
+    assert (stretch > 1e-3) == (positions != "none")
+
+
+def test_the_rotary_options_arrive():
+    tokens = sample(1, 6)
+    plain, slow = make(), make(rotary=Rotary(scale=2.0))
+    assert_close(slow(tokens, positions=2 * torch.arange(6)), plain(tokens))
+
+
+def test_a_mask_hides_keys():
+    model = make()
+    tokens = sample(2, 6)
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[..., 0] = False
+    assert_close(model(tokens, mask=mask)[:, 1:], model(tokens[:, 1:]))
+
+
+def test_the_last_logits_alone_are_the_last_of_all():
+    model = make()
+    tokens = sample(2, 6)
+    assert_close(model(tokens, num_logits=2), model(tokens)[:, -2:])
+
+
+def test_traces_come_with_the_logits():
+    model = make(gate="bma")
+    tokens = sample(2, 6)
+    logits, traces = model(tokens, return_traces=True)
+    assert torch.equal(logits, model(tokens))
+    assert [trace.gates["value"].shape for trace in traces] == [(2, 6, 4, 6)] * 2
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_a_few_steps_lower_the_loss_on_a_batch(gate):
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(gate=gate, vocab_size=11, d_model=24, num_layers=2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens = sample(4, 17)
+    losses = []
+    for _ in range(10):
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_single_precision_is_double_precision_rounded(positions):
+    tokens = sample(2, 63)
+    double, single = make(positions=positions), make(positions=positions, dtype=torch.float32)
+    assert single(tokens).dtype == torch.float32
+    assert_close(single(tokens), double(tokens))
+
+
+def test_autocast_reaches_the_logits():
+    model = make(dtype=torch.float32)
+    tokens = sample(2, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens)
+    assert logits.dtype == torch.bfloat16
+    assert logits.isfinite().all()
+
+
+def test_dropout_acts_in_training_only():
+    tokens = sample(2, 5)
+    model = make(dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(model(tokens), model(tokens))
+    assert torch.equal(model.eval()(tokens), make()(tokens))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_model_compiles_whole(checkpoint):
+    model = make(dtype=torch.float32, num_layers=1, checkpoint_blocks=checkpoint, gate="bma+g1")
+    tokens = sample(2, 9)
+    # What could break is the capture of the graph and of its backward; code generation is the layer's own test.
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(tokens), model(tokens))
+    actual = torch.autograd.grad(compiled(tokens).square().sum(), list(model.parameters()))
+    expected = torch.autograd.grad(model(tokens).square().sum(), list(model.parameters()))
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other, what="gradient")
+
+
+def test_the_names_of_the_weights_stay():
+    names = [name.removeprefix("stack.blocks.0.") for name in make(num_layers=1, gate="bma").state_dict()]
+    assert names == [
+        "embedding.weight",
+        "attention_norm.weight",
+        "attention.q_proj.weight",
+        "attention.k_proj.weight",
+        "attention.v_proj.weight",
+        "attention.o_proj.weight",
+        "attention.attn_gate.value.weight",
+        "feedforward_norm.weight",
+        "feedforward.gate_proj.weight",
+        "feedforward.up_proj.weight",
+        "feedforward.down_proj.weight",
+        "stack.norm.weight",
+    ]
+    others = make(positions="learned", tie_embeddings=False).state_dict()
+    assert {"position_embedding.weight", "head.weight"} <= set(others)
+
+
+REFUSED = [
+    (
+        {"tokens": torch.zeros(2, 3)},
+        r"tokens must be \(batch, positions\), int64 or int32; got \(2, 3\), torch.float32",
+    ),
+    ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"tokens must be .* got \(3,\)"),
+    (
+        {"tokens": sample(2, 3), "positions": torch.arange(2)},
+        r"positions must have shape \(3,\) or \(2, 3\); got \(2,\)",
+    ),
+    ({"tokens": sample(2, 3), "positions": torch.zeros(2, 1)}, r"positions must have shape .* got \(2, 1\)"),
+    ({"tokens": sample(1, 3), "num_logits": 0}, "num_logits must be at least 1, or None"),
+    ({"tokens": sample(1, 17)}, "ends at max_length=16; 17 are needed"),
+    ({"tokens": sample(2, 3), "documents": torch.tensor([0, 3])}, "documents as boundaries describe one packed row"),
+    ({"tokens": sample(2, 3), "caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(positions="learned", max_length=16)(**arguments)
+
+
+def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
+    model = make(positions="learned", max_length=16)
+    caches = model.new_caches()
+    model(sample(1, 16), caches=caches)
+    with pytest.raises(ValueError, match="ends at max_length=16; 17 are needed"):
+        model(sample(1, 1), caches=caches)
+    assert make(positions="rotary", max_length=16)(sample(1, 17)).shape == (1, 17, 11)

@@ -1,0 +1,205 @@
+from dataclasses import asdict, fields
+
+import pytest
+import torch
+from closeness import assert_close
+from layers import EXOTIC, GATES
+from torch import nn
+from torch_layers import every_dtype, make, sample
+
+from tidegate import Gate, HeadShape
+from tidegate.tensors import activations
+from tidegate.tensors.gating import GateSources, apply_gate, gate_logits, gate_reads
+from tidegate.torch import GatedAttention, gate_parameters
+from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads, activate, repeat_heads
+
+ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
+SPELLED = [*map(str, GATES), *EXOTIC]
+SHAPE = HeadShape(d_model=12, num_heads=4, num_kv_heads=2, head_dim=6)
+
+
+def read(*, dtype=torch.float64, T=5):
+    return GateReads(
+        input=sample(2, T, 12, seed=1, dtype=dtype),
+        context=sample(2, T, 12, seed=1, dtype=dtype),
+        query=sample(2, T, 4, 6, seed=2, dtype=dtype),
+        value=sample(2, T, 2, 6, seed=3, dtype=dtype),
+        output=sample(2, T, 4, 6, seed=4, dtype=dtype),
+    )
+
+
+def sources(reads):
+    heads_first = {name: getattr(reads, name).transpose(1, 2) for name in ("query", "value", "output")}
+    return GateSources(input=reads.input, **heads_first)
+
+
+def module(gate, *, dtype=torch.float64):
+    made = AttentionGate(Gate.parse(gate), SHAPE, dtype=dtype)
+    for seed, parameter in enumerate(made.parameters()):
+        parameter.data = sample(*parameter.shape, seed=10 + seed, dtype=dtype)
+    return made
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+def test_a_gate_is_that_of_the_tensors(gate):
+    gating, reads = module(gate), read()
+    parameters = dict(gating.named_parameters())
+    raw = gate_reads(gating.gate, sources(reads))
+    assert_close(
+        gating.logits(reads).transpose(1, 2), gate_logits(gating.gate, raw, parameters, num_heads=gating.num_heads)
+    )
+    if gating.gate.site == "dense":
+        target = sample(2, 5, 12, seed=5)
+        expected = apply_gate(gating.gate, target, sources(reads), parameters)
+    else:
+        target = sample(2, 5, gating.num_heads, 6, seed=5)
+        expected = apply_gate(gating.gate, target.transpose(1, 2), sources(reads), parameters).transpose(1, 2)
+    assert_close(gating.apply_to(target, reads), expected)
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+def test_parameters_have_the_shapes_of_the_vocabulary(gate):
+    gating = module(gate)
+    shapes = {name: tuple(parameter.shape) for name, parameter in gating.named_parameters()}
+    assert shapes == gating.gate.parameter_shapes(**asdict(SHAPE))
+    assert repr(gating) == f"AttentionGate({gating.gate})"
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_activation_is_that_of_the_tensors(activation, dtype):
+    logits = torch.cat([torch.linspace(-60, 60, 241), torch.tensor([0.0, -1e4, 1e4])]).to(dtype).requires_grad_()
+    fast, plain = activate(activation, logits), activations.activate(activation, logits)
+    assert_close(fast, plain)
+    found, expected = (torch.autograd.grad(values.sum(), logits)[0] for values in (fast, plain))
+    assert_close(found, expected, what="gradient")
+
+
+@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
+@every_dtype
+def test_some_activations_are_exactly_one_at_zero(activation, dtype):
+    assert (activate(activation, torch.zeros(3, dtype=dtype)) == 1).all()
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_are_computed_in_float32_whatever_the_dtype(gate, dtype):
+    gating, reads = module(gate, dtype=dtype), read(dtype=dtype)
+    wide = module(gate)
+    wide.load_state_dict(gating.state_dict())
+    exact = wide.logits(GateReads(**{field.name: getattr(reads, field.name).double() for field in fields(reads)}))
+    assert gating.logits(reads).dtype == gating(reads).dtype == torch.float32
+    assert_close(gating.logits(reads), exact)
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+def test_logits_are_computed_in_float32_under_autocast(gate):
+    gating, reads = module(gate, dtype=torch.float32), read(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (reads.input @ reads.input.mT).dtype == torch.bfloat16
+        logits = gating.logits(reads)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, gating.logits(reads))
+
+
+def test_logits_of_float64_stay_float64():
+    assert module("bma").logits(read()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+@every_dtype
+def test_the_gated_tensor_keeps_its_dtype_and_shape(gate, dtype):
+    gating, reads = module(gate, dtype=dtype), read(dtype=dtype)
+    shape = (2, 5, 12) if gating.gate.site == "dense" else (2, 5, gating.num_heads, 6)
+    gated = gating.apply_to(sample(*shape, dtype=dtype), reads)
+    assert (gated.dtype, gated.shape) == (dtype, shape)
+
+
+@pytest.mark.parametrize("num_heads", [2, 4, 8])
+def test_heads_are_repeated_in_place(num_heads):
+    x = sample(2, 5, 2, 6)
+    assert torch.equal(repeat_heads(x, num_heads), x.repeat_interleave(num_heads // 2, dim=-2))
+
+
+@pytest.mark.parametrize("gate", SPELLED)
+def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(gate):
+    torch.manual_seed(0)
+    shape = HeadShape(d_model=256, num_heads=8, num_kv_heads=4, head_dim=64)
+    gating = AttentionGate(Gate.parse(gate), shape)
+    for name, parameter in gating.named_parameters():
+        if name == "bias":
+            assert (parameter == gating.gate.bias).all()
+            continue
+        deviation = gating.gate.rank**-0.5 if name == "weight_down" else 0.02
+        # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
+        n = parameter.numel()
+        assert abs(parameter.std().item() / deviation - 1) < 6 / (2 * n) ** 0.5
+        assert abs(parameter.mean().item() / deviation) < 6 / n**0.5
+
+
+def test_starting_anew_forgets_what_was_there():
+    torch.manual_seed(0)
+    gating = AttentionGate(Gate.parse("output:input:r2:b1"), SHAPE)
+    before = {name: parameter.clone() for name, parameter in gating.named_parameters()}
+    with torch.no_grad():
+        for parameter in gating.parameters():
+            parameter.fill_(float("nan"))
+    torch.manual_seed(0)
+    gating.reset_parameters()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in gating.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("gate", "products"),
+    [
+        ("bma", 2 * 12 * 6),
+        ("bma-query", 4 * 6 * 6),
+        ("output:query:shared-layer", 4 * 6 * 6),
+        ("output:query:shared-group:head", 4 * 6),
+        ("g1", 12 * 24),
+        ("output:input:shared-layer", 12 * 6),
+        ("value:input:r3", 2 * (12 * 3 + 3 * 6)),
+        ("output:output:r2:w4:shared-layer:b1", 4 * (4 * 2 + 2 * 6)),
+        ("g5", 12 * 12),
+        ("dense:output", 24 * 12),
+    ],
+)
+def test_products_are_counted_for_each_head_that_makes_them(gate, products):
+    assert AttentionGate(Gate.parse(gate), SHAPE).num_products == products
+
+
+def test_a_layer_has_each_gate_under_the_name_of_its_site():
+    layer = make("g1+g2+g3+g4+g5")
+    assert list(dict(layer.attn_gate.named_children())) == ["query", "key", "value", "output", "dense"]
+    assert str(layer.attn_gate.at("value").gate) == "g2"
+    assert make("g1").attn_gate.at("value") is None
+    assert len(list(make("none").attn_gate.parameters())) == 0
+
+
+class Neighbour(nn.Module):
+    """A module with an attribute that is named like a layer's gates, of another type."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn_gate = nn.Linear(3, 3)
+        self.layer = GatedAttention(24, 4, gate="g1+bma")
+        self.deep = nn.ModuleDict(
+            {"bare": AttentionGate(Gate(bias=1.0), SHAPE), "plain": GatedAttention(24, 4, gate="none")}
+        )
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+def test_gate_parameters_are_found_by_type():
+    model = Neighbour()
+    own = [*model.layer.attn_gate.parameters(), *model.deep["bare"].parameters()]
+    found = list(gate_parameters(model))
+    assert {id(parameter) for parameter in found} == {id(parameter) for parameter in own}
+    assert len(found) == len(own) == 4
+    assert isinstance(model.layer.attn_gate, AttentionGates)
+
+
+def test_gates_that_two_layers_share_are_found_once():
+    model = nn.ModuleList([make("g1"), make("bma")])
+    model[1] = model[0]
+    assert len(list(gate_parameters(model))) == 1
+    assert list(gate_parameters(make("none"))) == []

@@ -1,0 +1,226 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from closeness import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_layers import every_dtype, every_option, exactly, gradients, make, sample
+
+from tidegate import PRESETS
+from tidegate.torch.masks import combine_masks, document_ids, require_mask
+
+SHAPES = [(5, 5), (1, 5), (5, 1), (4, 5, 5), (2, 1, 5, 5), (2, 1, 1, 5), (2, 4, 5, 5), (1, 4, 1, 1)]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the numbers in the largest tensor that any operation made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numel = max([self.numel, *made])
+        return result
+
+
+def combine(mask=None, **given):
+    return combine_masks(mask, **{"causal": True, "window": None, "device": torch.device("cpu"), **given})
+
+
+def additive(mask, dtype=torch.float64):
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_option
+def test_a_bool_mask_is_the_additive_one_of_zeros_and_minus_infinity(options, shape):
+    layer, x = make("g1+bma", **options), sample(2, 5, 24, requires_grad=True)
+    mask = sample(*shape, seed=4) > 0
+    by_bool, by_float = layer(x, mask=mask), layer(x, mask=additive(mask))
+    assert_close(by_bool, by_float)
+    expected = gradients(layer, by_float, x)
+    for name, gradient in gradients(layer, by_bool, x).items():
+        assert_close(gradient, expected[name], what="gradient")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_masks_broadcast(shape):
+    layer, x, mask = make("bma"), sample(2, 5, 24), sample(*shape, seed=4) > 0
+    whole = mask.expand(2, 4, 5, 5).contiguous()
+    assert_close(layer(x, mask=mask), layer(x, mask=whole))
+    numbers = sample(*shape, seed=5)
+    assert_close(layer(x, mask=numbers), layer(x, mask=numbers.expand(2, 4, 5, 5).contiguous()))
+
+
+def test_an_additive_mask_is_added_to_the_scores():
+    layer, x, mask = make("bma"), sample(2, 5, 24), sample(2, 4, 5, 5, seed=6, requires_grad=True)
+    y, trace = layer(x, mask=mask, return_trace=True)
+    scores = trace.scale * trace.query @ trace.key.transpose(-1, -2) + mask
+    ahead = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(ahead, float("-inf")).softmax(dim=-1) @ trace.value
+    assert_close(trace.output.transpose(1, 2), expected)
+    weights = sample(2, 5, 24, seed=7)
+    (by_mask,) = torch.autograd.grad((y * weights).sum(), mask, retain_graph=True)
+    (by_hand,) = torch.autograd.grad((layer.o_proj(expected.transpose(1, 2).flatten(-2)) * weights).sum(), mask)
+    assert_close(by_mask, by_hand, what="gradient")
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("T", [1, 5, 70])
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@every_dtype
+def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, num_kv_heads, T, kind):
+    layer = make("bma-query+bma", num_kv_heads=num_kv_heads, bias=True, dtype=dtype)
+    x = sample(2, T, 24, dtype=dtype, requires_grad=True)
+    mask = torch.ones(2, 1, T, T, dtype=torch.bool)
+    mask[0, :, -1] = False
+    mask[1] = False
+    y, trace = layer(x, mask=mask if kind == "bool" else additive(mask, dtype), return_trace=True)
+    assert (trace.output[0, -1] == 0).all()
+    assert (trace.output[1] == 0).all()
+    bias = layer.o_proj.bias
+    assert torch.equal(y[1], bias.expand(T, 24))
+    empty = torch.cat([y[0, -1:], y[1]])
+    others = [parameter for name, parameter in layer.named_parameters() if name != "o_proj.bias"]
+    for gradient in torch.autograd.grad(empty.square().sum(), [x, *others], retain_graph=True, materialize_grads=True):
+        assert (gradient == 0).all()
+    for gradient in torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("gate", ["none", *PRESETS, "g1+g2+g3+g4+g5"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_kv_heads": 1, "rope": True, "qk_norm": True, "window": 512}, {"causal": False}]
+)
+def test_nothing_of_the_size_of_the_scores_is_built(gate, options):
+    T = 512
+    layer, x = make(gate, d_model=16, num_heads=2, **options), sample(1, T, 16, requires_grad=True)
+    with LargestTensor() as largest:
+        layer(x).sum().backward()
+    assert T * 16 <= largest.numel < T * T
+
+
+def test_a_mask_is_seen_by_the_counter_of_sizes():
+    layer, x = make("bma", d_model=16, num_heads=2), sample(1, 512, 16)
+    with LargestTensor() as largest:
+        layer(x, mask=torch.ones(512, dtype=torch.bool)[None])
+    assert largest.numel >= 512 * 512
+
+
+@every_option
+def test_documents_never_see_each_other(options):
+    layer, x = make("g1+bma+g3", **options), sample(1, 9, 24, requires_grad=True)
+    bounds = [0, 2, 3, 9]
+    ids = torch.tensor([[5, 5, 2, 5, 5, 5, 5, 5, 5]]) + torch.tensor([0, 0, 0, 4, 4, 4, 4, 4, 4])
+    y = layer(x, documents=torch.tensor(bounds))
+    assert torch.equal(layer(x, documents=ids), y)
+    for start, end in pairwise(bounds):
+        (by_x,) = torch.autograd.grad(y[:, start:end].square().sum(), x, retain_graph=True)
+        assert (by_x[:, :start] == 0).all()
+        assert (by_x[:, end:] == 0).all()
+        assert_close(y[:, start:end], layer(x[:, start:end], positions=torch.arange(start, end)))
+
+
+@every_option
+def test_positions_may_start_anew_with_each_document(options):
+    layer, x = make("g1+bma", **options), sample(1, 9, 24)
+    y = layer(x, documents=torch.tensor([0, 2, 9]), positions=torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6]))
+    assert_close(y, torch.cat([layer(x[:, :2]), layer(x[:, 2:])], dim=1))
+
+
+def test_each_row_has_its_own_documents():
+    layer, x = make("bma", rope=True), sample(2, 5, 24)
+    y = layer(x, documents=torch.tensor([[0, 0, 1, 1, 1], [3, 3, 3, 3, 1]]))
+    for row, cut in ((0, 2), (1, 4)):
+        parts = (x[row : row + 1, :cut], x[row : row + 1, cut:])
+        assert_close(y[row : row + 1], torch.cat([layer(part) for part in parts], dim=1))
+
+
+def test_documents_combine_with_a_mask_of_either_kind():
+    layer, x = make("bma"), sample(2, 5, 24)
+    ids, mask = torch.tensor([[0, 0, 0, 1, 1]]).expand(2, 5), sample(2, 1, 5, 5, seed=8) > 0
+    together = mask & (ids[:, :, None] == ids[:, None, :])[:, None]
+    assert_close(layer(x, documents=ids, mask=mask), layer(x, mask=together))
+    assert_close(layer(x, documents=ids, mask=additive(mask)), layer(x, mask=together))
+
+
+def test_boundaries_become_ids():
+    found = document_ids(torch.tensor([0, 2, 3, 6]), batch=1, num_positions=6)
+    assert found.tolist() == [[0, 0, 1, 2, 2, 2]]
+    assert document_ids(torch.tensor([0, 4], dtype=torch.int32), batch=1, num_positions=4).tolist() == [[0] * 4]
+
+
+def test_an_empty_document_has_no_positions():
+    found = document_ids(torch.tensor([0, 2, 2, 4]), batch=1, num_positions=4)
+    assert found.tolist() == [[0, 0, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "batch", "error", "message"),
+    [
+        (torch.ones(2, 3), 2, TypeError, "documents must be integer ids or boundaries; got torch.float32."),
+        (torch.ones(2, 3) > 0, 2, TypeError, "documents must be integer ids or boundaries; got torch.bool."),
+        (torch.tensor([0, 3]), 2, ValueError,
+         "documents as boundaries describe one packed row; the batch has 2. Give ids (B, T)."),
+        (torch.zeros(2, 4, dtype=torch.long), 2, ValueError, "documents must have shape (2, 3); got (2, 4)."),
+    ],
+)  # fmt: skip
+def test_documents_that_do_not_fit_are_refused(documents, batch, error, message):
+    with pytest.raises(error, match=exactly(message)):
+        document_ids(documents, batch=batch, num_positions=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+def test_whole_numbers_are_no_mask(dtype):
+    message = (
+        "mask must be bool, True where a query may attend, or floating, added to the scores; "
+        f"got {dtype}. Compare it, as in mask != 0."
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        make("bma")(sample(2, 5, 24), mask=torch.ones(5, 5, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 4), (2, 5), (3, 5, 5), (2, 5, 5), (3, 1, 5, 5), (1, 1, 1, 5, 5), ()])
+def test_a_mask_that_does_not_broadcast_is_refused(shape):
+    message = (
+        f"mask must broadcast to (batch, heads, queries, keys) = (2, 4, 5, 5); got {shape}. "
+        "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        make("bma")(sample(2, 5, 24), mask=torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (4, 5, 7), (2, 4, 5, 7), (1, 1, 5, 1)])
+def test_a_mask_that_broadcasts_is_accepted(shape):
+    assert require_mask(torch.ones(shape), (2, 4, 5, 7)) is None
+
+
+@pytest.mark.parametrize("window", [None, 6, 7])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernels_own_causality_is_used_where_it_does_all(window, causal):
+    assert combine(num_queries=6, num_keys=6, causal=causal, window=window) == (None, causal)
+
+
+@pytest.mark.parametrize(("num_keys", "window"), [(1, None), (5, None), (5, 5), (5, 9)])
+def test_one_query_needs_no_mask(num_keys, window):
+    mask, _ = combine(num_queries=1, num_keys=num_keys, window=window)
+    assert mask is None
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 7])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(6, 6), (2, 6), (1, 6), (1, 1)])
+def test_queries_are_the_last_positions_of_the_keys(num_queries, num_keys, window, causal):
+    mask, by_kernel = combine(num_queries=num_queries, num_keys=num_keys, window=window, causal=causal)
+    found = torch.ones(num_queries, num_keys, dtype=torch.bool) if mask is None else mask
+    found = found.tril() if by_kernel else found
+    assert mask is None or not by_kernel
+    for query in range(num_queries):
+        for key in range(num_keys):
+            distance = num_keys - num_queries + query - key
+            near = window is None or abs(distance) < window
+            assert found.expand(num_queries, num_keys)[query, key] == (near and (distance >= 0 or not causal))

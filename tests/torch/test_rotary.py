@@ -1,0 +1,74 @@
+import pytest
+import torch
+from closeness import assert_close
+from torch_layers import ROTARY, exactly, make, sample
+
+from tidegate.tensors import rotary as reference
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch import GatedAttention
+from tidegate.torch.rotary import rotary_angles, rotate
+
+VARIANTS = [Rotary(), Rotary(base=50.0), ROTARY, Rotary(fraction=0.25, scale=0.5, offset=-3)]
+POSITIONS = [torch.arange(5), torch.tensor([7, 0, 3, 3, 100]), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])]
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+@pytest.mark.parametrize("positions", POSITIONS, ids=["count", "row", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_rotation_is_that_of_the_tensors(rotary, positions, dtype):
+    x = sample(2, 5, 3, 8, dtype=dtype)
+    angles = reference.rotary_angles(positions, 8, rotary, like=x)
+    expected = reference.rotate(x.transpose(1, 2), angles.unsqueeze(-3)).transpose(1, 2)
+    assert_close(rotate(x, rotary_angles(positions, rotary.width(8), rotary, dtype)), expected)
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+def test_scores_depend_on_the_difference_of_positions_only(rotary):
+    layer, x = make("g1+bma", head_dim=8, rope=rotary), sample(2, 5, 24)
+    assert_close(layer(x, positions=torch.arange(5) + 11), layer(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
+    angles = rotary_angles(torch.arange(4096), 8, Rotary(), dtype)
+    assert angles.dtype == torch.float32
+    assert angles.shape == (4096, 1, 4)
+    assert angles[4095, 0, 0] == 4095
+    assert rotate(sample(1, 4096, 1, 8, dtype=dtype), angles).dtype == dtype
+
+
+def test_a_fraction_turns_the_first_channels_alone():
+    x = sample(2, 5, 3, 8)
+    turned = rotate(x, rotary_angles(torch.arange(1, 6), 4, Rotary(fraction=0.5), x.dtype))
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert (turned[..., :4] != x[..., :4]).all()
+
+
+def test_an_empty_sequence_turns_into_itself():
+    assert rotate(sample(2, 0, 3, 8), rotary_angles(torch.arange(0), 8, Rotary(), torch.float64)).shape == (2, 0, 3, 8)
+
+
+def test_gates_read_queries_before_they_turn():
+    layer, x = make("bma", rope=True), sample(2, 5, 24)
+    _, here = layer(x, return_trace=True)
+    _, there = layer(x, positions=torch.arange(5) + 50, return_trace=True)
+    assert torch.equal(here.gates["value"], there.gates["value"])
+    assert not torch.equal(here.query, there.query)
+
+
+@pytest.mark.parametrize(("rope", "expected"), [(None, None), (False, None), (True, Rotary()), (ROTARY, ROTARY)])
+def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
+    assert GatedAttention(32, 4, rope=rope).rotary == expected
+
+
+def test_a_head_that_does_not_pair_is_refused():
+    message = "Rotary.fraction must select an even number of the head's 5 channels; 1.0 selects 5."
+    with pytest.raises(ValueError, match=exactly(message)):
+        GatedAttention(20, 4, rope=True)
+
+
+@pytest.mark.parametrize("positions", [torch.arange(4), torch.zeros(3, 5), torch.zeros(2, 4), torch.zeros(1, 2, 5)])
+def test_positions_that_do_not_fit_are_refused(positions):
+    message = f"positions must have shape (5,) or (2, 5); got {tuple(positions.shape)}."
+    with pytest.raises(ValueError, match=exactly(message)):
+        make("bma", rope=True)(sample(2, 5, 24), positions=positions)

@@ -1,0 +1,210 @@
+"""What PyTorch does to a layer: compile, export, move, transform, checkpoint."""
+
+import pytest
+import torch
+from closeness import assert_close
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.utils.checkpoint import checkpoint
+from torch_layers import OPTIONS, every_gate, every_option, every_spelling, gradients, make, sample
+
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch import GatedAttention, plain_kernel
+
+ROTATED = {"num_kv_heads": 2, "rope": Rotary(fraction=2 / 3), "qk_norm": True, "metric": "learned", "temperature": 0.7}
+ALL_SITES = "g1+g2+g3+g4+g5"
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    yield
+    torch._dynamo.reset()
+
+
+def assert_same_when_compiled(layer, compiled, x):
+    expected, y = layer(x), compiled(x)
+    assert_close(y, expected)
+    plain = gradients(layer, expected, x)
+    for name, gradient in gradients(layer, y, x).items():
+        assert_close(gradient, plain[name], what="gradient")
+
+
+def test_a_compiled_layer_is_the_layer():
+    layer = make("g1+bma", dtype=torch.float32, **ROTATED)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+    assert_same_when_compiled(layer, compiled, sample(2, 5, 24, dtype=torch.float32, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [
+        (ALL_SITES, ROTATED),
+        (ALL_SITES, {"window": 3, "recompute_gate": True}),
+        ("output:query+value:query:head+key:query+query:query", {"bias": True}),
+        ("output:query+value:query:head+key:query+query:query", {**ROTATED, "recompute_gate": True}),
+        ("dense:output:r2:b1+output:value+key:value:head", {"num_kv_heads": 1, "causal": False}),
+    ],
+)
+def test_a_layer_is_one_graph(gate, options):
+    layer = make(gate, **options)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    assert_same_when_compiled(layer, compiled, sample(2, 5, 24, requires_grad=True))
+
+
+def assert_one_graph_serves_every_length(layer, *, dynamic):
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for T in (5, 9, 63):
+            x = sample(2, T, 24, requires_grad=True)
+            if dynamic is None:
+                torch._dynamo.mark_dynamic(x, 1)
+            assert_same_when_compiled(layer, compiled, x)
+
+
+@pytest.mark.parametrize("options", [ROTATED, {"window": 3, "recompute_gate": True}], ids=["rotated", "window"])
+def test_one_graph_serves_every_length_that_is_marked_dynamic(options):
+    assert_one_graph_serves_every_length(make("g1+bma", **options), dynamic=None)
+
+
+def test_one_graph_serves_every_length_when_all_is_dynamic():
+    layer = make("g1+bma", temperature=0.7, metric="learned", qk_norm=True)
+    assert_one_graph_serves_every_length(layer, dynamic=True)
+
+
+def test_one_graph_serves_every_length_of_a_rotary_layer_when_all_is_dynamic():
+    assert_one_graph_serves_every_length(make("g1+bma", rope=True), dynamic=True)
+
+
+def test_a_graph_for_one_length_alone_is_noticed():
+    layer = make("g1+bma")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled(sample(2, 5, 24))
+    with (
+        torch._dynamo.config.patch(error_on_recompile=True),
+        pytest.raises(torch._dynamo.exc.RecompileError, match="Recompiling"),
+    ):
+        compiled(sample(2, 9, 24))
+
+
+@pytest.mark.parametrize("options", [{}, ROTATED], ids=["plain", "rotated"])
+@pytest.mark.parametrize("gate", ["none", "bma", "bma-query", ALL_SITES])
+def test_an_exported_layer_comes_back_from_disk(gate, options, tmp_path):
+    layer = make(gate, dtype=torch.float32, **options).eval()
+    T = torch.export.Dim("T", min=2, max=256)
+    program = torch.export.export(layer, (sample(2, 5, 24, dtype=torch.float32),), dynamic_shapes={"x": {1: T}})
+    torch.export.save(program, tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2").module()
+    for length in (5, 63):
+        x = sample(2, length, 24, dtype=torch.float32)
+        assert_close(loaded(x), layer(x))
+
+
+@every_option
+@every_spelling
+def test_a_layer_is_built_without_memory_and_filled_later(gate, options):
+    layer = GatedAttention(24, 4, gate=gate, device="meta", **options)
+    assert all(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers()))
+    assert layer(torch.empty(2, 5, 24, device="meta")).shape == (2, 5, 24)
+    layer = layer.to_empty(device="cpu")
+    direct = GatedAttention(24, 4, gate=gate, **options)
+    for either in (layer, direct):
+        torch.manual_seed(0)
+        either.reset_parameters()
+    x = sample(2, 5, 24, dtype=torch.float32)
+    assert torch.equal(layer(x), direct(x))
+
+
+def second_difference(function, x, u, step=1e-3):
+    """Second derivative along u to fourth order in the step."""
+    near = function(x + step * u) + function(x - step * u)
+    far = function(x + 2 * step * u) + function(x - 2 * step * u)
+    return (16 * near - far - 30 * function(x)) / (12 * step**2)
+
+
+@every_option
+@every_gate
+def test_forward_mode_of_both_orders_is_that_of_finite_differences(gate, options):
+    layer, x, u = make(gate, **options), sample(1, 4, 24), sample(1, 4, 24, seed=1)
+    layer.requires_grad_(requires_grad=False)
+
+    def slope(x):
+        return jvp(layer, (x,), (u,))[1]
+
+    first, second = jvp(slope, (x,), (u,))
+    step = 1e-5
+    assert_close(first, (layer(x + step * u) - layer(x - step * u)) / (2 * step), what="finite difference")
+    assert_close(second, second_difference(layer, x, u), what="finite difference")
+
+
+@every_option
+@every_gate
+def test_forward_and_reverse_mode_agree_in_both_orders(gate, options):
+    layer, x = make(gate, **options), sample(1, 3, 24)
+    u, v, c = (sample(1, 3, 24, seed=seed) for seed in (1, 2, 3))
+
+    def value(x):
+        return (layer(x) * c).sum()
+
+    by_forward = jvp(lambda x: jvp(value, (x,), (u,))[1], (x,), (v,))[1]
+    x.requires_grad_()
+    with plain_kernel():
+        (first,) = torch.autograd.grad(value(x), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * u).sum(), x)
+    assert_close(by_forward, (second * v).sum(), what="gradient")
+
+
+@pytest.mark.parametrize("gate", ["none", "bma", "bma-query", ALL_SITES])
+@every_option
+def test_jacobians_of_both_modes_agree(gate, options):
+    layer, x = make(gate, d_model=8, **{**options, "head_dim": 4}), sample(1, 3, 8)
+    assert_close(jacfwd(layer)(x), jacrev(layer)(x), what="gradient")
+
+
+@every_option
+@every_spelling
+def test_parameters_may_come_from_outside(gate, options):
+    layer, other, x = make(gate, **options), make(gate, seed=1, **options), sample(2, 5, 24)
+    given = dict(other.named_parameters())
+    assert torch.equal(functional_call(layer, given, (x,)), other(x))
+    weights = sample(2, 5, 24, seed=99)
+    found = grad(lambda given: (functional_call(layer, given, (x,)) * weights).sum())(given)
+    for name, gradient in gradients(other, other(x)).items():
+        assert_close(found[name], gradient, what="gradient")
+
+
+@every_option
+@pytest.mark.parametrize("gate", ["none", "bma", "bma-query", ALL_SITES])
+def test_mapping_over_inputs_and_parameters_is_a_loop(gate, options):
+    layers = [make(gate, seed=seed, **options) for seed in range(3)]
+    names = list(dict(layers[0].named_parameters()))
+    stacked = {name: torch.stack([layer.get_parameter(name).detach() for layer in layers]) for name in names}
+    xs = sample(3, 2, 5, 24)
+    assert_close(vmap(layers[0])(xs), torch.stack([layers[0](x) for x in xs]))
+    by_layer = vmap(lambda given, x: functional_call(layers[0], given, (x,)))(stacked, xs)
+    assert_close(by_layer, torch.stack([layer(x) for layer, x in zip(layers, xs, strict=True)]))
+
+
+def test_gradients_of_each_example_are_a_loop():
+    layer, xs = make(ALL_SITES, **OPTIONS["everything"]), sample(3, 1, 5, 24)
+    given = dict(layer.named_parameters())
+    each = vmap(grad(lambda given, x: functional_call(layer, given, (x,)).square().sum()), in_dims=(None, 0))(given, xs)
+    for row, x in enumerate(xs):
+        expected = torch.autograd.grad(layer(x).square().sum(), list(given.values()))
+        for name, gradient in zip(given, expected, strict=True):
+            assert_close(each[name][row], gradient, what="gradient")
+
+
+@pytest.mark.parametrize("recompute_gate", [False, True])
+def test_transforms_need_no_request_for_the_plain_kernel(recompute_gate):
+    layer, x, u = make("g1+bma", recompute_gate=recompute_gate), sample(1, 4, 24), sample(1, 4, 24, seed=1)
+    with plain_kernel():
+        expected = jvp(lambda x: jvp(layer, (x,), (u,))[1], (x,), (u,))[1]
+    assert_close(jvp(lambda x: jvp(layer, (x,), (u,))[1], (x,), (u,))[1], expected)
+
+
+@every_option
+@every_spelling
+def test_gradient_checkpointing_gives_the_same_gradients(gate, options):
+    layer, x = make(gate, **options), sample(2, 5, 24, requires_grad=True)
+    expected = gradients(layer, layer(x), x)
+    found = gradients(layer, checkpoint(layer, x, use_reentrant=False), x)
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())

@@ -1,0 +1,195 @@
+import json
+import re
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tidegate import PRESETS
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.vit import VisionTransformer
+from tidegate.torch.weights import load_model, save_model
+
+SMALL = {"d_model": 24, "num_layers": 2}
+TEXT = {
+    **{gate: {"gate": gate} for gate in ("none", *PRESETS)},
+    "all": {
+        "gate": "g1+value:query:r2:b1", "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "metric": "learned",
+        "bias": True, "norm": "layer", "feedforward": "gelu", "rotary": Rotary(fraction=0.5), "tie_embeddings": False,
+    },
+    "learned": {"positions": "learned"},
+}  # fmt: skip
+
+
+def text_model(dtype=None, **options):
+    return TransformerLM(TransformerConfig(**SMALL | options), dtype=dtype)
+
+
+def vision_model(**options):
+    return VisionTransformer(VisionConfig(**SMALL | {"image_size": 8} | options))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def assert_same(model, again):
+    assert type(again) is type(model)
+    assert again.config == model.config
+    assert list(again.state_dict()) == list(model.state_dict())
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+        assert other.requires_grad
+
+
+@pytest.mark.parametrize("options", TEXT.values(), ids=TEXT)
+def test_a_saved_language_model_comes_back_bit_by_bit(path, options):
+    model = text_model(**options)
+    save_model(model, path)
+    again = load_model(path)
+    assert_same(model, again)
+    tokens = torch.arange(12).reshape(2, 6)
+    assert torch.equal(again(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("pooling", ["class", "mean"])
+def test_a_saved_vision_model_comes_back_bit_by_bit(path, pooling):
+    model = vision_model(pooling=pooling, gate="vga")
+    save_model(model, str(path))
+    again = load_model(str(path))
+    assert_same(model, again)
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(again(images), model(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_dtype_is_kept_or_changed_on_demand(path, dtype):
+    model = text_model(dtype=dtype)
+    save_model(model, path)
+    assert_same(model, load_model(path))
+    assert_same(model.float(), load_model(path, dtype=torch.float32))
+
+
+def test_the_device_is_the_one_asked_for(path):
+    save_model(text_model(), path)
+    assert {parameter.device.type for parameter in load_model(path, device=torch.device("cpu")).parameters()} == {"cpu"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_is_loaded_onto_a_gpu(path):
+    save_model(text_model(), path)
+    assert {parameter.device.type for parameter in load_model(path, device="cuda").parameters()} == {"cuda"}
+
+
+def test_tied_embeddings_are_saved_once(path):
+    save_model(text_model(tie_embeddings=True), path)
+    names = load_file(path)
+    assert "embedding.weight" in names
+    assert "head.weight" not in names
+
+
+def test_the_file_says_what_it_is(path):
+    model = text_model(gate="g1")
+    save_model(model, path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert {name: metadata[name] for name in ("format", "version", "model")} == {
+        "format": "tidegate",
+        "version": "1",
+        "model": "TransformerLM",
+    }
+    assert json.loads(metadata["config"])["gate"] == "g1"
+
+
+def test_saving_again_replaces_the_file_and_leaves_no_other(path):
+    save_model(text_model(gate="none"), path)
+    first = load_model(path)
+    before = [parameter.clone() for parameter in first.parameters()]
+    save_model(text_model(gate="g1"), path)
+    assert str(load_model(path).config.gate) == "g1"
+    assert all(torch.equal(one, other) for one, other in zip(before, first.parameters(), strict=True))
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_loaded_model_does_not_change_with_its_file(path):
+    save_model(text_model(), path)
+    model = load_model(path)
+    before = [parameter.clone() for parameter in model.parameters()]
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(b"\0" * size)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_a_loaded_model_learns(path):
+    save_model(text_model(), path)
+    model = load_model(path)
+    tokens = torch.arange(6).reshape(1, 6)
+    before = model(tokens)
+    before.square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(model(tokens), before)
+
+
+def tamper(path, *, metadata=None, tensors=None):
+    """Write the file again with entries changed; None as a value removes one."""
+    with safe_open(path, framework="pt") as file:
+        held = file.metadata()
+    held, state = held | (metadata or {}), load_file(path) | (tensors or {})
+    save_file(
+        {name: tensor for name, tensor in state.items() if tensor is not None},
+        path,
+        metadata={name: text for name, text in held.items() if text is not None},
+    )
+
+
+NORM = "stack.norm.weight"
+REFUSED = [
+    ({"metadata": {"format": None}}, "holds no Tidegate model: its format is None, not 'tidegate'. Write it with"),
+    ({"metadata": {"format": "pt"}}, "holds no Tidegate model: its format is 'pt'"),
+    ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '1'"),
+    ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM, VisionTransformer"),
+    ({"metadata": {"model": "VisionTransformer"}}, "VisionConfig has no field max_length, positions"),
+    ({"metadata": {"config": '{"gate": "g9"}'}}, "Unknown gate 'g9'"),
+    ({"metadata": {"config": None}}, "Expecting value"),
+    ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
+    ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
+    ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
+    save_model(text_model(), path)
+    tamper(path, **changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_model(path)
+
+
+def test_a_plain_safetensors_file_is_refused(path):
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="holds no Tidegate model"):
+        load_model(path)
+
+
+def test_a_pickle_is_refused_and_not_read(path):
+    torch.save(text_model().state_dict(), path)
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        load_model(path)
+
+
+def test_a_file_that_is_not_there_is_missed_by_name(path):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load_model(path)
+
+
+def test_other_modules_are_refused(path):
+    with pytest.raises(TypeError, match="model must be one of TransformerLM, VisionTransformer; got Linear"):
+        save_model(nn.Linear(2, 2), path)
+    assert not path.exists()
