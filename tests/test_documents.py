@@ -10,6 +10,8 @@ from documents import DocumentError, broken_links
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+IN_MINIATURE = {"train_torch.py": ("--steps", "3"), "train_jax.py": ("--steps", "3")}
+"""Options that make a long example short."""
 
 
 def relative(path: Path) -> str:
@@ -41,7 +43,7 @@ def test_every_link_to_a_file_leads_to_one(document):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
 def test_an_example_runs(example, tmp_path):
-    run_as_a_user(example, cwd=tmp_path)
+    run_as_a_user(example, *IN_MINIATURE.get(example.name, ()), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)

@@ -105,6 +105,14 @@ def test_a_gate_is_the_same_on_every_library(library, gate, dtype):
     assert_close(gated, expected(gate, target, sources, parameters))
 
 
+def test_no_two_sizes_need_be_equal():
+    gate, target, x = Gate.parse("output:input:b1"), sample(2, 5, 3, 7), sample(2, 3, 4)
+    parameters = {"weight": sample(5, 4, 7), "bias": sample(5, 7)}
+    gated = apply_gate(gate, target, GateSources(input=x), parameters)
+    for b in range(2):
+        assert_close(gated[b], slow_gate(gate, target[b], parameters, input=x[b]))
+
+
 @pytest.mark.parametrize("gate", FEW, ids=str)
 def test_leading_axes_are_batch_axes(gate):
     target, sources, parameters = case(gate)
@@ -472,6 +480,12 @@ class TestBilinearlyModulatedAttention:
             slow = self.slow(self.Q[b, n], self.K[b, n], self.V[b, n], self.W[n], index, mask)
             assert_close(to_numpy(output)[b, n], slow)
 
+    def test_no_two_sizes_need_be_equal(self):
+        Q, K, V, W_g = sample(2, 5, 3, 4), sample(2, 5, 3, 4), sample(2, 5, 3, 7), sample(5, 4, 7)
+        output = bilinearly_modulated_attention(Q, K, V, W_g)
+        for b, n in np.ndindex(2, 5):
+            assert_close(output[b, n], self.slow(Q[b, n], K[b, n], V[b, n], W_g[n], "source", None))
+
     def test_the_source_index_is_the_default(self):
         arrays = (self.Q, self.K, self.V, self.W)
         default = bilinearly_modulated_attention(*arrays)
@@ -576,6 +590,8 @@ class TestBilinearlyModulatedAttention:
         )
         with pytest.raises(ValueError, match=exactly(message)):
             bilinearly_modulated_attention(self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
+        with pytest.raises(ValueError, match=exactly(message)):
+            bilinearly_modulated_attention(self.Q[0, 0], sample(S, h), sample(S, 5), self.W[0])
 
     def test_an_unknown_index_is_refused(self):
         with pytest.raises(ValueError, match=exactly("index must be 'source' or 'query'; got 'target'.")):
