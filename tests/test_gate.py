@@ -451,6 +451,19 @@ def test_a_gate_needs_self_attention_if_it_reads_the_other_side_of_its_position(
 
 
 @pytest.mark.parametrize("gate", list(legal_gates()), ids=str)
+def test_a_gate_is_refused_for_cross_attention_exactly_if_it_needs_self_attention(gate):
+    if (gate.site, gate.reads) not in NEEDS_SELF_ATTENTION:
+        assert gate.require_cross_attention() is None
+        return
+    message = (
+        f"Gate {gate} reads the {gate.reads} at the position that it gates, which only self-attention has. "
+        "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        gate.require_cross_attention()
+
+
+@pytest.mark.parametrize("gate", list(legal_gates()), ids=str)
 def test_keys_and_values_are_on_the_source_side(gate):
     assert gate.on_source == (gate.site in ("key", "value"))
 
