@@ -98,9 +98,8 @@ def in_fresh_process(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def surroundings() -> dict[str, Any]:
+def surroundings(packages: Iterable[str]) -> dict[str, Any]:
     """Versions and machine, for the record."""
-    packages = ("torch", "transformers", "x-transformers", "tidegate")
     return {
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},

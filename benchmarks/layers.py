@@ -75,7 +75,8 @@ def check_values() -> None:
 def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     layers = {name: build() for name, build in contenders().items()}
-    record: dict[str, Any] = {"surroundings": surroundings(), "rounds": rounds, "lengths": list(lengths)}
+    packages = ("torch", "transformers", "x-transformers", "tidegate")
+    record: dict[str, Any] = {"surroundings": surroundings(packages), "rounds": rounds, "lengths": list(lengths)}
     record |= {"forward": {}, "training": {}, "kept_bytes": {}, "peak_bytes": {}}
     for length in lengths:
         x = torch.randn(1, length, D_MODEL, requires_grad=True)

@@ -107,8 +107,13 @@ def test_at_finds_the_gate_of_a_site(gates):
 
 
 @given(gates=several)
-def test_gates_need_self_attention_if_one_of_them_does(gates):
-    assert Gates(gates).needs_self_attention == any(gate.needs_self_attention for gate in gates)
+def test_gates_are_refused_for_cross_attention_if_one_of_them_is(gates):
+    refused = [gate for gate in Gates(gates) if gate.needs_self_attention]
+    if not refused:
+        assert Gates(gates).require_cross_attention() is None
+        return
+    with pytest.raises(ValueError, match=f"^Gate {refused[0]} reads the {refused[0].reads} at the position"):
+        Gates(gates).require_cross_attention()
 
 
 def test_parameters_of_gates_add_up():

@@ -69,6 +69,13 @@ def test_an_additive_mask_is_added_to_the_scores():
     assert_close(by_mask, by_hand, what="gradient")
 
 
+@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@every_dtype
+def test_an_additive_mask_may_have_any_floating_dtype(dtype, given):
+    layer, x, mask = make("bma", dtype=dtype), sample(2, 5, 24, dtype=dtype), sample(5, 5, seed=4) > -1
+    assert torch.equal(layer(x, mask=additive(mask, given)), layer(x, mask=additive(mask, dtype)))
+
+
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 @pytest.mark.parametrize("T", [1, 5, 70])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])

@@ -65,13 +65,18 @@ class AttentionConfig:
     """Divides the scores."""
 
     def __post_init__(self) -> None:
+        shape = self.shape
         object.__setattr__(self, "gate", Gates.parse(self.gate))
         object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
         require_layer_options(dropout=self.dropout, window=self.window, temperature=self.temperature)
         if self.metric not in ("diagonal", "learned", None):
             raise ValueError(f"metric must be 'diagonal', 'learned' or None; got {self.metric!r}.")
+        if not isinstance(self.rope, Rotary | None):
+            raise TypeError(f"rope must be a Rotary, True or None; got {self.rope!r}.")
         if self.rotary is not None:
-            self.rotary.width(self.shape.head_dim)
+            self.rotary.width(shape.head_dim)
+        for gate in self.gates:
+            gate.read_width(shape)
 
     @property
     def gates(self) -> Gates:

@@ -37,26 +37,28 @@ def attend(
     causal : query i sees keys up to i
     window : keys that a query sees, itself included; back alone if causal, else to both sides
     """
-    if bias is not None:
-        mask = bias > -jnp.inf if mask is None else mask & (bias > -jnp.inf)
-        bias = jnp.where(bias > -jnp.inf, bias, 0)
-    if dropout > 0 or q_BTHD.dtype == jnp.float64:
-        band = _band(q_BTHD.shape[1], k_BSGD.shape[1], causal, window)
-        mask = band if mask is None else mask if band is None else mask & band
-        return attend_plainly(
-            q_BTHD, k_BSGD, v_BSGD, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key
+    num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
+    plain = dropout > 0 or q_BTHD.dtype == jnp.float64
+    if not plain and mask is None and bias is None and (window is None or num_queries == num_keys):
+        near = None if window is None else (window - 1, 0 if causal else window - 1)
+        return jax.nn.dot_product_attention(
+            q_BTHD, k_BSGD, v_BSGD, scale=scale, is_causal=causal, local_window_size=near
         )
-    o_BTHD = jax.nn.dot_product_attention(
-        q_BTHD,
-        k_BSGD,
-        v_BSGD,
-        bias=bias,
-        mask=mask,
-        scale=scale,
-        is_causal=causal,
-        local_window_size=None if window is None else (window - 1, 0 if causal else window - 1),
-    )
-    return o_BTHD if mask is None else _zero_where_empty(o_BTHD, mask, causal, window)
+    allowed = _both(mask, _band(num_queries, num_keys, causal, window))
+    if plain:
+        return attend_plainly(
+            q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key
+        )
+    if bias is None:
+        assert allowed is not None
+        o_BTHD = jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale)
+        return _zero_where_empty(o_BTHD, allowed)
+    # Not `>`, which would hide a nan as if it were forbidden.
+    finite = bias != -jnp.inf
+    allowed = finite if allowed is None else allowed & finite
+    # The kernel marks what a mask forbids by a finite number, which a bias may fall below; nothing falls below -inf.
+    bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
+    return _zero_where_empty(jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
 
 
 def attend_plainly(
@@ -72,16 +74,18 @@ def attend_plainly(
 ) -> Array:
     """The same through the score matrix, in the dtype of the input; arguments as in `attend`."""
     batch, num_queries, num_heads, width = q_BTHD.shape
-    grouped = q_BTHD.reshape(batch, num_queries, k_BSGD.shape[2], -1, width)
-    scores_BHTS = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD).reshape(batch, num_heads, num_queries, -1) * scale
+    num_keys, groups = k_BSGD.shape[1:3]
+    grouped = q_BTHD.reshape(batch, num_queries, groups, num_heads // groups, width)
+    scores_BHTS = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD).reshape(batch, num_heads, num_queries, num_keys)
+    scores_BHTS = scores_BHTS * scale
     weights_BHTS = attention_weights(scores_BHTS if bias is None else scores_BHTS + bias, mask)
     if dropout > 0:
         if dropout_key is None:
             raise ValueError("dropout needs a source of randomness; give a key, or be deterministic.")
         kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights_BHTS.shape)
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
-    weights = weights_BHTS.reshape(batch, k_BSGD.shape[2], -1, num_queries, k_BSGD.shape[1])
-    return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(batch, num_queries, num_heads, -1)
+    weights = weights_BHTS.reshape(batch, groups, num_heads // groups, num_queries, num_keys)
+    return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(q_BTHD.shape)
 
 
 def _band(num_queries: int, num_keys: int, causal: bool, window: int | None) -> Array | None:
@@ -93,9 +97,13 @@ def _band(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
     return allowed if window is None else allowed & (abs(distance) < window)
 
 
-def _zero_where_empty(o_BTHD: Array, mask: Array, causal: bool, window: int | None) -> Array:
+def _both(first: Array | None, second: Array | None) -> Array | None:
+    """What both masks allow; None allows everything."""
+    return second if first is None else first if second is None else first & second
+
+
+def _zero_where_empty(o_BTHD: Array, allowed: Array) -> Array:
     """The kernel lets a row that may see nothing attend to everything alike; here it gives 0."""
-    band = _band(o_BTHD.shape[1], mask.shape[-1], causal, window) if mask.shape[-1] > 1 else None
-    sees_BHT = jnp.any(mask if band is None else mask & band, axis=-1)
+    sees_BHT = jnp.any(allowed, axis=-1)
     sees_BHT = jnp.broadcast_to(sees_BHT, (o_BTHD.shape[0], o_BTHD.shape[2], o_BTHD.shape[1]))
     return jnp.where(jnp.swapaxes(sees_BHT, 1, 2)[..., None], o_BTHD, 0)

@@ -1,0 +1,119 @@
+"""What gates cost in JAX: our layers, `nnx.MultiHeadAttention` and a plain einsum implementation, jitted, in one run.
+
+`python benchmarks/jax_layers.py` checks values first, then times forward and gradient, and writes `jax_layers.json` and
+`jax_layers.md` to `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from harness import Timing, as_json, interleave, markdown_table, paired_ratio, surroundings
+from jax import Array
+
+from tidegate.flax import AttentionConfig, gated_attention, init_attention
+from tidegate.gate import PRESETS
+
+D_MODEL, NUM_HEADS = 512, 8
+OURS = ("none", *PRESETS)
+LENGTHS = (128, 512, 2048)
+RESULTS = Path(__file__).parent / "results"
+
+
+def plain_einsum(params: dict[str, Any], x: Array) -> Array:
+    """Ungated causal attention as the formula is written, on the parameters of our `none`."""
+    q, k, v = (jnp.einsum("btm,mhd->bthd", x, params[f"{name}_proj"]["kernel"]) for name in "qkv")
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
+    behind = jnp.tril(jnp.ones(scores.shape[-2:], dtype=bool))
+    weights = jax.nn.softmax(jnp.where(behind, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhts,bshd,hdm->btm", weights, v, params["o_proj"]["kernel"])
+
+
+def contenders() -> dict[str, tuple[Any, Callable[[Any, Array], Array]]]:
+    """Parameters, and the output as a function of them and of the input."""
+    layers: dict[str, tuple[Any, Callable[[Any, Array], Array]]] = {}
+    for name in OURS:
+        config = AttentionConfig(d_model=D_MODEL, num_heads=NUM_HEADS, gate=name)
+        params = init_attention(jax.random.key(0), config)
+        layers[name] = params, lambda params, x, config=config: gated_attention(params, x, config)
+    layers["plain einsum"] = layers["none"][0], plain_einsum
+    peer = nnx.MultiHeadAttention(NUM_HEADS, D_MODEL, use_bias=False, decode=False, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(peer)
+    layers["nnx.MultiHeadAttention"] = state, lambda state, x: nnx.merge(graph, state)(x, is_causal=True)
+    return layers
+
+
+def check_values() -> None:
+    """The plain implementation and ours agree on the same weights, before anything is timed."""
+    layers, x = contenders(), jax.random.normal(jax.random.key(1), (1, 256, D_MODEL))
+    ours, plain = (layers[name][1](layers[name][0], x) for name in ("none", "plain einsum"))
+    assert jnp.max(jnp.abs(ours - plain)) < 2e-5
+
+
+def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
+    record: dict[str, Any] = {"surroundings": surroundings(("jax", "jaxlib", "flax", "tidegate")), "rounds": rounds}
+    record |= {"lengths": list(lengths), "forward": {}, "gradient": {}}
+    layers = contenders()
+    for length in lengths:
+        x = jax.random.normal(jax.random.key(2), (1, length, D_MODEL))
+        for work in ("forward", "gradient"):
+            print(f"T = {length}: {work}", flush=True)
+            runs = {name: compiled(work, apply, params, x) for name, (params, apply) in layers.items()}
+            record[work][length] = interleave(runs, rounds=rounds)
+    return record
+
+
+def compiled(work: str, apply: Callable[[Any, Array], Array], params: Any, x: Array) -> Callable[[], Any]:
+    function = jax.jit(apply if work == "forward" else jax.grad(lambda params, x: apply(params, x).sum(), (0, 1)))
+    return lambda: jax.block_until_ready(function(params, x))
+
+
+def report(record: dict[str, Any]) -> str:
+    parts = [f"# JAX layers, d = {D_MODEL}, {NUM_HEADS} heads, one sequence, float32, jitted\n"]
+    for work in ("forward", "gradient"):
+        rows = []
+        for name in record[work][record["lengths"][0]]:
+            timings = [record[work][length] for length in record["lengths"]]
+            cells = [f"{paired_ratio(t, name, 'none'):.3f} ({1e3 * t[name].median:.2f} ms)" for t in timings]
+            rows.append([name, *cells])
+        header = ["layer", *(f"T = {length}" for length in record["lengths"])]
+        parts.append(f"## {work.capitalize()}: time over `none` (median)\n\n{markdown_table(header, rows)}\n")
+    marks = [[figure, f"{measured:.3f}", mark] for figure, measured, mark in _marks(record)]
+    parts.append(f"## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark'], marks)}\n")
+    parts.append(f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n")
+    return "\n".join(parts)
+
+
+def _marks(record: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
+    for work in ("forward", "gradient"):
+        for length in record["lengths"]:
+            timings: dict[str, Timing] = record[work][length]
+            for name in ("bma", "bma-query"):
+                if length == 2048:
+                    yield f"{name}, {work}, T = {length}", paired_ratio(timings, name, "none"), "≤ 1.08"
+            yield f"none over plain einsum, {work}, T = {length}", paired_ratio(timings, "none", "plain einsum"), "≤ 1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds behind each median (default 11)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths T")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for jax_layers.json and jax_layers.md")
+    options = parser.parse_args()
+    check_values()
+    record = measure(options.lengths, options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "jax_layers.json").write_text(json.dumps(record, default=as_json, indent=1))
+    (options.out / "jax_layers.md").write_text(report(record))
+    print(report(record))
+
+
+if __name__ == "__main__":
+    main()

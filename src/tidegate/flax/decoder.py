@@ -1,0 +1,137 @@
+"""A decoder language model of gated attention.
+
+Legend: B batch, T positions, S attended positions, H heads, M model width, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+
+from tidegate.config import TransformerConfig
+from tidegate.flax.attention import Params
+from tidegate.flax.block import Caches, apply_stack, init_stack
+from tidegate.flax.cache import KVCache, init_cache
+from tidegate.flax.initialize import initialize
+from tidegate.tensors.layer_inputs import require_positions_shape
+from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
+
+__all__ = ["apply_model", "embed", "init_caches", "init_model", "place", "project_logits"]
+
+
+def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
+    """Starting parameters of a language model, a plain pytree, as `initialize` draws them.
+
+    `embedding` has an `embedding` (V, M), `position_embedding` one (max_length, M) where positions are learned, `stack`
+    the parameters of the blocks and the last norm, and `head` a `kernel` (M, V) unless the embeddings are tied. With
+    the same key, models that differ in their gates share every matrix that they have in common.
+    """
+    tables: Params = {"embedding": {"embedding": jnp.zeros((config.vocab_size, config.d_model), dtype)}}
+    if config.positions == "learned":
+        tables["position_embedding"] = {"embedding": jnp.zeros((config.max_length, config.d_model), dtype)}
+    if not config.tie_embeddings:
+        tables["head"] = {"kernel": jnp.zeros((config.d_model, config.vocab_size), dtype)}
+    stack = init_stack(key, config, dtype=dtype)
+    return initialize(key, tables, num_layers=config.num_layers) | {"stack": stack}
+
+
+def init_caches(
+    config: TransformerConfig, *, batch: int, max_length: int, dtype: jax.typing.DTypeLike = jnp.float32
+) -> list[KVCache]:
+    """An empty cache for each block, with room for `max_length` positions."""
+    return [init_cache(config.shape, batch=batch, max_length=max_length, dtype=dtype) for _ in range(config.num_layers)]
+
+
+def apply_model(
+    params: Params,
+    tokens: Array,
+    config: TransformerConfig,
+    *,
+    mask: Array | None = None,
+    caches: Caches | None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    num_logits: int | None = None,
+    dropout_key: Array | None = None,
+) -> Any:
+    """Tokens in, for each position the logits of the next token out.
+
+    Args:
+        params: as `init_model` gives them; the blocks may be stacked, see `apply_stack`.
+        tokens: (B, T) integers below the vocabulary's size; beyond it lies NaN.
+        config: static.
+        mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality; S is the caches'
+            room if there are some.
+        caches: one for each block, as `init_caches` gives them; the tokens continue what they hold.
+        positions: (T,) or (B, T); None counts on from the caches, learned ones anew in each segment.
+        segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
+        num_logits: give the logits of that many last positions alone; None gives all.
+        dropout_key: for the dropout of the configuration; None drops nothing.
+
+    Returns:
+        (B, T, V), or with caches also the caches that hold the new positions.
+    """
+    require_num_logits(num_logits)
+    start = None if caches is None else (caches if isinstance(caches, KVCache) else caches[0]).length.max()
+    positions = place(tokens, config, positions=positions, segment_ids=segment_ids, start=start)
+    x_BTM, new_caches = apply_stack(
+        params["stack"],
+        embed(params, tokens, positions),
+        config,
+        mask=mask,
+        caches=caches,
+        positions=positions,
+        segment_ids=segment_ids,
+        dropout_key=dropout_key,
+    )
+    logits_BTV = project_logits(params, x_BTM if num_logits is None else x_BTM[:, -num_logits:])
+    return logits_BTV if caches is None else (logits_BTV, new_caches)
+
+
+def place(
+    tokens: Array,
+    config: TransformerConfig,
+    *,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    start: Array | None = None,
+) -> Array | None:
+    """The positions of the tokens: those that were given, or where positions are learned those that are counted.
+
+    Learned positions run on from `start`, anew in each segment. They end with their table: a traced start that leads
+    beyond it cannot be refused, and gives NaN. None leaves counting to the attention layers.
+    """
+    require_tokens(tuple(tokens.shape), str(tokens.dtype))
+    batch, num_positions = tokens.shape
+    if positions is not None:
+        require_positions_shape(tuple(positions.shape), batch, num_positions)
+        return positions
+    if config.positions != "learned":
+        return None
+    start = jnp.zeros((), jnp.int32) if start is None else start
+    require_learned_positions(num_positions + (0 if isinstance(start, Tracer) else int(start)), config.max_length)
+    counted = start + jnp.arange(num_positions)
+    if segment_ids is None:
+        return counted
+    begins_BT = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+    return counted - jax.lax.cummax(jnp.where(begins_BT, counted, 0), axis=1)
+
+
+def embed(params: Params, tokens: Array, positions: Array | None) -> Array:
+    """(B, T, M): the tokens' embeddings, and where there is a table of learned positions theirs added."""
+    x_BTM = jnp.take(params["embedding"]["embedding"], tokens, axis=0, mode="fill")
+    if "position_embedding" not in params:
+        return x_BTM
+    assert positions is not None
+    return x_BTM + jnp.take(params["position_embedding"]["embedding"], positions, axis=0, mode="fill")
+
+
+def project_logits(params: Params, x_BTM: Array) -> Array:
+    """(B, T, V), by the head, or by the embedding where there is none."""
+    if "head" in params:
+        return x_BTM @ params["head"]["kernel"]
+    return jnp.einsum("btm,vm->btv", x_BTM, params["embedding"]["embedding"])

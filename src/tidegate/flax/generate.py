@@ -1,0 +1,234 @@
+"""Sampling from a language model, token by token with a cache, all of it compiled.
+
+Legend: B batch, T positions of the prompt, S positions of the cache, N new tokens, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+
+from tidegate.config import TransformerConfig
+from tidegate.flax.attention import Params
+from tidegate.flax.block import Caches, stack_layers
+from tidegate.flax.decoder import apply_model, init_caches
+from tidegate.flax.gate import widened
+from tidegate.tensors.model_inputs import (
+    require_generation,
+    require_left_padding,
+    require_prompt_mask,
+    require_room,
+    require_sampling,
+    require_tokens,
+)
+
+__all__ = ["generate", "next_token_probabilities"]
+
+
+def generate(
+    params: Params,
+    prompt: Array,
+    config: TransformerConfig,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: Sequence[int] = (),
+    key: Array | None = None,
+    prompt_mask: Array | None = None,
+    pad_token: int = 0,
+) -> Array:
+    """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
+
+    Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and what a mask holds is
+    not checked. Everything but the arrays is static, so that new options compile anew.
+
+    Args:
+        params: as `init_model` gives them.
+        prompt: (B, T) tokens.
+        config: static.
+        max_new_tokens: how many to add at most; fewer only once every row has stopped.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw from that many likeliest tokens.
+        top_p: draw from the nucleus, the fewest likeliest tokens that together have this probability.
+        stop_tokens: a row ends after the first of these that it draws, and goes on with `pad_token`.
+        key: draws the tokens; needed unless the temperature is 0.
+        prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
+        pad_token: what follows in a row that has stopped.
+    """
+    require_sampling(temperature, top_k, top_p)
+    _check_request(prompt, config, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
+    if key is None and temperature > 0:
+        raise ValueError(f"key must draw the tokens at temperature={temperature!r}; got None. Give jax.random.key(0).")
+    sampling = _Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_tokens=tuple(int(token) for token in stop_tokens),
+        pad_token=pad_token,
+    )
+    new_BN, num_drawn = _continued(params, prompt, prompt_mask, key, config, sampling)
+    if not isinstance(num_drawn, Tracer):
+        new_BN = new_BN[:, : int(num_drawn)]
+    return jnp.concatenate((prompt, new_BN), axis=1)
+
+
+def next_token_probabilities(
+    logits: Array, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Array:
+    r"""What the next token is drawn from: $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere.
+
+    The nucleus is taken among the tokens that `top_k` keeps. Equal logits are ranked by index, so that exactly `top_k`
+    tokens stay; the likeliest always stays. Temperature 0 is the limit: the likeliest token has probability 1.
+
+    logits  : (..., V)
+    returns : (..., V), in float32 or better
+    """
+    require_sampling(temperature, top_k, top_p)
+    ranked, order = jax.lax.top_k(widened(logits), logits.shape[-1])
+    rank = jnp.arange(logits.shape[-1])
+    if temperature == 0:
+        top_k, temperature = 1, 1.0
+    # Relative to the largest, so that a temperature near 0 cannot overflow.
+    ranked = (ranked - ranked[..., :1]) / temperature
+    if top_k is not None:
+        ranked = jnp.where(rank < top_k, ranked, -jnp.inf)
+    probabilities = jax.nn.softmax(ranked, axis=-1)
+    if top_p is not None:
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        kept = jnp.where((before < top_p) | (rank == 0), probabilities, 0)
+        probabilities = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return jnp.put_along_axis(jnp.zeros_like(probabilities), order, probabilities, axis=-1, inplace=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sampling:
+    """All of a request but its arrays: what is compiled."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    stop_tokens: tuple[int, ...]
+    pad_token: int
+
+
+class _Progress(NamedTuple):
+    """Where the generation has come to."""
+
+    num_drawn: Array
+    """(): tokens that have been drawn."""
+    new_BN: Array
+    """The drawn tokens, and padding after them."""
+    stopped_B: Array
+    caches: Caches
+    key: Array | None
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling"))
+def _continued(
+    params: Params,
+    prompt: Array,
+    prompt_mask: Array | None,
+    key: Array | None,
+    config: TransformerConfig,
+    sampling: _Sampling,
+) -> tuple[Array, Array]:
+    """The new tokens (B, max_new_tokens), and how many were drawn before every row had stopped."""
+    batch, length = prompt.shape
+    room = length + sampling.max_new_tokens - 1
+    mask_BS, positions_BS = (None, None) if prompt_mask is None else _padded(prompt_mask, room)
+
+    def advanced(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
+        """Read tokens that begin at the position `start`, and draw the next ones."""
+        positions = None
+        if positions_BS is not None:
+            positions = jax.lax.dynamic_slice_in_dim(positions_BS, start, tokens.shape[1], axis=1)
+        logits_B1V, caches = apply_model(
+            params,
+            tokens,
+            config,
+            caches=state.caches,
+            mask=None if mask_BS is None else mask_BS[:, None, None, :],
+            positions=positions,
+            num_logits=1,
+        )
+        drawn_B, key = _draw(logits_B1V[:, 0], sampling, state.key)
+        drawn_B = jnp.where(state.stopped_B, sampling.pad_token, drawn_B).astype(prompt.dtype)
+        return _Progress(
+            num_drawn=state.num_drawn + 1,
+            new_BN=jax.lax.dynamic_update_slice_in_dim(state.new_BN, drawn_B[:, None], state.num_drawn, axis=1),
+            stopped_B=state.stopped_B | jnp.isin(drawn_B, jnp.asarray(sampling.stop_tokens, prompt.dtype)),
+            caches=caches,
+            key=key,
+        )
+
+    def goes_on(state: _Progress) -> Array:
+        unfinished = state.num_drawn < sampling.max_new_tokens
+        return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens else unfinished
+
+    def step(state: _Progress) -> _Progress:
+        last_B1 = jax.lax.dynamic_slice_in_dim(state.new_BN, state.num_drawn - 1, 1, axis=1)
+        return advanced(state, last_B1, length + state.num_drawn - 1)
+
+    start = _Progress(
+        num_drawn=jnp.zeros((), jnp.int32),
+        new_BN=jnp.full((batch, sampling.max_new_tokens), sampling.pad_token, prompt.dtype),
+        stopped_B=jnp.zeros(batch, bool),
+        caches=_empty_caches(params, config, batch, room),
+        key=key,
+    )
+    end = jax.lax.while_loop(goes_on, step, advanced(start, prompt, 0))
+    return end.new_BN, end.num_drawn
+
+
+def _empty_caches(params: Params, config: TransformerConfig, batch: int, room: int) -> Caches:
+    """Empty caches in the dtype of the model, stacked if its blocks are."""
+    dtype = params["embedding"]["embedding"].dtype
+    caches = init_caches(config, batch=batch, max_length=room, dtype=dtype)
+    return stack_layers(caches) if isinstance(params["stack"]["blocks"], Mapping) else caches
+
+
+def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Array, Array | None]:
+    """One token for each row (B,), and the key for the next ones."""
+    if key is None or sampling.temperature == 0:
+        return jnp.argmax(logits_BV, axis=-1), key
+    own, key = jax.random.split(key)
+    probabilities = next_token_probabilities(
+        logits_BV, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+    )
+    return jax.random.categorical(own, jnp.log(probabilities), axis=-1), key
+
+
+def _padded(prompt_mask: Array, room: int) -> tuple[Array, Array]:
+    """Which keys exist (B, S), and the position of each, counted from its row's first token."""
+    visible_BS = jnp.pad(prompt_mask, ((0, 0), (0, room - prompt_mask.shape[1])), constant_values=True)
+    return visible_BS, jnp.maximum(jnp.cumsum(visible_BS, axis=1) - 1, 0)
+
+
+def _check_request(
+    prompt: Array,
+    config: TransformerConfig,
+    max_new_tokens: int,
+    prompt_mask: Array | None,
+    named_tokens: tuple[int, ...],
+) -> None:
+    require_generation(tuple(prompt.shape), max_new_tokens, vocab_size=config.vocab_size, named_tokens=named_tokens)
+    require_tokens(tuple(prompt.shape), str(prompt.dtype))
+    longest = prompt.shape[1]
+    if prompt_mask is not None:
+        require_prompt_mask(tuple(prompt_mask.shape), str(prompt_mask.dtype), prompt=tuple(prompt.shape))
+        if not isinstance(prompt_mask, Tracer):
+            require_left_padding(prompt_mask[:, -1].all() & (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all())
+            longest = int(prompt_mask.any(axis=0).sum())
+    if config.positions == "learned":
+        require_room(longest, max_new_tokens, config.max_length)

@@ -1,0 +1,190 @@
+"""Models as files: one safetensors file with the configuration inside loads into PyTorch and into JAX.
+
+The file has PyTorch's names and layouts; the tables here say what each is called and how it is laid out in JAX.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from safetensors import SafetensorError, safe_open
+from safetensors.flax import save_file
+
+from tidegate.config import TransformerConfig
+from tidegate.flax.attention import Params
+from tidegate.flax.block import unstack_layers
+from tidegate.flax.decoder import init_model
+from tidegate.gate import SITE_ORDER
+from tidegate.tensors.model_files import file_metadata, require_metadata, require_shapes
+
+__all__ = ["BLOCK_NAMES", "MODEL_NAMES", "TorchName", "from_torch", "load_params", "save_params", "to_torch"]
+
+Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
+
+
+class TorchName(NamedTuple):
+    """What PyTorch calls a parameter, and how it lays it out."""
+
+    name: str
+    layout: Layout
+    """`same`; `flat`: all axes as one; `inward` (M, ...) and `outward` (..., M): a matrix, outputs first."""
+
+
+def _projection(name: str, layout: Layout = "inward", *, bias: Layout = "same") -> dict[str, TorchName]:
+    return {f"{name}.kernel": TorchName(f"{name}.weight", layout), f"{name}.bias": TorchName(f"{name}.bias", bias)}
+
+
+def _norm(name: str) -> dict[str, TorchName]:
+    return {f"{name}.scale": TorchName(f"{name}.weight", "same"), f"{name}.bias": TorchName(f"{name}.bias", "same")}
+
+
+MODEL_NAMES: dict[str, TorchName] = {
+    "embedding.embedding": TorchName("embedding.weight", "same"),
+    "position_embedding.embedding": TorchName("position_embedding.weight", "same"),
+    "head.kernel": TorchName("head.weight", "inward"),
+    **_norm("stack.norm"),
+}
+"""PyTorch's name of each parameter outside the blocks."""
+
+BLOCK_NAMES: dict[str, TorchName] = {
+    **_norm("attention_norm"),
+    **_projection("attention.q_proj", bias="flat"),
+    **_projection("attention.k_proj", bias="flat"),
+    **_projection("attention.v_proj", bias="flat"),
+    **_projection("attention.o_proj", "outward"),
+    "attention.q_norm.scale": TorchName("attention.q_norm.weight", "same"),
+    "attention.k_norm.scale": TorchName("attention.k_norm.weight", "same"),
+    "attention.metric.weight": TorchName("attention.metric.weight", "same"),
+    **{
+        f"attention.attn_gate.{site}.{name}": TorchName(f"attention.attn_gate.{site}.{name}", "same")
+        for site in SITE_ORDER
+        for name in ("weight", "weight_down", "weight_up", "bias")
+    },
+    **_norm("feedforward_norm"),
+    **_projection("feedforward.gate_proj"),
+    **_projection("feedforward.up_proj"),
+    **_projection("feedforward.down_proj"),
+}
+"""PyTorch's name of each parameter of a block, both without the block's own, `stack.blocks.<i>.`."""
+
+_KIND = "TransformerLM"
+_BLOCK = re.compile(r"(stack\.blocks\.\d+\.)?(.*)")
+
+
+def save_params(path: str | Path, params: Params, config: TransformerConfig) -> None:
+    """Write the parameters, the configuration and a version into one safetensors file, all of it or nothing.
+
+    `tidegate.torch.load_model` reads it as well.
+    """
+    partial = Path(path).with_name(f"{Path(path).name}.partial")
+    save_file(to_torch(params, config), partial, metadata=file_metadata(_KIND, config.to_json()))
+    partial.replace(path)
+
+
+def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) -> tuple[TransformerConfig, Params]:
+    """The configuration and the parameters that `save_params`, or `tidegate.torch.save_model`, wrote.
+
+    dtype : of the parameters; None keeps what the file has
+    """
+    try:
+        with safe_open(path, framework="flax") as file:
+            _, text = require_metadata(file.metadata() or {}, path, kinds=(_KIND,), writer="save_params")
+            config = TransformerConfig.from_json(text)
+            state = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}.") from error
+    params = _from_torch(state, config, f"{path} does not fit its own configuration")
+    return config, params if dtype is None else jax.tree.map(lambda array: array.astype(dtype), params)
+
+
+def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:
+    """The parameters under PyTorch's names and in its layouts: the state of its `TransformerLM`, as JAX arrays.
+
+    params : as `init_model` gives them for the configuration; stacked blocks are taken apart
+    """
+    named = _named(params)
+    expected = {name: tuple(array.shape) for name, array in _named(_skeleton(config)).items()}
+    require_shapes(
+        {name: tuple(array.shape) for name, array in named.items()},
+        expected,
+        complaint="params do not fit the configuration",
+    )
+    return {_torch_name(name).name: _to_layout(named[name], _torch_name(name).layout) for name in expected}
+
+
+def from_torch(state: Mapping[str, Any], config: TransformerConfig) -> Params:
+    """The parameters of `to_torch`, from a state under PyTorch's names.
+
+    state : arrays of JAX or NumPy, or PyTorch tensors; they are copied
+    """
+    return _from_torch(state, config, "state does not fit the configuration")
+
+
+def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: str) -> Params:
+    skeleton = _skeleton(config)
+    shapes = {
+        _torch_name(name).name: _torch_shape(tuple(array.shape), _torch_name(name).layout)
+        for name, array in _named(skeleton).items()
+    }
+    require_shapes({name: tuple(array.shape) for name, array in state.items()}, shapes, complaint=complaint)
+
+    def taken(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
+        torch_name = _torch_name(_dotted(path))
+        array = _copied(state[torch_name.name])
+        return (array.T if torch_name.layout in ("inward", "outward") else array).reshape(wanted.shape)
+
+    return jax.tree_util.tree_map_with_path(taken, skeleton)
+
+
+def _skeleton(config: TransformerConfig) -> Params:
+    """The shapes of all parameters, nothing drawn."""
+    return jax.eval_shape(lambda: init_model(jax.random.key(0), config))
+
+
+def _named(params: Params) -> dict[str, Any]:
+    """Every array by its dotted path."""
+    if isinstance(params["stack"]["blocks"], Mapping):
+        params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
+    return {_dotted(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _torch_name(name: str) -> TorchName:
+    match = _BLOCK.fullmatch(name)
+    assert match is not None
+    block, rest = match[1] or "", match[2]
+    row = (BLOCK_NAMES if block else MODEL_NAMES)[rest]
+    return TorchName(f"{block}{row.name}", row.layout)
+
+
+def _torch_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    match layout:
+        case "same":
+            return shape
+        case "flat":
+            return (math.prod(shape),)
+        case "inward":
+            return (math.prod(shape[1:]), shape[0])
+        case "outward":
+            return (shape[-1], math.prod(shape[:-1]))
+
+
+def _to_layout(array: Array, layout: Layout) -> Array:
+    shape = _torch_shape(array.shape, layout)
+    return array.reshape(shape[::-1]).T if layout in ("inward", "outward") else array.reshape(shape)
+
+
+def _copied(value: Any) -> Array:
+    # PyTorch's bfloat16 has no NumPy twin, so that tensors come by their memory; a copy keeps theirs and ours apart.
+    shared = value if isinstance(value, Array) or not hasattr(value, "__dlpack__") else jnp.from_dlpack(value)
+    return jnp.array(shared, copy=True)

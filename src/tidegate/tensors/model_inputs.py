@@ -1,0 +1,96 @@
+"""What a language model refuses, and in which words: the same for every framework. Shapes and plain values in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = [
+    "require_generation",
+    "require_learned_positions",
+    "require_left_padding",
+    "require_num_caches",
+    "require_num_logits",
+    "require_prompt_mask",
+    "require_room",
+    "require_sampling",
+    "require_tokens",
+]
+
+
+def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
+    """Tokens are (batch, positions) integers; the dtype is given by its name, with or without its library's."""
+    if len(shape) != 2 or dtype.rpartition(".")[2] not in ("int32", "int64"):
+        raise ValueError(f"tokens must be (batch, positions), int64 or int32; got {shape}, {dtype}.")
+
+
+def require_num_logits(num_logits: int | None) -> None:
+    """At least one position's logits are asked for."""
+    if num_logits is not None and num_logits < 1:
+        raise ValueError(f"num_logits must be at least 1, or None for all positions; got {num_logits!r}.")
+
+
+def require_num_caches(given: int, num_blocks: int) -> None:
+    """Every block has a cache."""
+    if given != num_blocks:
+        raise ValueError(f"caches must hold one KVCache for each of {num_blocks} blocks; got {given}.")
+
+
+def require_learned_positions(needed: int, max_length: int) -> None:
+    """The table of learned positions reaches as far as the tokens."""
+    if needed > max_length:
+        raise ValueError(
+            f"The table of learned positions ends at max_length={max_length}; {needed} are needed. "
+            "Shorten tokens, or use positions='rotary'."
+        )
+
+
+def require_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """The options of sampling lie in their ranges."""
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
+
+
+def require_generation(
+    prompt: tuple[int, ...], max_new_tokens: int, *, vocab_size: int, named_tokens: Iterable[int]
+) -> None:
+    """There is something to continue, something to add, and the tokens that were named exist.
+
+    prompt       : its shape
+    named_tokens : those that stop a row and the one that fills it
+    """
+    if len(prompt) != 2 or prompt[1] < 1:
+        raise ValueError(f"prompt must be (batch, at least one position); got {prompt}.")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}.")
+    for token in named_tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_tokens and pad_token must lie in [0, {vocab_size}); got {token!r}.")
+
+
+def require_prompt_mask(shape: tuple[int, ...], dtype: str, *, prompt: tuple[int, ...]) -> None:
+    """The mask of a prompt is bool, and of the prompt's shape."""
+    if dtype.rpartition(".")[2] != "bool" or shape != prompt:
+        raise ValueError(f"prompt_mask must be bool of shape {prompt}, True at tokens; got {dtype} of shape {shape}.")
+
+
+def require_left_padding(holds: object) -> None:
+    """Every row of a prompt's mask is False up to its first token and True from there to the end."""
+    if not holds:
+        raise ValueError("prompt_mask must be False at the left and True from there to the end: pad at the left.")
+
+
+def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:
+    """The table of learned positions has room for the longest prompt and what is added to it, but for the last token.
+
+    The last token is drawn and never read.
+    """
+    if longest + max_new_tokens - 1 > max_length:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} after a prompt of {longest} runs past the learned positions, which end "
+            f"at max_length={max_length}. Ask for at most {max_length - longest + 1}."
+        )
