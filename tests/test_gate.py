@@ -340,7 +340,7 @@ class TestJson:
         assert Gate.from_json("{}") == Gate()
 
     def test_an_unknown_field_is_refused_with_the_nearest(self):
-        with pytest.raises(ValueError, match=exactly("Gate.field in JSON cannot be 'sight'. Did you mean site?")):
+        with pytest.raises(ValueError, match=exactly("A gate has no field 'sight'. Did you mean site?")):
             Gate.from_json('{"sight": "value"}')  # fmt: skip
 
     @pytest.mark.parametrize("text", ['"bma"', "[]", "null", "1"])

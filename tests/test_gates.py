@@ -61,7 +61,6 @@ def test_no_gate_has_one_spelling(nothing):
         (gate for gate in ("bma", "g1")),
         Gates.parse("g1+bma"),
     ],
-    ids=str,
 )
 def test_a_string_a_gate_or_several_say_the_same(several):
     gates = Gates.parse(several)

@@ -160,7 +160,8 @@ class Gate:
         options = cast("dict[str, Any]", data)
         known = tuple(field.name for field in fields(cls))
         for name in options:
-            _require_choice("field in JSON", name, known)
+            if name not in known:
+                raise ValueError(f"A gate has no field {name!r}. {_suggest(name, known)}")
         return cls(**options)
 
     def num_heads_at_site(self, shape: HeadShape) -> int:

@@ -118,7 +118,7 @@ class TestForward:
 
     @pytest.mark.parametrize(
         "mask",
-        [MASK[0, 0], MASK[:, :1], MASK[:1, :, :, :1], np.zeros((1, T), bool), MASK[0]],
+        [MASK[0, 0], MASK[:, :1], MASK[:1, :, :, :1], np.zeros((1, T), bool), MASK[:1]],
         ids=lambda m: str(m.shape),
     )
     def test_a_mask_broadcasts(self, mask):
@@ -393,7 +393,7 @@ BAD_INPUTS = {
     "a mask of keys alone": (
         {"mask": np.ones(T, bool)},
         ValueError,
-        "mask must broadcast to the scores' shape (..., query, key) = (2, 4, 5, 5); got (5,).",
+        "mask must be (query, key) or have every axis of the weights (..., head, query, key) = (2, 4, 5, 5); got (5,).",
     ),
     "a mask of numbers": (
         {"mask": np.ones((T, T))},

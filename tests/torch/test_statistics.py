@@ -43,7 +43,7 @@ def forbidding(B, H, T, S):
 
 def alibi(B, H, T, S):
     slopes = 2.0 ** -torch.arange(1, H + 1, dtype=torch.float64)
-    return slopes[:, None, None] * -(torch.arange(S - T, S)[:, None] - torch.arange(S)).abs()
+    return slopes[None, :, None, None] * -(torch.arange(S - T, S)[:, None] - torch.arange(S)).abs()
 
 
 def alibi_and_forbidding(B, H, T, S):
@@ -406,7 +406,7 @@ Q, K, V = tensors()
         ((Q[..., :4], K, V), {}, ValueError, "q and k must agree in batch and width"),
         ((Q[:, :3], K, V), {}, ValueError, "The heads of k and v must divide those of q"),
         ((Q, K, V), {"mask": torch.ones(7, 7, dtype=torch.int64)}, TypeError, "mask must be bool.*Compare it"),
-        ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, ValueError, "mask must broadcast"),
+        ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, ValueError, "mask must be .queries, keys."),
         ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, ValueError, "as many keys as queries; got 6 and 7"),
         ((Q, K, V), {"scale": INF}, ValueError, "scale must be a finite number or None; got inf"),
         ((Q, K, V), {"keys": (0, 7)}, ValueError, r"keys must be positions from 0 to 6, the last of k; got \[7\]"),

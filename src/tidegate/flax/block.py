@@ -137,7 +137,7 @@ def apply_stack(
     """
     blocks = params["blocks"]
     scanned = isinstance(blocks, Mapping)
-    num_layers = _num_layers(blocks)
+    num_layers = jax.tree.leaves(blocks)[0].shape[0] if scanned else len(blocks)
     _require_caches(caches, num_layers, scanned=scanned)
 
     def step(x_BTM: Array, layer: Any) -> tuple[Array, Any]:
@@ -163,7 +163,8 @@ def stack_layers(layers: Sequence[Any]) -> Any:
 
 def unstack_layers(stacked: Any) -> list[Any]:
     """What `stack_layers` stacked."""
-    return [jax.tree.map(lambda array, i=layer: array[i], stacked) for layer in range(_num_layers(stacked))]
+    num_layers = jax.tree.leaves(stacked)[0].shape[0]
+    return [jax.tree.map(lambda array, i=layer: array[i], stacked) for layer in range(num_layers)]
 
 
 def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
@@ -200,10 +201,6 @@ def _split(key: Array, num_layers: int) -> tuple[Array, Array]:
     """A key for the embeddings, and one for each block."""
     own, blocks = jax.random.split(key)
     return own, jax.random.split(blocks, num_layers)
-
-
-def _num_layers(blocks: Params | Sequence[Params]) -> int:
-    return jax.tree.leaves(blocks)[0].shape[0] if isinstance(blocks, Mapping) else len(blocks)
 
 
 def _require_caches(caches: Caches | None, num_layers: int, *, scanned: bool) -> None:

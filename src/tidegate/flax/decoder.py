@@ -76,8 +76,7 @@ def apply_model(
         (B, T, V), or with caches also the caches that hold the new positions.
     """
     require_num_logits(num_logits)
-    start = None if caches is None else (caches if isinstance(caches, KVCache) else caches[0]).length.max()
-    positions = place(tokens, config, positions=positions, segment_ids=segment_ids, start=start)
+    positions = place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
     x_BTM, new_caches = apply_stack(
         params["stack"],
         embed(params, tokens, positions),
@@ -135,3 +134,10 @@ def project_logits(params: Params, x_BTM: Array) -> Array:
     if "head" in params:
         return x_BTM @ params["head"]["kernel"]
     return jnp.einsum("btm,vm->btv", x_BTM, params["embedding"]["embedding"])
+
+
+def _length(caches: Caches | None) -> Array | None:
+    """() positions that the caches hold, the same number in each."""
+    if not caches:
+        return None
+    return caches.length[0] if isinstance(caches, KVCache) else caches[0].length

@@ -67,6 +67,19 @@ def require_mask(mask: Array | None, shape: tuple[int, ...], *, name: str = "mas
         raise ValueError(f"{name} must broadcast to the scores' shape (..., {axes}) = {shape}; got {given}.")
 
 
+def require_head_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
+    """The mask fits weights (..., head, query, key), with two axes or all of them.
+
+    With three axes beside a batch, nobody could tell heads from batches.
+    """
+    if mask is not None and mask.ndim not in (2, len(shape)):
+        raise ValueError(
+            f"mask must be (query, key) or have every axis of the weights (..., head, query, key) = {shape}; "
+            f"got {tuple(mask.shape)}. For a mask per batch give it a head axis of size 1, as in mask[..., None, :, :]."
+        )
+    require_mask(mask, shape)
+
+
 def require_positive(**values: Array | float) -> None:
     """Each value is above zero; values that are still being traced pass."""
     for name, value in values.items():

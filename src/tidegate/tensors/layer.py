@@ -17,7 +17,7 @@ from tidegate.tensors._checks import (
     require_batches_broadcast,
     require_equal,
     require_floating,
-    require_mask,
+    require_head_mask,
     require_positive,
     require_rank,
 )
@@ -98,6 +98,7 @@ class AttentionArrays:
     """Keys that a query sees, counted from itself, itself included; back alone if causal. None sees everything."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gates", Gates.parse(self.gates))
         unify(**self.parameters())
         require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
@@ -263,7 +264,7 @@ class AttentionArrays:
             )
         batch = require_batches_broadcast(2, x=x, context=context)
         num_keys = x.shape[-2] if context is None else context.shape[-2]
-        require_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], num_keys))
+        require_head_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], num_keys))
         return self.with_parameters(dict(zip(own, arrays, strict=True))), x, context, mask
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -51,13 +51,16 @@ def require_layer_inputs(
 
 
 def require_mask_shape(given: tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
-    """A mask of the shape `given` broadcasts to (batch, heads, queries, keys)."""
-    fits = 2 <= len(given) <= 4 and all(
+    """A mask of the shape `given` has two or all four axes, and broadcasts to (batch, heads, queries, keys).
+
+    With three axes, nobody could tell heads from batches.
+    """
+    fits = len(given) in (2, 4) and all(
         size in (1, wanted) for size, wanted in zip(given, shape[4 - len(given) :], strict=True)
     )
     if not fits:
         raise ValueError(
-            f"mask must broadcast to (batch, heads, queries, keys) = {shape}; got {given}. "
+            f"mask must be (queries, keys) or (batch, heads, queries, keys) and broadcast to {shape}; got {given}. "
             "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
         )
 

@@ -14,7 +14,7 @@ from tidegate.tensors._checks import (
     require_count,
     require_equal,
     require_floating,
-    require_mask,
+    require_head_mask,
     require_rank,
 )
 from tidegate.tensors._namespace import accumulate, unify
@@ -171,7 +171,7 @@ def _attend(
     _require_inputs(Q, K, V, W_Q, W_K, W_V, W_O)
     queries, keys, values = _project(xp, Q, W_Q), _project(xp, K, W_K), _project(xp, V, W_V)
     scores = attention_scores(queries, keys)
-    _require_head_mask(mask, tuple(scores.shape))
+    require_head_mask(mask, tuple(scores.shape))
     weights = attention_weights(scores, mask)
     outputs = attention_output(weights, values)
     return {
@@ -205,13 +205,3 @@ def _require_inputs(Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: A
     require_equal("d_model", V=V.shape[-1], W_V=W_V.shape[-2])
     require_equal("number of keys", K=K.shape[-2], V=V.shape[-2])
     require_batches_broadcast(2, Q=Q, K=K, V=V)
-
-
-def _require_head_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
-    """Two axes or all of them: with three axes beside a batch, nobody could tell heads from batches."""
-    if mask is not None and mask.ndim not in (2, len(shape)):
-        raise ValueError(
-            f"mask must be (query, key) or have every axis of the weights (..., head, query, key) = {shape}; "
-            f"got {tuple(mask.shape)}. For a mask per batch give it a head axis of size 1, as in mask[..., None, :, :]."
-        )
-    require_mask(mask, shape)

@@ -1,0 +1,247 @@
+"""Gated attention as an NNX module: it holds the variables, and the functions do the work.
+
+Legend: B batch, T query positions, S attended positions, M model width, H query heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from tidegate.flax.attention import AttentionConfig, Params, gated_attention, init_attention
+from tidegate.flax.cache import KVCache, init_cache
+from tidegate.flax.precision import cast_params
+from tidegate.flax.trace import trace_gates
+from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
+from tidegate.gates import GateLike
+from tidegate.tensors.rotary import Rotary
+
+__all__ = ["NNX_NAMES", "GatedAttention"]
+
+NNX_NAMES: dict[str, str] = {
+    "num_heads": "num_heads",
+    "in_features": "d_model",
+    "qkv_features": "head_dim",
+    "num_kv_heads": "num_kv_heads",
+    "gate": "gate",
+    "dropout_rate": "dropout",
+    "use_bias": "bias",
+    "normalize_qk": "qk_norm",
+    "rope": "rope",
+    "window": "window",
+    "metric": "metric",
+    "temperature": "temperature",
+}
+"""What `AttentionConfig` calls each option of `GatedAttention`. `qkv_features` is the width of all heads together."""
+
+
+class GatedAttention(SwitchedModule):
+    """Multi-head attention with any gates of the vocabulary, built and called like `nnx.MultiHeadAttention`.
+
+    It differs where that cannot be: keys and values come from one input, the output is as wide as the input, and a
+    mask is bool, since a floating one would be 0 and 1 there and added to the scores elsewhere.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        gate: GateLike = "bma",
+        dtype: jax.typing.DTypeLike | None = None,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        use_bias: bool = True,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        rope: Rotary | bool | None = None,
+        window: int | None = None,
+        metric: Literal["diagonal", "learned"] | None = None,
+        temperature: float = 1.0,
+        params: Params | None = None,
+        mesh_axis: str | None = None,
+        rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            num_heads: query heads.
+            in_features: width of the input and of the output.
+            qkv_features: width of all heads together; None is `in_features`.
+            num_kv_heads: key/value heads, dividing `num_heads`; None has as many as query heads.
+            gate: a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
+            dtype: of the computation; None infers it from the input and the parameters. Gate logits are float32 or
+                better.
+            param_dtype: of the parameters that are drawn.
+            dropout_rate: share of the attention weights that is dropped, unless deterministic.
+            deterministic: whether nothing is dropped; the call may say otherwise.
+            use_bias: whether the four projections have biases.
+            decode: whether to use the cache; the call may say otherwise.
+            normalize_qk: whether queries and keys pass a root-mean-square norm.
+            rope: a `Rotary`, or True for the usual one.
+            window: keys that a query sees, itself included; back alone if causal, else to both sides.
+            metric: a metric per head that starts as the identity.
+            temperature: divides the scores.
+            params: as `init_attention` gives them; None draws them.
+            mesh_axis: the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`).
+            rngs: keys for the parameters and for dropout.
+            keep_rngs: whether to keep a stream of keys for dropout.
+        """
+        width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
+        if width % num_heads:
+            raise ValueError(f"{name} must be a multiple of num_heads; got {name}={width}, num_heads={num_heads}.")
+        options = {
+            "num_heads": num_heads,
+            "in_features": in_features,
+            "qkv_features": width // num_heads,
+            "num_kv_heads": num_kv_heads,
+            "gate": gate,
+            "dropout_rate": dropout_rate,
+            "use_bias": use_bias,
+            "normalize_qk": normalize_qk,
+            "rope": rope,
+            "window": window,
+            "metric": metric,
+            "temperature": temperature,
+        }
+        stream = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None
+        super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
+        self.config = config = AttentionConfig(**{NNX_NAMES[option]: value for option, value in options.items()})
+        key = rngs.params()
+        params = given_or_drawn(params, lambda: init_attention(key, config, dtype=param_dtype))
+        self.param_dtype = params["q_proj"]["kernel"].dtype
+        for part, variables in as_variables(params, axis=mesh_axis).items():
+            setattr(self, part, variables)
+        self.cached_key: nnx.Cache[Array] | None = nnx.data(None)
+        self.cached_value: nnx.Cache[Array] | None = nnx.data(None)
+        self.cache_index: nnx.Cache[Array] | None = nnx.data(None)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: AttentionConfig,
+        *,
+        dtype: jax.typing.DTypeLike | None = None,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        params: Params | None = None,
+        mesh_axis: str | None = None,
+        rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+    ) -> Self:
+        """The layer that a configuration describes; the other arguments are those of the constructor."""
+        options: dict[str, Any] = {option: getattr(config, name) for option, name in NNX_NAMES.items()}
+        options["qkv_features"] = config.shape.num_heads * config.shape.head_dim
+        return cls(
+            **options,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            deterministic=deterministic,
+            decode=decode,
+            params=params,
+            mesh_axis=mesh_axis,
+            rngs=rngs,
+            keep_rngs=keep_rngs,
+        )
+
+    def __call__(
+        self,
+        inputs_q: Array,
+        inputs_k: Array | None = None,
+        inputs_v: Array | None = None,
+        *,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        segment_ids: Array | None = None,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        sow_gates: bool = False,
+    ) -> Array:
+        """Attend; returns (B, T, M).
+
+        Args:
+            inputs_q: (B, T, M).
+            inputs_k: (B, S, M) for cross-attention; None, or the same array, attends to `inputs_q`.
+            inputs_v: None, or the same array as `inputs_k`.
+            mask: bool, True = attend, broadcasting to (B, H, T, S); S is the cache's room in decoding.
+            positions: (T,) or (B, T) for the rotary embedding; None counts, on from the cache.
+            segment_ids: (B, T) ids of packed documents, which never attend across.
+            deterministic: whether nothing is dropped; None asks the module.
+            rngs: keys for dropout; None takes the module's own.
+            decode: whether to continue from the cache, causally, and put the new positions there; None asks the module.
+            is_causal: whether a query sees no later position; always so in decoding.
+            sow_gates: whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`; see `trace_gates`.
+        """
+        context = _context(inputs_q, inputs_k, inputs_v)
+        if mask is not None and mask.dtype != jnp.bool_:
+            raise TypeError(
+                f"mask must be bool, True where a query may attend; got {mask.dtype}. "
+                "Make it with dtype=bool, or compare it, as in mask != 0."
+            )
+        cache = self._cache() if self.decodes(decode) else None
+        key = self.dropout_key(self.config.dropout, deterministic, rngs)
+        params = cast_params(plain_params(self), self.dtype)
+        x = self.in_dtype(inputs_q)
+        options = {
+            "context": None if context is None else self.in_dtype(context),
+            "mask": mask,
+            "cache": cache,
+            "positions": positions,
+            "segment_ids": segment_ids,
+            "is_causal": is_causal or cache is not None,
+        }
+        y = gated_attention(params, x, self.config, **options, dropout_key=key)
+        if sow_gates:
+            for site, values in trace_gates(params, x, self.config, **options).items():
+                self.sow(nnx.Intermediate, f"{site}_gate", values)
+        if cache is None:
+            return y
+        y, cache = y
+        self._keep(cache)
+        return y
+
+    def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
+        """An empty cache for decoding.
+
+        input_shape : (batch, positions that there is to be room for, M)
+        dtype       : None is that of the computation
+        """
+        batch, max_length, _ = input_shape
+        dtype = next(given for given in (dtype, self.dtype, self.param_dtype) if given is not None)
+        cache = init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=dtype)
+        self.cached_key, self.cached_value = nnx.Cache(cache.key), nnx.Cache(cache.value)
+        self.cache_index = nnx.Cache(cache.length)
+
+    def cache_length(self) -> Array:
+        """() positions that the cache holds."""
+        return self._cache().length
+
+    def _cache(self) -> KVCache:
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise ValueError("decode needs a cache, and there is none. Call init_cache first.")
+        return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
+
+    def _keep(self, cache: KVCache) -> None:
+        assert self.cached_key is not None and self.cached_value is not None and self.cache_index is not None
+        self.cached_key[...], self.cached_value[...], self.cache_index[...] = cache
+
+
+def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:
+    """What is attended to, None being `inputs_q` itself."""
+    if inputs_v is not None and inputs_v is not inputs_k:
+        raise ValueError(
+            "inputs_v must be None or the array that inputs_k is: keys, values and their gates read one context. "
+            f"Got {'None' if inputs_k is None else 'another array'} for inputs_k. Leave inputs_v out."
+        )
+    return None if inputs_k is inputs_q else inputs_k

@@ -1,0 +1,114 @@
+"""Parameters as variables of NNX modules, and back: a module and the functions have the same names for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+
+from tidegate.flax.attention import Params
+from tidegate.flax.sharding import specs_for
+from tidegate.tensors.model_files import require_shapes
+
+__all__ = ["SwitchedModule", "as_variables", "given_or_drawn", "plain_params"]
+
+
+class SwitchedModule(nnx.Module):
+    """A module with the switches `deterministic` and `decode`, and a stream of keys for dropout.
+
+    A switch is given to the call, or to the module; `nnx.view`, `train()` and `eval()` set it in all of a model.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: jax.typing.DTypeLike | None,
+        deterministic: bool | None,
+        decode: bool | None,
+        stream: nnx.RngStream | None,
+    ) -> None:
+        self.dtype = dtype
+        self.deterministic = deterministic
+        self.decode = decode
+        self.rngs = stream
+
+    def set_view(self, deterministic: bool | None = None, decode: bool | None = None) -> None:
+        """Set the switches; what `nnx.view` calls.
+
+        Args:
+            deterministic: if True, nothing is dropped.
+            decode: if True, the cache is used.
+        """
+        self.deterministic = self.deterministic if deterministic is None else deterministic
+        self.decode = self.decode if decode is None else decode
+
+    def in_dtype(self, x: Array) -> Array:
+        """An array in the dtype of the computation, if the module has one."""
+        return x if self.dtype is None else x.astype(self.dtype)
+
+    def decodes(self, decode: bool | None) -> bool:
+        """Whether to use the cache: as the call says, else as the module does; by default not."""
+        return bool(self.decode if decode is None else decode)
+
+    def dropout_key(
+        self, share: float, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
+    ) -> Array | None:
+        """A key for dropping this share, or None if nothing is to be dropped."""
+        if share == 0:
+            return None
+        deterministic = self.deterministic if deterministic is None else deterministic
+        if deterministic is None:
+            raise ValueError(
+                f"deterministic must be given where there is dropout ({share}); got None. "
+                "Give it to the module or to the call, or use train() or eval()."
+            )
+        if deterministic:
+            return None
+        stream = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs or self.rngs
+        if stream is None:
+            raise ValueError("rngs must be given to the call of a module that keeps none (keep_rngs=False); got None.")
+        return stream()
+
+
+def given_or_drawn(params: Params | None, draw: Callable[[], Params]) -> Params:
+    """The parameters that were given, if they are like those that would be drawn, or those that are drawn."""
+    if params is None:
+        return draw()
+    given, expected = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="."): tuple(array.shape)
+            for path, array in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (params, jax.eval_shape(draw))
+    )
+    require_shapes(given, expected, complaint="params do not fit the configuration")
+    return params
+
+
+def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
+    """Nested dictionaries of arrays as modules of `nnx.Param`.
+
+    axis : of a mesh, that heads are spread over: each variable then says how it is partitioned
+    """
+    if axis is None:
+        return _nested(jax.tree.map(nnx.Param, params))
+    specs = specs_for(params, axis=axis)
+    return _nested(jax.tree.map(lambda array, spec: nnx.Param(array, out_sharding=spec), params, specs))
+
+
+def plain_params(module: nnx.Module) -> Params:
+    """The parameters of a module as the pytree that the functions take, such as `init_model` gives it."""
+    return {name: _plain(part) for name, part in vars(module).items() if isinstance(part, nnx.Param | nnx.Module)}
+
+
+def _nested(tree: Mapping[str, Any]) -> nnx.Dict[Any]:
+    return nnx.Dict({name: _nested(part) if isinstance(part, Mapping) else part for name, part in tree.items()})
+
+
+def _plain(part: nnx.Param[Any] | nnx.Module) -> Any:
+    if isinstance(part, nnx.Param):
+        return part[...]
+    return [_plain(item) for item in part] if isinstance(part, nnx.List) else plain_params(part)
