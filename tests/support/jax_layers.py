@@ -1,16 +1,45 @@
-"""Small JAX attention layers: the twins of those in `torch_layers`, weight for weight, and what is compared of them."""
+"""Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
+import pytest
 import torch_layers
+from layers import EXOTIC, TOGETHER
 
+from tidegate import Gates
 from tidegate.flax import AttentionConfig, gated_attention, init_cache
 
-TORCH_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+quick_jit = partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+"""`jax.jit` that compiles ten times as fast, to slower code: for functions that run once."""
+
+
+def _side_by_side(spellings):
+    """The spellings on as few layers as their sites allow."""
+    layers = []
+    for spelling in spellings:
+        (gate,) = Gates.parse(spelling)
+        free = next((layer for layer in layers if layer.at(gate.site) is None), Gates())
+        layers = [layer for layer in layers if layer is not free] + [Gates((*free, gate))]
+    return tuple(map(str, layers))
+
+
+COMBINED = ("none", *TOGETHER, *_side_by_side(EXOTIC))
+"""Every legal gate and every odd one, on as few layers as their sites allow: a layer costs a compilation."""
+
+every_combination = pytest.mark.parametrize("gate", COMBINED)
+every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16])
 
 
 @dataclass(frozen=True)
@@ -24,26 +53,31 @@ class Layer:
     def __call__(self, x, **given):
         return gated_attention(self.params, x, self.config, is_causal=self.is_causal, **given)
 
-    def with_params(self, params):
+    def under(self, params):
+        """The layer with other parameters."""
         return replace(self, params=params)
+
+    def to(self, dtype):
+        """The layer in another dtype."""
+        return self.under(jax.tree.map(lambda array: array.astype(dtype), self.params))
 
     def ungated(self):
         """The same layer, weight for weight, without its gates."""
         return replace(self, params={**self.params, "attn_gate": {}}, config=replace(self.config, gate=None))
 
     def cache(self, batch, max_length):
+        """An empty cache of the layer's dtype."""
         dtype = self.params["q_proj"]["kernel"].dtype
         return init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=dtype)
 
 
 def make(gate="none", *, dtype=jnp.float64, **options):
-    """The twin of `torch_layers.make`: nothing is near its start."""
-    layer = twin(torch_layers.make(gate, **options))
-    return layer.with_params(jax.tree.map(lambda array: array.astype(dtype), layer.params))
+    """The twin of `torch_layers.make`, in which nothing is near its start."""
+    return twin(torch_layers.make(gate, **options)).to(dtype)
 
 
 def twin(layer):
-    """A PyTorch layer's JAX twin."""
+    """A PyTorch layer's JAX twin, of NumPy arrays."""
     config = AttentionConfig(
         d_model=layer.shape.d_model,
         num_heads=layer.shape.num_heads,
@@ -73,23 +107,28 @@ def as_params(tensors, head_dim):
         match path[0], leaf:
             case "o_proj", "weight":
                 node["kernel"] = array.T.reshape(-1, head_dim, array.shape[0])
-            case (("q_proj" | "k_proj" | "v_proj"), "weight"):
+            case ("q_proj" | "k_proj" | "v_proj"), "weight":
                 node["kernel"] = array.T.reshape(array.shape[1], -1, head_dim)
-            case (("q_proj" | "k_proj" | "v_proj"), "bias"):
+            case ("q_proj" | "k_proj" | "v_proj"), "bias":
                 node["bias"] = array.reshape(-1, head_dim)
-            case (("q_norm" | "k_norm"), "weight"):
+            case ("q_norm" | "k_norm"), "weight":
                 node["scale"] = array
             case _:
                 node[leaf] = array
-    return jax.tree.map(jnp.asarray, params)
+    return params
 
 
 def sample(*shape, seed=0, dtype=jnp.float64):
-    """The numbers of `torch_layers.sample`."""
-    return jnp.asarray(torch_layers.sample(*shape, seed=seed).numpy(), dtype)
+    """The numbers of `torch_layers.sample`, as a NumPy array."""
+    return torch_layers.sample(*shape, seed=seed).numpy().astype(dtype)
 
 
 def largest_gap(actual, expected):
     """The largest difference, as a number; shapes must agree."""
     assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
-    return np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64)).max()
+    return np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64)).max(initial=0)
+
+
+def rounding(dtype, expected, *, times=8):
+    """What so many roundings of numbers as large as the expected ones come to."""
+    return times * float(jnp.finfo(dtype).eps) * (1 + np.abs(np.asarray(expected, np.float64)).max(initial=0))

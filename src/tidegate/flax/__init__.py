@@ -1,6 +1,44 @@
 """Gated attention in JAX: pure functions first, then Flax NNX modules over them."""
 
+from tidegate.config import TransformerConfig
 from tidegate.flax.attention import AttentionConfig, attention_arrays, gated_attention, init_attention
+from tidegate.flax.block import apply_block, init_block, stack_layers, unstack_layers
 from tidegate.flax.cache import KVCache, init_cache
+from tidegate.flax.decoder import apply_model, init_caches, init_model
+from tidegate.flax.generate import generate
+from tidegate.flax.models import TransformerBlock, TransformerLM
+from tidegate.flax.modules import GatedAttention
+from tidegate.flax.precision import cast_params
+from tidegate.flax.sharding import partition_specs
+from tidegate.flax.trace import trace_gates
+from tidegate.flax.variables import plain_params
+from tidegate.flax.weights import from_torch, load_params, save_params, to_torch
 
-__all__ = ["AttentionConfig", "KVCache", "attention_arrays", "gated_attention", "init_attention", "init_cache"]
+__all__ = [
+    "AttentionConfig",
+    "GatedAttention",
+    "KVCache",
+    "TransformerBlock",
+    "TransformerConfig",
+    "TransformerLM",
+    "apply_block",
+    "apply_model",
+    "attention_arrays",
+    "cast_params",
+    "from_torch",
+    "gated_attention",
+    "generate",
+    "init_attention",
+    "init_block",
+    "init_cache",
+    "init_caches",
+    "init_model",
+    "load_params",
+    "partition_specs",
+    "plain_params",
+    "save_params",
+    "stack_layers",
+    "to_torch",
+    "trace_gates",
+    "unstack_layers",
+]

@@ -45,11 +45,6 @@ _STACK_NAMES = {"dropout": "attention_dropout", "window": "reach"}
 
 def attention_config(config: StackConfig) -> AttentionConfig:
     """The options of a block's attention layer."""
-    if config.recompute_gate:
-        raise ValueError(
-            "recompute_gate is an option of the PyTorch layers; got True. "
-            "In JAX use checkpoint_blocks=True, or jax.checkpoint with a policy."
-        )
     names = {option.name: _STACK_NAMES.get(option.name, option.name) for option in fields(AttentionConfig)}
     return AttentionConfig(**{own: getattr(config, name) for own, name in names.items()})
 

@@ -5,7 +5,8 @@ Legend: B batch, T positions, S attended positions, M model width, H query heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ class TransformerBlock(SwitchedModule):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ) -> None:
-        """Build the block; `params` are those of `init_block`, the other arguments those of `GatedAttention`."""
+        """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
         stream = rngs.dropout.fork() if keep_rngs and config.dropout > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
@@ -77,7 +78,7 @@ class TransformerBlock(SwitchedModule):
         own = {
             name: plain_params(getattr(self, name)) for name in ("attention_norm", "feedforward_norm", "feedforward")
         }
-        own = cast_params(own, self.dtype)
+        own, x = cast_params(own, self.dtype), self.in_dtype(x)
         attended = self.attention(
             apply_norm(own["attention_norm"], x, self.config.norm),
             mask=mask,
@@ -109,7 +110,7 @@ class TransformerLM(SwitchedModule):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ) -> None:
-        """Build the model; `params` are those of `init_model` or `load_params`, the others those of `GatedAttention`."""
+        """Build the model; `params` are those of `init_model` or `load_params`, the rest is as in `GatedAttention`."""
         stream = rngs.dropout.fork() if keep_rngs and config.dropout > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
@@ -131,7 +132,7 @@ class TransformerLM(SwitchedModule):
         for table in params.keys() & set(_TABLES):
             setattr(self, table, as_variables(params[table], axis=mesh_axis))
         norm = as_variables(params["stack"]["norm"], axis=mesh_axis)
-        self.stack = nnx.Dict({"blocks": nnx.List(blocks), "norm": norm})
+        self.stack = nnx.Dict[Any]({"blocks": nnx.List(blocks), "norm": norm})
 
     def __call__(
         self,
@@ -150,7 +151,7 @@ class TransformerLM(SwitchedModule):
 
         Args:
             tokens: (B, T) integers below the vocabulary's size; beyond it lies NaN.
-            mask: bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the cache's room in decoding.
+            mask: bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the room of a cache.
             positions: (T,) or (B, T); None counts, on from the cache, learned ones anew in each segment.
             segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
             num_logits: give the logits of that many last positions alone; None gives all.

@@ -98,7 +98,7 @@ class GatedAttention(SwitchedModule):
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
         if width % num_heads:
             raise ValueError(f"{name} must be a multiple of num_heads; got {name}={width}, num_heads={num_heads}.")
-        options = {
+        options: dict[str, Any] = {
             "num_heads": num_heads,
             "in_features": in_features,
             "qkv_features": width // num_heads,
@@ -193,7 +193,7 @@ class GatedAttention(SwitchedModule):
         key = self.dropout_key(self.config.dropout, deterministic, rngs)
         params = cast_params(plain_params(self), self.dtype)
         x = self.in_dtype(inputs_q)
-        options = {
+        options: dict[str, Any] = {
             "context": None if context is None else self.in_dtype(context),
             "mask": mask,
             "cache": cache,
@@ -218,8 +218,9 @@ class GatedAttention(SwitchedModule):
         dtype       : None is that of the computation
         """
         batch, max_length, _ = input_shape
-        dtype = next(given for given in (dtype, self.dtype, self.param_dtype) if given is not None)
-        cache = init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=dtype)
+        wanted = self.dtype if dtype is None else dtype
+        wanted = self.param_dtype if wanted is None else wanted
+        cache = init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=wanted)
         self.cached_key, self.cached_value = nnx.Cache(cache.key), nnx.Cache(cache.value)
         self.cache_index = nnx.Cache(cache.length)
 
@@ -233,8 +234,10 @@ class GatedAttention(SwitchedModule):
         return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
 
     def _keep(self, cache: KVCache) -> None:
-        assert self.cached_key is not None and self.cached_value is not None and self.cache_index is not None
-        self.cached_key[...], self.cached_value[...], self.cache_index[...] = cache
+        variables = (self.cached_key, self.cached_value, self.cache_index)
+        for variable, array in zip(variables, cache, strict=True):
+            assert variable is not None
+            variable[...] = array
 
 
 def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:

@@ -1,0 +1,256 @@
+"""PyTorch layer, JAX layer and `tidegate.tensors`, given the same weights: values, and gradients of everything."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from jax_layers import COMBINED, as_params, every_combination, quick_jit, twin
+from layers import GATES
+from torch_layers import OPTIONS, ROTARY, SPELLINGS, gradients, make, sample
+
+from tidegate import PRESETS, Gates
+from tidegate.flax import attention_arrays
+from tidegate.torch import KVCache
+
+# A difference of 1e-10 in float64 and of 2e-5 in float32, in gradients as in values.
+WHAT = {torch.float64: "gradient", torch.float32: "forward"}
+DTYPES = list(WHAT)
+CAUSAL = {name: options for name, options in OPTIONS.items() if options.get("causal", True)}
+T = 5
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+every_causal_option = pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
+
+
+def as_arrays(given):
+    """Keyword arguments of the PyTorch layer as those of the JAX layer."""
+    arrays = {name: tensor.detach().numpy() for name, tensor in given.items()}
+    return {"segment_ids" if name == "documents" else name: array for name, array in arrays.items()}
+
+
+def by_torch(layer, forward, x, given):
+    """Values, and gradients by the inputs and by the tree of parameters."""
+    inputs = [x, *(given[name] for name in ("context",) if name in given)]
+    y = forward(x, **given)
+    found = gradients(layer, y, *inputs)
+    by_inputs = [found.pop(f"input {i}").numpy() for i in range(len(inputs))]
+    return y.detach().numpy(), by_inputs, as_params(found, layer.shape.head_dim)
+
+
+def by_jax(layer, x, given):
+    own, given = twin(layer), as_arrays(given)
+    weights = sample(*x.shape, seed=99, dtype=x.dtype).numpy()
+    context = [given.pop("context")] if "context" in given else []
+
+    def forward(inputs, params):
+        across = dict(zip(["context"], inputs[1:], strict=False))
+        y = own.under(params)(inputs[0], **across, **given)
+        return (y * weights).sum(), y
+
+    differentiated = quick_jit(jax.value_and_grad(forward, argnums=(0, 1), has_aux=True))
+    (_, y), (by_inputs, by_params) = differentiated([x.detach().numpy(), *context], own.params)
+    return y, by_inputs, by_params
+
+
+def assert_agree(layer, x, *, reference=None, **given):
+    """Three ways to the same numbers; `reference` are the arguments of the tensors where they differ."""
+    fast = by_torch(layer, layer, x, given)
+    plain = by_torch(layer, layer.arrays(), x, given if reference is None else reference)
+    own = by_jax(layer, x, given)
+    for expected in (fast, plain):
+        assert jax.tree.structure(own) == jax.tree.structure(expected)
+        for found, wanted in zip(jax.tree.leaves(own), jax.tree.leaves(expected), strict=True):
+            assert found.dtype == wanted.dtype
+            assert_close(found, wanted, what=WHAT[x.dtype])
+
+
+def inputs(*shape, dtype=torch.float64, seed=0):
+    return sample(*shape, dtype=dtype, seed=seed, requires_grad=True)
+
+
+def additive(mask, dtype=torch.float64):
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+
+
+@pytest.mark.parametrize("gate", SPELLINGS)
+def test_every_gate_is_the_same_in_every_framework(gate):
+    assert_agree(make(gate, **OPTIONS["everything"]), inputs(2, T, 24))
+
+
+@pytest.mark.parametrize("gate", ["none", *PRESETS])
+def test_every_preset_is_the_same_in_every_framework_in_float32(gate):
+    assert_agree(make(gate, **OPTIONS["everything"], dtype=torch.float32), inputs(2, T, 24, dtype=torch.float32))
+
+
+@every_combination
+@every_option
+def test_every_option_is_the_same_in_every_framework(gate, options):
+    assert_agree(make(gate, **options), inputs(2, T, 24))
+
+
+@every_combination
+@every_option
+def test_every_option_is_the_same_in_every_framework_in_float32(gate, options):
+    assert_agree(make(gate, **options, dtype=torch.float32), inputs(2, T, 24, dtype=torch.float32))
+
+
+def test_the_combinations_hold_every_gate():
+    combined = {gate for spelling in COMBINED for gate in Gates.parse(spelling)}
+    assert combined == {gate for spelling in SPELLINGS for gate in Gates.parse(spelling)}
+    assert combined >= {*GATES, *PRESETS.values()}
+
+
+@pytest.mark.parametrize("length", [1, 63])
+@every_dtype
+@every_option
+def test_odd_lengths_are_the_same_in_every_framework(options, length, dtype):
+    assert_agree(make("g1+bma", **options, dtype=dtype), inputs(1, length, 24, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(T, T), (1, T), (4, T, T), (2, 1, T, T), (2, 4, 1, T), (2, 4, T, T), (1, 1, 1, 1)])
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@every_dtype
+def test_a_mask_is_the_same_in_every_framework(shape, kind, dtype):
+    """Some rows may see nothing, by themselves or with what causality and the window leave."""
+    mask = sample(*shape, seed=3) > 0.5
+    layer = make("g1+bma", **OPTIONS["everything"], dtype=dtype)
+    given = mask if kind == "bool" else additive(mask, dtype)
+    assert_agree(layer, inputs(2, T, 24, dtype=dtype), mask=given, reference={"mask": mask})
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["multi-query"]], ids=["causal", "bidirectional"])
+@every_dtype
+def test_scores_are_shifted_alike(options, dtype):
+    """An additive mask of any numbers, minus infinity and the most negative number among them."""
+    layer, x = make("g1+bma", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype)
+    mask = 3 * sample(2, 4, T, T, seed=6, dtype=dtype)
+    mask[0, :, :, 0] = torch.finfo(dtype).min
+    mask[1, 1, 2] = float("-inf")
+    fast, own = by_torch(layer, layer, x, {"mask": mask}), by_jax(layer, x, {"mask": mask})
+    jax.tree.map(lambda found, wanted: assert_close(found, wanted, what=WHAT[dtype]), own, fast)
+
+
+@pytest.mark.parametrize("positions", [[4, 0, 7, 7, 1], [[4, 0, 7, 7, 1]], [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]]])
+@pytest.mark.parametrize("rope", [True, ROTARY], ids=["whole", "part"])
+@every_dtype
+def test_positions_are_the_same_in_every_framework(positions, rope, dtype):
+    layer = make("g3+bma-query", rope=rope, num_kv_heads=2, head_dim=4, dtype=dtype)
+    assert_agree(layer, inputs(2, T, 24, dtype=dtype), positions=torch.tensor(positions))
+
+
+@every_option
+@every_dtype
+def test_segment_ids_are_documents(options, dtype):
+    layer, x = make("g1+bma+g3", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype)
+    ids = torch.tensor([[5, 5, 2, 2, 2], [0, 1, 1, 1, 0]])
+    together = (ids[:, :, None] == ids[:, None, :])[:, None]
+    mask = sample(2, 1, T, T, seed=4) > -0.3
+    assert_agree(layer, x, documents=ids, reference={"mask": together})
+    assert_agree(layer, x, documents=ids, mask=mask, reference={"mask": together & mask})
+
+
+ACROSS = [
+    "g1+g2+g3+g4+g5",
+    "output:query+value:value+key:value+query:query+dense:output",
+    "g1-head+value:input:head+key:input:head+query:input:head",
+    "output:query:head+value:value:head+key:value:head+query:query:head",
+    "output:output",
+    "output:output:head",
+]
+
+
+def test_the_gates_that_cross_are_all_there():
+    crossing = {gate for gate in GATES if not gate.needs_self_attention}
+    assert {gate for spelling in ACROSS for gate in Gates.parse(spelling)} == crossing
+
+
+@pytest.mark.parametrize("gate", ["none", *ACROSS])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@every_dtype
+def test_cross_attention_is_the_same_in_every_framework(gate, masked, dtype):
+    options = {"rope": ROTARY, "num_kv_heads": 2, "head_dim": 4, "qk_norm": True, "bias": True, "metric": "learned"}
+    layer = make(gate, causal=False, **options, dtype=dtype)
+    given = {"mask": sample(2, 1, 3, 7, seed=2) > 1, "positions": torch.tensor([5, 2, 9])} if masked else {}
+    context = inputs(2, 7, 24, dtype=dtype, seed=1)
+    assert_agree(layer, inputs(2, 3, 24, dtype=dtype), context=context, **given)
+
+
+@every_option
+@every_combination
+def test_both_layers_are_the_same_plain_arrays(gate, options):
+    layer = make(gate, **options)
+    own = twin(layer)
+    arrays, expected = attention_arrays(own.params, own.config, causal=own.is_causal), layer.arrays()
+    assert list(arrays.parameters()) == list(expected.parameters())
+    for name, array in arrays.parameters().items():
+        assert np.array_equal(array, expected.parameters()[name].detach().numpy())
+    for name in ("gates", "rotary", "norm_epsilon", "temperature", "causal", "window", "shape"):
+        assert getattr(arrays, name) == getattr(expected, name)
+
+
+def in_chunks_of_torch(layer, x, sizes):
+    cache = KVCache()
+    with torch.no_grad():
+        return torch.cat([layer(part, cache=cache) for part in x.split(sizes, dim=1)], dim=1)
+
+
+def in_chunks(layer, x, sizes, *, max_length):
+    """One compiled step for each size, the cache's length traced."""
+    step = quick_jit(lambda part, cache: layer(part, cache=cache))
+    cache, start, outputs = layer.cache(x.shape[0], max_length), 0, []
+    for size in sizes:
+        y, cache = step(x[:, start : start + size], cache)
+        outputs.append(y)
+        start += size
+    assert int(cache.length) == start
+    return np.concatenate(outputs, axis=1)
+
+
+def assert_decode_agrees(layer, dtype, sizes):
+    x = sample(2, sum(sizes), 24, dtype=dtype)
+    with torch.no_grad():
+        full = layer(x)
+    own = in_chunks(twin(layer), x.numpy(), sizes, max_length=sum(sizes) + 2)
+    assert_close(own, full, what=WHAT[dtype])
+    assert_close(own, in_chunks_of_torch(layer, x, sizes), what=WHAT[dtype])
+
+
+@pytest.mark.parametrize("gate", SPELLINGS)
+def test_token_by_token_is_the_whole_at_once(gate):
+    assert_decode_agrees(make(gate, **OPTIONS["everything"]), torch.float64, [1] * 6)
+
+
+@every_combination
+@every_causal_option
+def test_chunks_are_the_whole_at_once(gate, options):
+    assert_decode_agrees(make(gate, **options, dtype=torch.float32), torch.float32, [3, 1, 1, 2])
+
+
+@every_dtype
+def test_without_causality_a_chunk_sees_itself_and_what_went_by(dtype):
+    layer, x = make("g1+bma", rope=True, causal=False, window=4, dtype=dtype), sample(2, 6, 24, dtype=dtype)
+    own = in_chunks(twin(layer), x.numpy(), [3, 1, 2], max_length=8)
+    assert_close(own, in_chunks_of_torch(layer, x, [3, 1, 2]), what=WHAT[dtype])
+
+
+@pytest.mark.parametrize("options", [OPTIONS["everything"]], ids=["everything"])
+@pytest.mark.parametrize("gate", ["none", "g1+g2+g3+g4+g5", "output:query+value:query+key:query+query:query"])
+@every_dtype
+def test_gradients_pass_through_the_cache(gate, options, dtype):
+    layer, x = make(gate, **options, dtype=dtype), inputs(2, T, 24, dtype=dtype)
+    own, weights = twin(layer), sample(2, T, 24, seed=99, dtype=dtype).numpy()
+
+    def total(x, params):
+        cache, outputs = own.cache(2, 7), []
+        for part in (x[:, :2], x[:, 2:3], x[:, 3:]):
+            y, cache = own.under(params)(part, cache=cache)
+            outputs.append(y)
+        return (jnp.concatenate(outputs, axis=1) * weights).sum()
+
+    by_x, by_params = quick_jit(jax.grad(total, argnums=(0, 1)))(x.detach().numpy(), own.params)
+    _, (expected,), expected_params = by_torch(layer, layer, x, {})
+    assert_close(by_x, expected, what=WHAT[dtype])
+    jax.tree.map(lambda found, wanted: assert_close(found, wanted, what=WHAT[dtype]), by_params, expected_params)
