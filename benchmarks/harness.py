@@ -40,15 +40,17 @@ def interleave(contenders: dict[str, Callable[[], Any]], *, rounds: int, warmups
     """Time each contender once a round, the order turning from round to round, so that drift falls on all alike."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
     for turn in range(warmups + rounds):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            gc.collect()
             start = time.perf_counter()
             contenders[name]()
             elapsed = time.perf_counter() - start
             if turn >= warmups:
                 seconds[name].append(elapsed)
+    gc.enable()
     return {name: Timing(seconds=taken) for name, taken in seconds.items()}
 
 
@@ -92,8 +94,10 @@ def peak_above_rest(work: Callable[[], Any]) -> int:
 
 def in_fresh_process(script: str, *arguments: str) -> Any:
     """Run a script of this folder anew and read the JSON that it prints last."""
+    # Large blocks go back to the system as soon as they are freed, so that a peak is of what is alive.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
-        [sys.executable, script, *arguments], capture_output=True, text=True, check=True, env={**os.environ}
+        [sys.executable, script, *arguments], capture_output=True, text=True, check=True, env=environment
     )
     return json.loads(done.stdout.splitlines()[-1])
 

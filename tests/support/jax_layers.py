@@ -1,7 +1,7 @@
 """Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
+import re
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,36 +13,44 @@ from layers import EXOTIC, TOGETHER
 from tidegate import Gates
 from tidegate.flax import AttentionConfig, gated_attention, init_cache
 
-quick_jit = partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
-"""`jax.jit` that compiles ten times as fast, to slower code: for functions that run once."""
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""Compiles ten times as fast, to slower code."""
 
 
-def _side_by_side(spellings):
-    """The spellings on as few layers as their sites allow."""
+def quick_jit(function):
+    """The function compiled for few runs; it returns NumPy arrays, which are compared without a compilation."""
+    compiled = jax.jit(function, compiler_options=QUICKLY)
+    return lambda *arguments: jax.tree.map(np.asarray, compiled(*arguments))
+
+
+def opening(message):
+    """A pattern for a whole error message, to which JAX adds a note while it traces."""
+    return rf"^{re.escape(message)}(\n|$)"
+
+
+def side_by_side(gates):
+    """Gates on as few layers as their sites allow, spelled."""
     layers = []
-    for spelling in spellings:
-        (gate,) = Gates.parse(spelling)
+    for gate in gates:
+        (gate,) = Gates.parse(gate)
         free = next((layer for layer in layers if layer.at(gate.site) is None), Gates())
         layers = [layer for layer in layers if layer is not free] + [Gates((*free, gate))]
     return tuple(map(str, layers))
 
 
-COMBINED = ("none", *TOGETHER, *_side_by_side(EXOTIC))
+COMBINED = ("none", *TOGETHER, *side_by_side(EXOTIC))
 """Every legal gate and every odd one, on as few layers as their sites allow: a layer costs a compilation."""
 
 every_combination = pytest.mark.parametrize("gate", COMBINED)
 every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """Parameters and options of one layer; call it on an input."""
 
@@ -107,11 +115,11 @@ def as_params(tensors, head_dim):
         match path[0], leaf:
             case "o_proj", "weight":
                 node["kernel"] = array.T.reshape(-1, head_dim, array.shape[0])
-            case ("q_proj" | "k_proj" | "v_proj"), "weight":
+            case (("q_proj" | "k_proj" | "v_proj"), "weight"):
                 node["kernel"] = array.T.reshape(array.shape[1], -1, head_dim)
-            case ("q_proj" | "k_proj" | "v_proj"), "bias":
+            case (("q_proj" | "k_proj" | "v_proj"), "bias"):
                 node["bias"] = array.reshape(-1, head_dim)
-            case ("q_norm" | "k_norm"), "weight":
+            case (("q_norm" | "k_norm"), "weight"):
                 node["scale"] = array
             case _:
                 node[leaf] = array

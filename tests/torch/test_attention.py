@@ -103,7 +103,8 @@ def test_operations_are_counted(options, num_keys, expected):
 def test_a_layer_shows_its_sizes_and_options():
     layer = GatedAttention(24, 4, gate="g1+bma", num_kv_heads=2, window=3, dropout=0.1)
     sizes = "d_model=24, num_heads=4, num_kv_heads=2, head_dim=6"
-    assert layer.extra_repr() == f"{sizes}, gate=bma+g1, causal=True, window=3, dropout=0.1"
+    options = "causal=True, window=3, dropout=0.1, rotary=None, temperature=1.0, recompute_gate=False"
+    assert layer.extra_repr() == f"{sizes}, gate=bma+g1, {options}"
     assert "(attn_gate): AttentionGates(\n    (value): AttentionGate(bma)" in repr(layer)
 
 
@@ -198,6 +199,11 @@ def test_an_input_of_another_shape_is_refused(shape):
         make("bma")(sample(*shape))
     with pytest.raises(ValueError, match=exactly(f"context must have shape (batch, positions, 24); got {shape}.")):
         make("g1", causal=False)(sample(2, 5, 24), context=sample(*shape))
+
+
+def test_a_context_of_another_batch_is_refused():
+    with pytest.raises(ValueError, match=exactly("context must have the batch size of x, 2; got 3.")):
+        make("g1", causal=False)(sample(2, 5, 24), context=sample(3, 5, 24))
 
 
 @pytest.mark.parametrize("gate", ["bma", "value:query:head", "key:query", "output:value", "query:value", "g1+bma"])

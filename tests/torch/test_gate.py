@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -46,7 +46,8 @@ def test_a_gate_is_that_of_the_tensors(gate):
     parameters = dict(gating.named_parameters())
     raw = gate_reads(gating.gate, sources(reads))
     assert_close(
-        gating.logits(reads).transpose(1, 2), gate_logits(gating.gate, raw, parameters, num_heads=gating.num_heads)
+        gating.logits(gating.source(reads)).transpose(1, 2),
+        gate_logits(gating.gate, raw, parameters, num_heads=gating.num_heads),
     )
     if gating.gate.site == "dense":
         target = sample(2, 5, 12, seed=5)
@@ -54,7 +55,7 @@ def test_a_gate_is_that_of_the_tensors(gate):
     else:
         target = sample(2, 5, gating.num_heads, 6, seed=5)
         expected = apply_gate(gating.gate, target.transpose(1, 2), sources(reads), parameters).transpose(1, 2)
-    assert_close(gating.apply_to(target, reads), expected)
+    assert_close(gating.apply_to(target, gating.source(reads)), expected)
 
 
 @pytest.mark.parametrize("gate", SPELLED)
@@ -87,9 +88,9 @@ def test_logits_are_computed_in_float32_whatever_the_dtype(gate, dtype):
     gating, reads = module(gate, dtype=dtype), read(dtype=dtype)
     wide = module(gate)
     wide.load_state_dict(gating.state_dict())
-    exact = wide.logits(GateReads(**{field.name: getattr(reads, field.name).double() for field in fields(reads)}))
-    assert gating.logits(reads).dtype == gating(reads).dtype == torch.float32
-    assert_close(gating.logits(reads), exact)
+    exact = wide.logits(gating.source(reads).double())
+    assert gating.logits(gating.source(reads)).dtype == gating(gating.source(reads)).dtype == torch.float32
+    assert_close(gating.logits(gating.source(reads)), exact)
 
 
 @pytest.mark.parametrize("gate", SPELLED)
@@ -97,13 +98,13 @@ def test_logits_are_computed_in_float32_under_autocast(gate):
     gating, reads = module(gate, dtype=torch.float32), read(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (reads.input @ reads.input.mT).dtype == torch.bfloat16
-        logits = gating.logits(reads)
+        logits = gating.logits(gating.source(reads))
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, gating.logits(reads))
+    assert torch.equal(logits, gating.logits(gating.source(reads)))
 
 
 def test_logits_of_float64_stay_float64():
-    assert module("bma").logits(read()).dtype == torch.float64
+    assert module("bma").logits(module("bma").source(read())).dtype == torch.float64
 
 
 @pytest.mark.parametrize("gate", SPELLED)
@@ -111,7 +112,7 @@ def test_logits_of_float64_stay_float64():
 def test_the_gated_tensor_keeps_its_dtype_and_shape(gate, dtype):
     gating, reads = module(gate, dtype=dtype), read(dtype=dtype)
     shape = (2, 5, 12) if gating.gate.site == "dense" else (2, 5, gating.num_heads, 6)
-    gated = gating.apply_to(sample(*shape, dtype=dtype), reads)
+    gated = gating.apply_to(sample(*shape, dtype=dtype), gating.source(reads))
     assert (gated.dtype, gated.shape) == (dtype, shape)
 
 

@@ -181,6 +181,16 @@ def test_documents_that_do_not_fit_are_refused(documents, batch, error, message)
         document_ids(documents, batch=batch, num_positions=3)
 
 
+@pytest.mark.parametrize("boundaries", [[0, 0, 1], [0, 2], [1, 3], [0, 2, 1, 3], []])
+def test_ids_or_other_numbers_are_no_boundaries(boundaries):
+    message = (
+        f"documents with one axis are boundaries, rising from 0 to 3; got {boundaries}. "
+        "For ids give one row for each of the batch, as in documents[None]."
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        document_ids(torch.tensor(boundaries, dtype=torch.long), batch=1, num_positions=3)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
 def test_whole_numbers_are_no_mask(dtype):
     message = (

@@ -17,6 +17,7 @@ from tidegate.flax.attention import Params
 from tidegate.flax.block import Caches, apply_stack, init_stack
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.initialize import initialize
+from tidegate.flax.masks import segment_mask
 from tidegate.tensors.layer_inputs import require_positions_shape
 from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 
@@ -101,8 +102,9 @@ def place(
 ) -> Array | None:
     """The positions of the tokens: those that were given, or where positions are learned those that are counted.
 
-    Learned positions run on from `start`, anew in each segment. They end with their table: a traced start that leads
-    beyond it cannot be refused, and gives NaN. None leaves counting to the attention layers.
+    Learned positions run on from `start`; in segments each counts the earlier positions of its own. They end with their
+    table: a traced start that leads beyond it cannot be refused, and gives NaN. None leaves counting to the attention
+    layers.
     """
     require_tokens(tuple(tokens.shape), str(tokens.dtype))
     batch, num_positions = tokens.shape
@@ -113,11 +115,10 @@ def place(
         return None
     start = jnp.zeros((), jnp.int32) if start is None else start
     require_learned_positions(num_positions + (0 if isinstance(start, Tracer) else int(start)), config.max_length)
-    counted = start + jnp.arange(num_positions)
     if segment_ids is None:
-        return counted
-    begins_BT = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-    return counted - jax.lax.cummax(jnp.where(begins_BT, counted, 0), axis=1)
+        return start + jnp.arange(num_positions)
+    together_BTT = segment_mask(segment_ids, batch=batch, num_positions=num_positions)[:, 0]
+    return jnp.sum(jnp.tril(together_BTT, -1), axis=-1)
 
 
 def embed(params: Params, tokens: Array, positions: Array | None) -> Array:

@@ -94,7 +94,9 @@ def next_token_probabilities(
     returns : (..., V), in float32 or better
     """
     require_sampling(temperature, top_k, top_p)
-    ranked, order = jax.lax.top_k(widened(logits), logits.shape[-1])
+    # Not `jax.lax.top_k`, which ranks 0 above -0.
+    order = jnp.argsort(widened(logits), axis=-1, descending=True, stable=True)
+    ranked = jnp.take_along_axis(widened(logits), order, axis=-1)
     rank = jnp.arange(logits.shape[-1])
     if temperature == 0:
         top_k, temperature = 1, 1.0

@@ -40,10 +40,7 @@ def attend(
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
     plain = dropout > 0 or q_BTHD.dtype == jnp.float64
     if not plain and mask is None and bias is None and (window is None or num_queries == num_keys):
-        near = None if window is None else (window - 1, 0 if causal else window - 1)
-        return jax.nn.dot_product_attention(
-            q_BTHD, k_BSGD, v_BSGD, scale=scale, is_causal=causal, local_window_size=near
-        )
+        return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=causal, window=window, scale=scale)
     allowed = _both(mask, _band(num_queries, num_keys, causal, window))
     if plain:
         return attend_plainly(
@@ -51,14 +48,13 @@ def attend(
         )
     if bias is None:
         assert allowed is not None
-        o_BTHD = jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale)
-        return _zero_where_empty(o_BTHD, allowed)
+        return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale), allowed)
     # Not `>`, which would hide a nan as if it were forbidden.
     finite = bias != -jnp.inf
     allowed = finite if allowed is None else allowed & finite
     # The kernel marks what a mask forbids by a finite number, which a bias may fall below; nothing falls below -inf.
     bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
-    return _zero_where_empty(jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
+    return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
 
 
 def attend_plainly(
@@ -86,6 +82,33 @@ def attend_plainly(
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
     weights = weights_BHTS.reshape(batch, groups, num_heads // groups, num_queries, num_keys)
     return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(q_BTHD.shape)
+
+
+def _attend_fused(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float,
+) -> Array:
+    dtype = q_BTHD.dtype
+    if dtype == jnp.float16:
+        # The kernel asks for a product of float16 that accumulates in float32, which not every platform has.
+        q_BTHD, k_BSGD, v_BSGD = (x.astype(jnp.float32) for x in (q_BTHD, k_BSGD, v_BSGD))
+    return jax.nn.dot_product_attention(
+        q_BTHD,
+        k_BSGD,
+        v_BSGD,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0 if causal else window - 1),
+    ).astype(dtype)
 
 
 def _band(num_queries: int, num_keys: int, causal: bool, window: int | None) -> Array | None:

@@ -40,6 +40,8 @@ def require_layer_inputs(
         raise ValueError(f"{packed} are for self-attention over whole rows; use mask with a context or a cache.")
     if context is None:
         return
+    if context[0] != x[0]:
+        raise ValueError(f"context must have the batch size of x, {x[0]}; got {context[0]}.")
     if has_cache:
         raise ValueError("cache is for self-attention; a context is there as a whole, so it needs none.")
     if ordered:

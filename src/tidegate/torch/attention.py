@@ -25,7 +25,7 @@ from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, inside_transform
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
-from tidegate.torch.rotary import rotary_angles, rotate
+from tidegate.torch.rotary import Turn, rotary_turn, rotate
 
 __all__ = ["AttentionTrace", "GatedAttention"]
 
@@ -57,7 +57,8 @@ class GatedAttention(nn.Module):
     """Multi-head attention with any gates of the vocabulary.
 
     The order of work: project, gate the query, key and value, normalise, rotate, apply the metric, attend, gate the
-    output, project, gate the result. Every gate reads raw projections. Value and key gates act before the cache.
+    output, project, gate the result. Every gate reads raw projections. Value and key gates act before the cache. A
+    learned metric mixes what the rotation has turned, so that with both the scores depend on absolute positions.
     """
 
     def __init__(
@@ -247,11 +248,12 @@ class GatedAttention(nn.Module):
     def extra_repr(self) -> str:
         """Its sizes and options."""
         sizes = ", ".join(f"{name}={size}" for name, size in asdict(self.shape).items())
-        return f"{sizes}, gate={self.gates}, causal={self.causal}, window={self.window}, dropout={self.dropout}"
+        names = ("causal", "window", "dropout", "rotary", "temperature", "recompute_gate")
+        return f"{sizes}, gate={self.gates}, " + ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     def _gated(self, site: Site, target: Tensor, reads: GateReads) -> Tensor:
         gate = self.attn_gate.at(site)
-        return target if gate is None else self._recomputed(gate.apply_to, target, reads)
+        return target if gate is None else self._recomputed(gate.apply_to, target, gate.source(reads))
 
     def _projected(self, reads: GateReads) -> Tensor:
         """The attention output under its gate, through the output projection and the dense gate."""
@@ -261,12 +263,14 @@ class GatedAttention(nn.Module):
             y_BTM = self.o_proj(reads.output.flatten(-2))
         else:
             # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
-            y_BTM = self._recomputed(lambda o: self.o_proj(gate.apply_to(o, reads).flatten(-2)), reads.output)
+            y_BTM = self._recomputed(
+                lambda o, source: self.o_proj(gate.apply_to(o, source).flatten(-2)), reads.output, gate.source(reads)
+            )
         return self._gated("dense", y_BTM, reads)
 
-    def _recomputed(self, function: Callable[..., Tensor], *arguments: Tensor | GateReads) -> Tensor:
+    def _recomputed(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         """Call it; with `recompute_gate` keep its arguments alone, and call it again in the backward pass."""
-        if not self.recompute_gate or inside_transform(*(a for a in arguments if isinstance(a, Tensor))):
+        if not self.recompute_gate or inside_transform(*arguments):
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
@@ -277,18 +281,18 @@ class GatedAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHD, k_BSGD = _normed(self.q_norm, q_BTHD), _normed(self.k_norm, k_BSGD)
         if self.rotary is not None:
-            q_angles = self._angles(q_BTHD, positions, start=0 if cache is None else cache.length)
-            k_angles = self._angles(k_BSGD, None, start=0) if crossing else q_angles
-            q_BTHD, k_BSGD = rotate(q_BTHD, q_angles), rotate(k_BSGD, k_angles)
+            q_turn = self._turn(q_BTHD, positions, start=0 if cache is None else cache.length)
+            k_turn = self._turn(k_BSGD, None, start=0) if crossing else q_turn
+            q_BTHD, k_BSGD = rotate(q_BTHD, q_turn), rotate(k_BSGD, k_turn)
         return (q_BTHD if self.metric is None else self.metric(q_BTHD)), k_BSGD
 
-    def _angles(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Tensor:
+    def _turn(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Turn:
         assert self.rotary is not None
         batch, num_positions = x_BTHD.shape[:2]
         if positions is None:
             positions = torch.arange(start, start + num_positions, device=x_BTHD.device)
         require_positions_shape(tuple(positions.shape), batch, num_positions)
-        return rotary_angles(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
+        return rotary_turn(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
 
     def _restricted(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None

@@ -5,6 +5,7 @@ Legend: B batch, T positions, H heads at the gated site, M model width, R read w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -56,6 +57,7 @@ class AttentionGate(nn.Module):
         self.gate = gate
         self.shape = shape
         self.num_heads = gate.num_heads_at_site(shape)
+        self.num_matrices = gate.num_matrices(shape)
         for name, size in gate.parameter_shapes(**asdict(shape)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         self.reset_parameters()
@@ -75,28 +77,43 @@ class AttentionGate(nn.Module):
                 case _:
                     nn.init.normal_(parameter, std=self.gate.init_std)
 
-    def forward(self, reads: GateReads) -> Tensor:
+    def source(self, reads: GateReads) -> Tensor:
+        """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
+        match self.gate.reads:
+            case "input":
+                source = reads.context if self.gate.on_source else reads.input
+            case "query":
+                # The heads of a group stand side by side, so that a group's queries are a view.
+                source = self._by_matrix(reads.query)
+            case "value":
+                source = self._by_matrix(repeat_heads(reads.value, self.num_heads))
+            case "output":
+                assert reads.output is not None
+                dense = self.gate.site == "dense"
+                source = reads.output.flatten(-2) if dense else self._by_matrix(reads.output)
+        return source if self.gate.width is None else source[..., : self.gate.width]
+
+    def forward(self, source: Tensor) -> Tensor:
         """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
-        values = activate(self.gate.activation, self.logits(reads))
+        values = activate(self.gate.activation, self.logits(source))
         return values.squeeze(-2) if self.gate.site == "dense" else values
 
-    def logits(self, reads: GateReads) -> Tensor:
+    def logits(self, source: Tensor) -> Tensor:
         """(B, T, H, D), in float32 or better whatever the layer's dtype, under autocast too."""
-        source = self._source(reads)
-        if self.gate.width is not None:
-            source = source[..., : self.gate.width]
         with _without_autocast(source.device.type):
             logits = widened(source)
             for weight in self._matrices():
                 logits = _product(logits, widened(weight))
             if self.gate.bias is not None:
-                logits = logits + widened(self._learned("bias"))[:, None, :]
-        heads_of_each = self.num_heads // logits.shape[-3]
-        return logits.expand(*logits.shape[:-2], heads_of_each, -1).flatten(-3, -2)
+                bias = widened(self._learned("bias"))
+                logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])
+        if logits.ndim == 4 and self.num_matrices < self.num_heads:
+            return repeat_heads(logits, self.num_heads)
+        return logits.reshape(*logits.shape[:2], self.num_heads, logits.shape[-1])
 
-    def apply_to(self, target: Tensor, reads: GateReads) -> Tensor:
+    def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
-        values = self(reads)
+        values = self(source)
         return (target * values if self.gate.op == "multiply" else target + values).to(target.dtype)
 
     @property
@@ -109,22 +126,10 @@ class AttentionGate(nn.Module):
         """The gate as it is spelled."""
         return str(self.gate)
 
-    def _source(self, reads: GateReads) -> Tensor:
-        """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
-        match self.gate.reads:
-            case "input":
-                return reads.context if self.gate.on_source else reads.input
-            case "query":
-                # The heads of a group stand side by side, so that a group's queries are a view.
-                source = reads.query.unflatten(-2, (self.num_heads, -1)).flatten(-2)
-            case "value":
-                source = repeat_heads(reads.value, self.num_heads)
-            case "output":
-                assert reads.output is not None
-                source = reads.output
-                if self.gate.site == "dense":
-                    return source.flatten(-2)
-        return source.unflatten(-2, (self.gate.num_matrices(self.shape), -1))
+    def _by_matrix(self, source: Tensor) -> Tensor:
+        batch, positions, heads, width = source.shape
+        merged = heads // self.num_heads * width
+        return source.reshape(batch, positions, self.num_matrices, self.num_heads // self.num_matrices, merged)
 
     def _matrices(self) -> list[Tensor]:
         names = ("weight",) if self.gate.rank is None else ("weight_down", "weight_up")
@@ -158,7 +163,8 @@ class AttentionGates(nn.Module):
 
     def forward(self, reads: GateReads) -> dict[str, Tensor]:
         """The values of every gate, by site."""
-        return {site: gate(reads) for site, gate in self.named_children()}
+        gates = ((site, gate) for site, gate in self.named_children() if isinstance(gate, AttentionGate))
+        return {site: gate(gate.source(reads)) for site, gate in gates}
 
 
 def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -195,14 +201,24 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _product(reads: Tensor, weight: Tensor) -> Tensor:
-    """Reads (B, T, R) or (B, T, matrices, heads of each, R) through (matrices, R, D): (B, T, matrices, heads, D)."""
-    if reads.ndim == 3:
+    """Reads through (matrices, R, D).
+
+    (B, T, R) gives (B, T, matrices, D), and so does (B, T, matrices, R); (B, T, matrices, heads of each, R) gives
+    (B, T, matrices, heads of each, D).
+    """
+    batch, positions, *heads, width = reads.shape
+    matrices, _, gated_width = weight.shape
+    if not heads and positions > 1:
         flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
-        return flat.unflatten(-1, (weight.shape[0], 1, -1))
-    return torch.einsum("btnmr,nrd->btnmd", reads, weight)
+        return flat.view(batch, positions, matrices, gated_width)
+    if not heads:
+        # For a single position, laying the matrices side by side would cost more than the product.
+        reads, heads = reads[:, :, None].expand(-1, -1, matrices, -1), [matrices]
+    rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
+    return torch.bmm(rows, weight).view(matrices, batch, positions, *heads[1:], gated_width).movedim(0, 2)
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
     # Not every device has autocast: the meta device has none.
-    available = torch.amp.is_autocast_available(device_type)
-    return torch.autocast(device_type, enabled=False) if available else nullcontext()
+    active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if active else nullcontext()

@@ -58,11 +58,24 @@ def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor
             raise ValueError(
                 f"documents as boundaries describe one packed row; the batch has {batch}. Give ids (B, T)."
             )
+        _require_boundaries(documents, num_positions)
         positions = torch.arange(num_positions, device=documents.device)
         return torch.bucketize(positions, documents[1:-1].contiguous(), right=True).unsqueeze(0)
     if documents.shape != (batch, num_positions):
         raise ValueError(f"documents must have shape {(batch, num_positions)}; got {tuple(documents.shape)}.")
     return documents
+
+
+def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:
+    # Elsewhere than on the CPU a look at the values would make every step wait for the device.
+    if torch.compiler.is_compiling() or boundaries.device.type != "cpu":
+        return
+    given = boundaries.tolist()
+    if given[:1] != [0] or given[-1:] != [num_positions] or given != sorted(given):
+        raise ValueError(
+            f"documents with one axis are boundaries, rising from 0 to {num_positions}; got {given}. "
+            "For ids give one row for each of the batch, as in documents[None]."
+        )
 
 
 def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:

@@ -1,0 +1,274 @@
+from dataclasses import FrozenInstanceError, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import every_combination, every_precision, make, opening, quick_jit, sample
+from torch_layers import OPTIONS, exactly
+
+from tidegate import Gate, Gates
+from tidegate.flax import AttentionConfig, gated_attention, init_attention
+from tidegate.tensors.rotary import Rotary
+
+EVERYTHING = {"bias": True, "qk_norm": True, "metric": "learned", "rope": True, "num_kv_heads": 2}
+
+
+def config_of(**options):
+    return AttentionConfig(**{"d_model": 24, "num_heads": 4, **options})
+
+
+def shapes(function, *arguments):
+    """What the function gives, in shapes alone; what it refuses, it refuses here as it would under `jit`."""
+    return jax.eval_shape(function, *arguments)
+
+
+def drawn(config, **options):
+    return shapes(lambda key: init_attention(key, config, **options), jax.random.key(0))
+
+
+def names(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
+
+
+def test_parameters_are_a_plain_tree_with_stable_names():
+    projections = {f"{letter}_proj.{name}" for letter in "qkvo" for name in ("kernel", "bias")}
+    gates = {"attn_gate.value.weight", "attn_gate.output.weight_down", "attn_gate.output.weight_up"}
+    norms = {"q_norm.scale", "k_norm.scale", "metric.weight"}
+    assert names(drawn(config_of(gate="output:input:r2+bma", **EVERYTHING))) == projections | gates | norms
+    plain = drawn(config_of(gate="none"))
+    assert names(plain) == {f"{letter}_proj.kernel" for letter in "qkvo"}
+    assert plain["attn_gate"] == {}
+
+
+@every_combination
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_parameters_start_with_the_shapes_that_a_layer_has(gate, options):
+    layer = make(gate, **options)
+    sizes = jax.tree.map(lambda array: array.shape, (drawn(layer.config), layer.params))
+    assert sizes[0] == sizes[1]
+
+
+@every_precision
+def test_parameters_start_in_the_dtype_that_is_asked_for(dtype):
+    params = drawn(config_of(gate="output:query:r2:b1", **EVERYTHING), dtype=dtype)
+    assert {array.dtype for array in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+
+
+def test_projections_start_with_the_deviation_that_keeps_the_variance():
+    config = AttentionConfig(d_model=128, num_heads=4, num_kv_heads=2, head_dim=16, gate="none", bias=True)
+    params = quick_jit(lambda key: init_attention(key, config))(jax.random.key(0))
+    for name, fan_in in (("q_proj", 128), ("k_proj", 128), ("v_proj", 128), ("o_proj", 64)):
+        kernel = params[name]["kernel"]
+        # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
+        assert abs(kernel.std() * fan_in**0.5 - 1) < 6 / (2 * kernel.size) ** 0.5
+        assert abs(kernel.mean() * fan_in**0.5) < 6 / kernel.size**0.5
+        assert (params[name]["bias"] == 0).all()
+    kernels = [params[name]["kernel"].ravel()[:64] for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    assert all((a != b).any() for i, a in enumerate(kernels) for b in kernels[:i])
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "learned"])
+def test_norms_and_metrics_start_as_the_identity(metric):
+    config = config_of(gate="none", qk_norm=True, metric=metric)
+    params = quick_jit(lambda key: init_attention(key, config))(jax.random.key(0))
+    assert (params["q_norm"]["scale"] == 1).all()
+    assert (params["k_norm"]["scale"] == 1).all()
+    identity = np.ones(6) if metric == "diagonal" else np.eye(6)
+    assert (params["metric"]["weight"] == np.broadcast_to(identity, (4, *identity.shape))).all()
+
+
+def test_another_key_starts_elsewhere_and_each_gate_on_its_own():
+    start = quick_jit(lambda key: init_attention(key, config_of(gate="output:query+query:query")))
+    first, again, other = (start(jax.random.key(seed)) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), first, other)))
+    assert (first["attn_gate"]["output"]["weight"] != first["attn_gate"]["query"]["weight"]).any()
+
+
+@pytest.mark.parametrize("gate", ["bma", Gate(), Gates.parse("g1+g2"), ["g1", Gate(site="value")], None])
+def test_a_gate_is_given_in_any_way_that_the_vocabulary_reads(gate):
+    assert config_of(gate=gate).gates == Gates.parse(gate)
+
+
+def test_bma_is_the_default():
+    assert config_of().gates == Gates.parse("bma")
+
+
+@pytest.mark.parametrize(("rope", "expected"), [(None, None), (False, None), (True, Rotary()), (Rotary(base=5.0),) * 2])
+def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
+    assert config_of(rope=rope).rotary == expected
+
+
+def test_equal_options_are_one_key_however_they_are_spelled():
+    config = config_of(gate="output:input+value:query", rope=True)
+    same = config_of(gate=[Gate(), "bma"], rope=Rotary())
+    assert config == same
+    assert hash(config) == hash(same)
+    assert config != replace(config, gate="g1")
+    with pytest.raises(FrozenInstanceError):
+        config.window = 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dropout": 1.0}, ValueError, "dropout must lie in [0, 1); got 1.0."),
+        ({"dropout": float("nan")}, ValueError, "dropout must lie in [0, 1); got nan."),
+        ({"window": 0}, ValueError, "window must be at least 1, or None; got 0."),
+        ({"temperature": 0.0}, ValueError, "temperature must be above 0; got 0.0."),
+        ({"metric": "flat"}, ValueError, "metric must be 'diagonal', 'learned' or None; got 'flat'."),
+        ({"rope": "yes"}, TypeError, "rope must be a Rotary, True or None; got 'yes'."),
+        ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
+        ({"head_dim": 0}, ValueError, "head_dim must be a whole number of at least 1; got 0."),
+        ({"d_model": 25}, ValueError, "d_model must be a multiple of num_heads when head_dim is not given; "
+         "got d_model=25, num_heads=4. Give head_dim, or change one of them."),
+        ({"d_model": 20, "rope": True}, ValueError, "Rotary.fraction must select an even number of the head's "
+         "5 channels; 1.0 selects 5."),
+        ({"gate": "value:query:w9"}, ValueError, "Gate.width must be at most 6, what value:query reads; got 9."),
+        ({"gate": "bma+g2"}, ValueError, "A layer has at most one gate per site; bma and g2 are both at the value "
+         "site. Choose one, or move one to another site."),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(options, error, message):
+    with pytest.raises(error, match=exactly(message)):
+        config_of(**options)
+
+
+def test_a_misspelt_option_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
+        config_of(casual=True)
+    with pytest.raises(TypeError, match="positional argument"):
+        AttentionConfig(24, 4)
+
+
+@pytest.mark.parametrize("shape", [(5, 24), (2, 5, 23), (1, 2, 5, 24)])
+def test_an_input_of_another_shape_is_refused(shape):
+    layer, across = make("bma"), make("g1", causal=False)
+    with pytest.raises(ValueError, match=opening(f"x must have shape (batch, positions, 24); got {shape}.")):
+        shapes(layer, sample(*shape))
+    with pytest.raises(ValueError, match=opening(f"context must have shape (batch, positions, 24); got {shape}.")):
+        shapes(lambda x, context: across(x, context=context), sample(2, 5, 24), sample(*shape))
+
+
+def test_a_context_has_the_batch_of_the_input():
+    layer = make("g1", causal=False)
+    with pytest.raises(ValueError, match=opening("context must have the batch size of x, 2; got 3.")):
+        shapes(lambda x, context: layer(x, context=context), sample(2, 5, 24), sample(3, 7, 24))
+
+
+@pytest.mark.parametrize("gate", ["bma", "value:query:head", "key:query", "output:value", "query:value", "g1+bma"])
+def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(gate):
+    layer = make(gate, causal=False)
+    refused = next(g for g in layer.config.gates if g.needs_self_attention)
+    message = (
+        f"Gate {refused} reads the {refused.reads} at the position that it gates, which only self-attention has. "
+        "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+    )
+    with pytest.raises(ValueError, match=opening(message)):
+        shapes(lambda x, context: layer(x, context=context), sample(2, 5, 24), sample(2, 7, 24))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False, "window": 2}, {"window": 2}])
+def test_a_layer_that_compares_positions_refuses_a_context(options):
+    layer = make("bma-query", **options)
+    message = (
+        "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
+        "Cross-attention needs a layer that is not causal and has no window."
+    )
+    with pytest.raises(ValueError, match=opening(message)):
+        shapes(lambda x, context: layer(x, context=context), sample(2, 5, 24), sample(2, 7, 24))
+
+
+def test_a_context_needs_no_cache():
+    layer = make("g1", causal=False)
+    message = "cache is for self-attention; a context is there as a whole, so it needs none."
+    with pytest.raises(ValueError, match=opening(message)):
+        shapes(lambda x: layer(x, context=x, cache=layer.cache(2, 5)), sample(2, 5, 24))
+
+
+@pytest.mark.parametrize("given", ["cache", "context"])
+def test_segment_ids_are_for_whole_rows(given):
+    layer, x, ids = make("g1", causal=False), sample(2, 5, 24), np.zeros((2, 5), int)
+    other = {"cache": layer.cache(2, 5)} if given == "cache" else {"context": x}
+    message = "segment_ids are for self-attention over whole rows; use mask with a context or a cache."
+    with pytest.raises(ValueError, match=opening(message)):
+        shapes(lambda x: layer(x, segment_ids=ids, **other), x)
+
+
+def test_a_misspelt_argument_is_refused():
+    layer = make("g1")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'documents'"):
+        gated_attention(layer.params, sample(2, 5, 24), layer.config, documents=np.zeros((2, 5), int))
+    with pytest.raises(TypeError, match="positional argument"):
+        gated_attention(layer.params, sample(2, 5, 24), layer.config, None)
+
+
+def reach(layer, x):
+    """(T, T) bool: which inputs move which outputs, by the derivative of the first row's."""
+    slopes = quick_jit(jax.jacrev(lambda x: layer(x).sum(axis=-1)))(x)
+    return abs(slopes[0, :, 0]).max(axis=-1) > 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 9])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_reaches_back_and_without_causality_ahead_too(causal, window, dtype):
+    layer = make("g1+bma", causal=causal, window=window, dtype=dtype)
+    distance = np.arange(6)[:, None] - np.arange(6)
+    expected = (abs(distance) < (window or 6)) & ((distance >= 0) | (not causal))
+    assert (reach(layer, sample(1, 6, 24, dtype=dtype)) == expected).all()
+
+
+def test_causality_is_the_default():
+    layer, x = make("bma"), sample(2, 5, 24)
+    y = quick_jit(lambda x: gated_attention(layer.params, x, layer.config))(x)
+    assert_close(y, quick_jit(layer)(x))
+    assert abs(y - quick_jit(replace(layer, is_causal=False))(x)).max() > 1e-2
+
+
+def test_the_input_as_its_own_context_is_self_attention():
+    layer, x = make("g1+g2", causal=False, rope=True), sample(2, 5, 24)
+    assert_close(quick_jit(lambda x: layer(x, context=x))(x), quick_jit(layer)(x))
+
+
+def test_dropout_takes_a_key_and_is_off_without_one():
+    layer = make("g1+bma", dropout=0.5)
+    x, plain = sample(2, 5, 24), replace(layer, config=replace(layer.config, dropout=0.0))
+    noisy = quick_jit(lambda key: layer(x, dropout_key=key))
+    first, again, other = (noisy(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).any()
+    expected = quick_jit(plain)(x)
+    assert_close(quick_jit(layer)(x), expected)
+    assert_close(quick_jit(lambda key: plain(x, dropout_key=key))(jax.random.key(0)), expected)
+
+
+def test_dropout_is_right_on_average():
+    layer, x = make("bma", d_model=8, num_heads=2, dropout=0.25), sample(1, 3, 8)
+    rows = np.broadcast_to(x, (40_000, 3, 8))
+    noisy = quick_jit(lambda key: layer(rows, dropout_key=key))(jax.random.key(0))
+    exact = quick_jit(layer)(x)
+    deviation = noisy.std(axis=0) / 200
+    assert (abs(noisy.mean(axis=0) - exact[0]) < 6 * deviation + 1e-12).all()
+
+
+nothing = pytest.mark.parametrize("shape", [(0, 5, 24), (2, 0, 24)], ids=["no rows", "no positions"])
+
+
+@every_combination
+@nothing
+def test_nothing_in_gives_nothing_out(gate, shape):
+    assert shapes(make(gate, **OPTIONS["everything"]), sample(*shape)).shape == shape
+
+
+@nothing
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_nothing_in_gives_gradients_of_zero(shape, dtype):
+    layer, x = make("g1+bma", **OPTIONS["everything"], dtype=dtype), sample(*shape, dtype=dtype)
+    differentiated = quick_jit(jax.value_and_grad(lambda params, x: layer.under(params)(x).sum()))
+    total, gradients = differentiated(layer.params, x)
+    assert total == 0
+    assert all((gradient == 0).all() for gradient in jax.tree.leaves(gradients))

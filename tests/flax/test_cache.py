@@ -1,0 +1,170 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import every_combination, every_precision, largest_gap, make, opening, quick_jit, sample
+from torch_layers import OPTIONS
+
+from tidegate import HeadShape
+from tidegate.flax import KVCache, init_cache
+from tidegate.flax.cache import update_cache
+
+SHAPE = HeadShape(d_model=24, num_heads=4, num_kv_heads=2, head_dim=6)
+ALL_SITES = "g1+g2+g3+g4+g5"
+
+
+@every_precision
+def test_an_empty_cache_has_room_and_holds_nothing(dtype):
+    cache = init_cache(SHAPE, batch=3, max_length=7, dtype=dtype)
+    assert cache.key.shape == cache.value.shape == (3, 7, 2, 6)
+    assert cache.key.dtype == cache.value.dtype == dtype
+    assert (cache.length.shape, cache.length.dtype, int(cache.length)) == ((), jnp.int32, 0)
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_room_is_at_least_one_position(max_length):
+    with pytest.raises(ValueError, match=opening(f"max_length must be at least 1; got {max_length}.")):
+        init_cache(SHAPE, batch=1, max_length=max_length)
+
+
+def test_an_update_writes_after_what_is_there():
+    keys, values = sample(2, 5, 2, 6), sample(2, 5, 2, 6, seed=1)
+    cache = init_cache(SHAPE, batch=2, max_length=7, dtype=jnp.float64)
+    update = quick_jit(update_cache)
+    for start, end in ((0, 2), (2, 3), (3, 5)):
+        cache = update(cache, keys[:, start:end], values[:, start:end])
+        assert (cache.key[:, :end] == keys[:, :end]).all()
+        assert (cache.value[:, :end] == values[:, :end]).all()
+        assert (cache.key[:, end:] == 0).all()
+        assert int(cache.length) == end
+
+
+def as_shapes(tree):
+    return jax.tree.map(lambda array: (array.shape, jnp.dtype(array.dtype)), tree)
+
+
+@every_combination
+@pytest.mark.parametrize("options", [{}, OPTIONS["everything"]], ids=["plain", "everything"])
+def test_no_gate_makes_the_cache_hold_more(gate, options):
+    """The cache is that of plain attention, before a step and after, whatever the gate."""
+    layer = make(gate, **options)
+    before = layer.cache(2, 9)
+    y, after = jax.eval_shape(lambda x: layer(x, cache=before), sample(2, 3, 24))
+    assert y.shape == (2, 3, 24)
+    assert as_shapes(after) == as_shapes(before) == as_shapes(layer.ungated().cache(2, 9))
+    shape = layer.config.shape
+    assert before.key.size + before.value.size == 2 * 2 * 9 * shape.num_kv_heads * shape.head_dim
+
+
+def test_one_compiled_step_serves_every_length():
+    layer, x = make("g1+bma", **OPTIONS["everything"]), sample(2, 6, 24)
+    traces = []
+
+    def step(part, cache):
+        traces.append(part.shape)
+        return layer(part, cache=cache)
+
+    compiled, cache, outputs = quick_jit(step), layer.cache(2, 6), []
+    for t in range(6):
+        y, cache = compiled(x[:, t : t + 1], cache)
+        outputs.append(y)
+    assert traces == [(2, 1, 24)]
+    assert_close(np.concatenate(outputs, axis=1), quick_jit(layer)(x))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_a_scan_over_positions_is_the_whole_at_once(dtype):
+    layer, x = make(ALL_SITES, **OPTIONS["everything"], dtype=dtype), sample(2, 6, 24, dtype=dtype)
+
+    def decode(x):
+        def step(cache, x_BM):
+            y, cache = layer(x_BM[:, None], cache=cache)
+            return cache, y[:, 0]
+
+        cache, y_TBM = jax.lax.scan(step, layer.cache(2, 8), jnp.swapaxes(x, 0, 1))
+        return cache.length, jnp.swapaxes(y_TBM, 0, 1)
+
+    length, y = quick_jit(decode)(x)
+    assert length == 6
+    assert_close(y, quick_jit(layer)(x))
+
+
+def test_what_lies_past_the_end_is_not_seen():
+    layer, x = make("g1+bma", dtype=jnp.float32), sample(2, 2, 24, dtype=jnp.float32)
+    clean = layer.cache(2, 5)
+    dirty = KVCache(key=np.full_like(clean.key, np.nan), value=np.full_like(clean.value, 1e3), length=clean.length)
+    step = quick_jit(lambda x, cache: layer(x, cache=cache)[0])
+    assert (step(x, dirty._replace(key=clean.key)) == step(x, clean)).all()
+
+
+@pytest.mark.parametrize("given", ["implied", "given"])
+def test_positions_continue_from_the_cache(given):
+    layer, x = make("bma", rope=True), sample(2, 5, 24)
+    first, cache = quick_jit(lambda x: layer(x, cache=layer.cache(2, 5)))(x[:, :3])
+    positions = {"positions": np.arange(3, 5)} if given == "given" else {}
+    rest, _ = quick_jit(lambda x, cache: layer(x, cache=cache, **positions))(x[:, 3:], cache)
+    assert_close(np.concatenate([first, rest], axis=1), quick_jit(layer)(x))
+
+
+def test_left_padded_rows_are_the_rows_alone():
+    layer, x = make("g1+bma+g3", rope=True, dtype=jnp.float32), sample(3, 6, 24, dtype=jnp.float32)
+    padding, slots = np.array([0, 2, 3]), np.arange(6)
+    mask = (slots >= padding[:, None])[:, None, None, :]
+    positions = np.maximum(slots - padding[:, None], 0)
+    step = quick_jit(lambda x, positions, cache: layer(x, mask=mask, positions=positions, cache=cache))
+    cache, outputs = layer.cache(3, 6), []
+    for start, end in ((0, 4), (4, 5), (5, 6)):
+        y, cache = step(x[:, start:end], positions[:, start:end], cache)
+        outputs.append(y)
+    y = np.concatenate(outputs, axis=1)
+    for row, pad in enumerate(padding):
+        assert_close(y[row : row + 1, pad:], quick_jit(layer)(x[row : row + 1, pad:]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_half_precision_cache_serves_a_float32_layer(dtype):
+    layer, x = make("g1+bma", dtype=jnp.float32), sample(2, 4, 24, dtype=jnp.float32)
+    cache = init_cache(layer.config.shape, batch=2, max_length=4, dtype=dtype)
+    y, after = quick_jit(lambda x: layer(x, cache=cache))(x)
+    expected = quick_jit(layer)(x)
+    assert (y.dtype, after.key.dtype, after.value.dtype) == (jnp.float32, dtype, dtype)
+    assert largest_gap(y, expected) <= 8 * float(jnp.finfo(dtype).eps) * (1 + abs(expected).max())
+
+
+def test_a_cache_that_overflows_says_how_much_is_needed():
+    layer = make("bma")
+    cache = layer.cache(2, 5)._replace(length=np.int32(3))
+    message = "cache has room for max_length=5 positions; 6 are needed. Make it longer."
+    with pytest.raises(ValueError, match=opening(message)):
+        jax.eval_shape(lambda x: layer(x, cache=cache), sample(2, 3, 24))
+
+
+def test_more_than_the_whole_room_is_refused_while_the_length_is_traced():
+    layer = make("bma")
+    message = "cache has room for max_length=5 positions; 6 are needed. Make it longer."
+    with pytest.raises(ValueError, match=opening(message)):
+        jax.eval_shape(lambda x, cache: layer(x, cache=cache), sample(2, 6, 24), layer.cache(2, 5))
+
+
+@pytest.mark.parametrize(("batch", "num_kv_heads"), [(3, 2), (2, 4)])
+def test_another_batch_or_layer_needs_another_cache(batch, num_kv_heads):
+    layer = make("bma", num_kv_heads=num_kv_heads)
+    cache = init_cache(SHAPE, batch=2, max_length=5)
+    message = (
+        f"cache holds a batch of 2 with 2 heads; got {batch} with {num_kv_heads}. Start a new cache for another batch."
+    )
+    with pytest.raises(ValueError, match=opening(message)):
+        jax.eval_shape(lambda x: layer(x, cache=cache), sample(batch, 3, 24))
+
+
+def test_a_cache_maps_over_a_batch_of_rows_with_lengths_of_their_own():
+    layer, x = make("g1+bma", rope=True), sample(2, 3, 24)
+    caches = jax.tree.map(lambda array: np.stack([array] * 2), layer.cache(1, 4))
+    held = quick_jit(lambda x: layer(x, cache=layer.cache(1, 4))[1])(x[:1, :2])
+    caches = jax.tree.map(lambda stacked, own: np.stack([own, stacked[1]]), caches, held)
+    step = quick_jit(jax.vmap(lambda x, cache: layer(x, cache=cache)))
+    y, after = step(np.stack([x[:1, 2:], x[1:, :1]]), caches)
+    assert after.length.tolist() == [3, 1]
+    assert_close(y[0], quick_jit(layer)(x[:1])[:, 2:])
+    assert_close(y[1], quick_jit(layer)(x[1:, :1]))

@@ -1,0 +1,329 @@
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_models import SIZES, jit_quickly, key, make, mean_loss, sample, with_stacked_blocks
+
+from tidegate.config import TransformerConfig
+from tidegate.flax import (
+    apply_block,
+    apply_model,
+    cast_params,
+    init_block,
+    init_caches,
+    init_model,
+    stack_layers,
+    unstack_layers,
+)
+from tidegate.flax.block import attention_config, drop
+from tidegate.flax.feedforward import init_feedforward
+from tidegate.tensors.rotary import Rotary
+
+apply = jit_quickly(apply_model, static_argnames=("config", "num_logits"))
+
+
+def named(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def drawn(config, *, seed=0):
+    # NumPy arrays, whose statistics need no compilation.
+    return jax.tree.map(np.asarray, jit_quickly(partial(init_model, config=config))(key(seed)))
+
+
+def same(one, other):
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+def assert_trees_close(actual, expected, **options):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(one, other, **options)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 31), (0, 5)])
+def test_every_position_gets_logits(batch, length):
+    config, params = make(positions="learned", norm="layer", feedforward="gelu", tie_embeddings=False)
+    assert apply(params, sample(batch, length), config=config).shape == (batch, length, 31)
+
+
+def test_matrices_start_small_and_those_that_write_to_the_stream_smaller():
+    config = TransformerConfig(
+        d_model=64, num_layers=2, vocab_size=512, norm="layer", bias=True, positions="learned", tie_embeddings=False
+    )
+    params = named(drawn(config))
+    for name, array in params.items():
+        *_, owner, leaf = name.split(".")
+        if leaf in ("kernel", "embedding"):
+            expected = 0.02 / 2 if owner in ("o_proj", "down_proj") else 0.02
+            assert abs(array.std() / expected - 1) < 0.05, name
+            assert abs(array.mean()) < 4 * expected / array.size**0.5, name
+        elif leaf in ("scale", "bias"):
+            assert (array == (leaf == "scale")).all(), name
+        else:
+            assert abs(array.std() / 0.02 - 1) < 0.1, name
+
+
+def test_variants_share_what_they_have_in_common():
+    models = [
+        named(drawn(TransformerConfig(**SIZES | {"num_layers": 1} | options)))
+        for options in ({"gate": "bma"}, {"gate": "none"}, {"gate": "g1+g5", "qk_norm": True, "tie_embeddings": False})
+    ]
+    common = set.intersection(*map(set, models))
+    assert common == set(models[1])
+    for name in common:
+        assert np.array_equal(models[0][name], models[1][name])
+        assert np.array_equal(models[0][name], models[2][name])
+
+
+def test_no_two_matrices_are_drawn_alike_and_the_key_decides():
+    config = TransformerConfig(**SIZES | {"vocab_size": 5})
+    params = named(drawn(config))
+    firsts = [float(array.ravel()[0]) for array in params.values() if array.ndim > 1]
+    assert len(set(firsts)) == len(firsts)
+    assert not same(params, named(drawn(config, seed=1)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16])
+def test_parameters_have_the_dtype_that_was_asked_for(dtype):
+    shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), TransformerConfig(gate="bma+g1"), dtype=dtype))
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(dtype)}
+
+
+def test_every_option_of_the_attention_arrives():
+    options = {
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "qk_norm": True,
+        "metric": "diagonal",
+        "temperature": 0.5,
+        "bias": True,
+    }
+    config = TransformerConfig(
+        **SIZES | options, gate="g1+g2", window=3, attention_dropout=0.25, dropout=0.5, rotary=Rotary(scale=2.0)
+    )
+    layer = attention_config(config)
+    assert {name: getattr(layer, name) for name in options} == options
+    assert (layer.window, layer.dropout, layer.rotary, layer.shape) == (3, 0.25, Rotary(scale=2.0), config.shape)
+    assert str(layer.gates) == "g2+g1"
+    assert attention_config(replace(config, positions="none", rotary=Rotary())).rope is None
+
+
+def test_a_model_is_its_blocks_between_tables():
+    config, params = make(tie_embeddings=False, gate="bma+g1")
+    tokens = sample(2, 5)
+    x = params["embedding"]["embedding"][tokens]
+    for block in params["stack"]["blocks"]:
+        x = jit_quickly(apply_block, static_argnums=2)(block, x, config)
+    x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * params["stack"]["norm"]["scale"]
+    assert_close(apply(params, tokens, config=config), x @ params["head"]["kernel"])
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint_blocks": True}, {"dropout": 0.3, "attention_dropout": 0.2}])
+def test_a_scan_over_stacked_blocks_is_the_loop_over_blocks(options):
+    config, params = make(gate="bma+g5", num_layers=3, num_kv_heads=2, **options)
+    tokens = sample(2, 6)
+
+    def loss(params):
+        return mean_loss(apply_model(params, tokens, config, dropout_key=key()), tokens)
+
+    expected = jit_quickly(jax.value_and_grad(loss))(params)
+    value, gradients = jit_quickly(jax.value_and_grad(loss))(with_stacked_blocks(params))
+    gradients["stack"]["blocks"] = unstack_layers(gradients["stack"]["blocks"])
+    assert_trees_close((value, gradients), expected, what="gradient")
+
+
+def residual_bytes(config, params, tokens):
+    backward = jax.eval_shape(lambda params: jax.vjp(lambda p: apply_model(p, tokens, config), params)[1], params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
+
+
+@pytest.mark.parametrize("arrange", [lambda params: params, with_stacked_blocks], ids=["loop", "scan"])
+def test_checkpointed_blocks_keep_their_input_alone(arrange):
+    tokens = sample(2, 16)
+    kept = {}
+    for checkpoint in (False, True):
+        for layers in (2, 3):
+            config, params = make(num_layers=layers, checkpoint_blocks=checkpoint)
+            kept[checkpoint, layers] = residual_bytes(config, arrange(params), tokens)
+    stream = 2 * 16 * 24 * 8
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params["stack"]["blocks"][0]))
+    assert kept[True, 3] - kept[True, 2] <= stream + parameters
+    assert kept[False, 3] - kept[False, 2] > 5 * stream + parameters
+
+
+def test_checkpointed_blocks_have_the_same_gradients():
+    config, params = make(dropout=0.3, gate="bma+g1")
+    tokens = sample(2, 6)
+
+    def gradients(config):
+        def loss(params):
+            return mean_loss(apply_model(params, tokens, config, dropout_key=key()), tokens)
+
+        return jit_quickly(jax.grad(loss))(params)
+
+    assert_trees_close(gradients(replace(config, checkpoint_blocks=True)), gradients(config), what="gradient")
+
+
+@pytest.mark.parametrize(("gate", "positions"), [("none", "learned"), ("bma+g1+g3", "rotary")])
+@pytest.mark.parametrize("arrange", [lambda params: params, with_stacked_blocks], ids=["loop", "scan"])
+def test_tokens_in_chunks_with_caches_equal_all_at_once(gate, positions, arrange):
+    config, params = make(gate=gate, positions=positions, num_kv_heads=2, window=4)
+    tokens = sample(2, 9)
+    caches = init_caches(config, batch=2, max_length=11, dtype=jnp.float64)
+    caches = stack_layers(caches) if arrange is with_stacked_blocks else caches
+    chunks = []
+    for chunk in (tokens[:, :3], tokens[:, 3:6], tokens[:, 6:]):
+        logits, caches = apply(arrange(params), chunk, config=config, caches=caches)
+        chunks.append(logits)
+    assert_close(np.concatenate(chunks, axis=1), apply(params, tokens, config=config))
+
+
+def test_the_last_logits_alone_are_the_last_of_all():
+    config, params = make()
+    tokens = sample(2, 6)
+    assert_close(apply(params, tokens, config=config, num_logits=2), apply(params, tokens, config=config)[:, -2:])
+
+
+def test_segments_count_learned_positions_anew():
+    config, params = make(positions="learned", gate="bma+g1")
+    tokens = sample(1, 7)
+    ids = jnp.array([[4, 4, 4, 1, 1, 9, 9]])
+    alone = [apply(params, tokens[:, start:end], config=config) for start, end in ((0, 3), (3, 5), (5, 7))]
+    assert_close(apply(params, tokens, config=config, segment_ids=ids), np.concatenate(alone, axis=1))
+
+
+def test_models_are_mapped_over_their_parameters():
+    config, params = make()
+    other = jax.tree.map(lambda array: 1.1 * array, params)
+    tokens = sample(2, 5)
+    both = jit_quickly(jax.vmap(lambda params: apply_model(params, tokens, config)))(stack_layers([params, other]))
+    expected = jnp.stack([apply(one, tokens, config=config) for one in (params, other)])
+    assert_close(both, expected)
+
+
+def test_in_half_precision_gates_keep_single_precision():
+    config, params = make(gate="bma+g1")
+    half = jit_quickly(partial(cast_params, dtype=jnp.bfloat16))(params)
+    for name, array in named(half).items():
+        assert array.dtype == (jnp.float32 if "attn_gate" in name else jnp.bfloat16)
+    tokens = sample(2, 9)
+    logits, exact = apply(half, tokens, config=config), apply(params, tokens, config=config)
+    assert logits.dtype == jnp.bfloat16
+    assert np.linalg.norm(logits - exact) < 0.05 * np.linalg.norm(exact)
+    assert cast_params(params, None) is params
+
+
+def test_dropout_needs_a_key_and_a_share():
+    config, params = make()
+    tokens = sample(2, 5)
+    plain = apply(params, tokens, config=config)
+    assert np.array_equal(apply(params, tokens, config=config, dropout_key=key()), plain)
+    for options in ({"dropout": 0.5}, {"attention_dropout": 0.5}):
+        dropping = replace(config, **options)
+        assert_close(apply(params, tokens, config=dropping), plain)
+        first, again, other = (apply(params, tokens, config=dropping, dropout_key=key(seed)) for seed in (0, 0, 1))
+        assert np.array_equal(first, again)
+        assert not np.allclose(first, other)
+        assert not np.allclose(first, plain)
+
+
+def test_dropout_keeps_the_mean():
+    x = jnp.ones((100, 100), jnp.float32)
+    dropped = drop(x, 0.25, key())
+    assert dropped.dtype == jnp.float32
+    assert set(np.unique(dropped).tolist()) == {0.0, float(jnp.float32(1) / jnp.float32(0.75))}
+    assert abs(dropped.mean() - 1) < 0.02
+
+
+@pytest.mark.parametrize("gate", ["none", "bma+g1+g5"])
+def test_a_few_steps_lower_the_loss_on_a_batch(gate):
+    config = TransformerConfig(**SIZES, gate=gate)
+    params = drawn(config)
+    tokens = sample(4, 9)
+
+    @jit_quickly
+    def step(params):
+        loss, gradients = jax.value_and_grad(
+            lambda p: mean_loss(apply_model(p, tokens[:, :-1], config), tokens[:, 1:])
+        )(params)
+        return loss, gradients, jax.tree.map(lambda array, slope: array - 0.3 * slope, params, gradients)
+
+    losses = []
+    for _ in range(20):
+        loss, gradients, params = step(params)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.1
+    assert all(leaf.any() for leaf in jax.tree.leaves(gradients))
+
+
+def test_what_lies_beyond_a_table_is_not_a_number():
+    config, params = make(positions="learned", max_length=8)
+    tokens = jnp.array([[1, 30, 2], [1, 31, 2]])
+    assert np.isnan(apply(params, tokens, config=config)).any((1, 2)).tolist() == [False, True]
+    positions = jnp.array([[5, 6, 7], [6, 7, 8]])
+    late = apply(params, tokens.at[1].set(0), config=config, positions=positions)
+    assert np.isnan(late).any((1, 2)).tolist() == [False, True]
+
+
+REFUSED = [
+    ({"tokens": jnp.zeros((2, 3))}, r"tokens must be \(batch, positions\), int64 or int32; got \(2, 3\), float64"),
+    ({"tokens": jnp.zeros(3, int)}, r"tokens must be .* got \(3,\)"),
+    ({"positions": jnp.arange(2)}, r"positions must have shape \(3,\) or \(2, 3\); got \(2,\)"),
+    ({"num_logits": 0}, "num_logits must be at least 1, or None"),
+    ({"tokens": sample(1, 17)}, "ends at max_length=16; 17 are needed"),
+    ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must have shape \(2, 3\)"),
+    ({"caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),
+    ({"mask": jnp.ones((5, 5), bool)}, r"mask must be .* got \(5, 5\)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name_while_tracing(arguments, message):
+    config = TransformerConfig(**SIZES | {"max_length": 16}, positions="learned")
+    given = {"tokens": sample(2, 3)} | arguments
+    tokens = given.pop("tokens")
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: apply_model(init_model(jax.random.key(0), config), tokens, config, **given))
+
+
+def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
+    config, params = make(positions="learned", max_length=16)
+    caches = init_caches(config, batch=1, max_length=20, dtype=jnp.float64)
+    _, caches = apply(params, sample(1, 16), config=config, caches=caches)
+    with pytest.raises(ValueError, match="ends at max_length=16; 17 are needed"):
+        apply_model(params, sample(1, 1), config, caches=caches)
+
+
+def test_caches_are_stacked_like_the_blocks():
+    config, params = make()
+    caches = init_caches(config, batch=1, max_length=3, dtype=jnp.float64)
+    for blocks, held in ((params, stack_layers(caches)), (with_stacked_blocks(params), caches)):
+        with pytest.raises(TypeError, match="caches must be stacked if the blocks are, and only then"):
+            apply_model(blocks, sample(1, 2), config, caches=held)
+    with pytest.raises(ValueError, match="caches must hold one KVCache for each of 2 blocks; got 3"):
+        apply_model(with_stacked_blocks(params), sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
+
+
+def test_stacking_and_unstacking_are_inverse():
+    config, params = make()
+    blocks = params["stack"]["blocks"]
+    assert same(unstack_layers(stack_layers(blocks)), blocks)
+    caches = init_caches(config, batch=1, max_length=3)
+    assert same(unstack_layers(stack_layers(caches)), caches)
+
+
+def test_what_only_pytorch_has_is_refused():
+    config = TransformerConfig(**SIZES, recompute_gate=True)
+    with pytest.raises(ValueError, match="recompute_gate is there in PyTorch alone"):
+        jax.eval_shape(lambda: apply_block(init_block(jax.random.key(0), config), jnp.zeros((1, 2, 24)), config))
+
+
+def test_an_unknown_feedforward_is_refused():
+    with pytest.raises(ValueError, match="kind must be 'swiglu' or 'gelu'; got 'relu'"):
+        init_feedforward(jax.random.key(0), 4, 8, kind="relu")

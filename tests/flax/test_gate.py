@@ -1,0 +1,160 @@
+from dataclasses import asdict, fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import every_precision, quick_jit, sample
+from layers import EXOTIC, GATES
+
+from tidegate import Gate, HeadShape
+from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values, init_gate, widened
+from tidegate.tensors import activations, gating
+
+ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
+SHAPE = HeadShape(d_model=12, num_heads=4, num_kv_heads=2, head_dim=6)
+every_gate = pytest.mark.parametrize("gate", [*GATES, *map(Gate.parse, EXOTIC)], ids=str)
+
+
+def read(*, dtype=jnp.float64):
+    return GateReads(
+        input=sample(2, 5, 12, seed=1, dtype=dtype),
+        context=sample(2, 5, 12, seed=1, dtype=dtype),
+        query=sample(2, 5, 4, 6, seed=2, dtype=dtype),
+        value=sample(2, 5, 2, 6, seed=3, dtype=dtype),
+        output=sample(2, 5, 4, 6, seed=4, dtype=dtype),
+    )
+
+
+def as_dtype(reads, dtype):
+    return GateReads(**{field.name: getattr(reads, field.name).astype(dtype) for field in fields(reads)})
+
+
+def sources(reads):
+    """The same for the tensors, heads first."""
+    heads_first = {name: np.swapaxes(getattr(reads, name), 1, 2) for name in ("query", "value", "output")}
+    return gating.GateSources(input=reads.input, **heads_first)
+
+
+def parameters_of(gate, *, dtype=jnp.float64):
+    shapes = gate.parameter_shapes(**asdict(SHAPE))
+    return {name: sample(*shape, seed=10 + i, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def target_of(gate, *, dtype=jnp.float64):
+    shape = (2, 5, 12) if gate.site == "dense" else (2, 5, gate.num_heads_at_site(SHAPE), 6)
+    return sample(*shape, seed=5, dtype=dtype)
+
+
+def everything(gate, reads, parameters, target):
+    """Logits, values and the gated target."""
+
+    def compute(given, parameters, target):
+        reads = GateReads(**given)
+        logits, values = gate_logits(gate, reads, parameters), gate_values(gate, reads, parameters)
+        return logits, values, apply_gate(gate, target, reads, parameters)
+
+    given = {field.name: getattr(reads, field.name) for field in fields(reads)}
+    return quick_jit(compute)(given, parameters, target)
+
+
+@every_gate
+def test_a_gate_is_that_of_the_tensors(gate):
+    reads, parameters, target = read(), parameters_of(gate), target_of(gate)
+    logits, values, gated = everything(gate, reads, parameters, target)
+    raw, num_heads = gating.gate_reads(gate, sources(reads)), gate.num_heads_at_site(SHAPE)
+    assert_close(np.swapaxes(logits, 1, 2), gating.gate_logits(gate, raw, parameters, num_heads=num_heads))
+    expected = gating.gate_values(gate, raw, parameters, num_heads=num_heads)
+    if gate.site == "dense":
+        assert_close(values, expected[:, 0])
+        assert_close(gated, gating.apply_gate(gate, target, sources(reads), parameters))
+    else:
+        assert_close(values, np.swapaxes(expected, 1, 2))
+        turned = gating.apply_gate(gate, np.swapaxes(target, 1, 2), sources(reads), parameters)
+        assert_close(gated, np.swapaxes(turned, 1, 2))
+
+
+@every_gate
+def test_logits_are_computed_in_float32_whatever_the_dtype(gate):
+    reads, parameters = read(dtype=jnp.bfloat16), parameters_of(gate, dtype=jnp.bfloat16)
+    logits, values, gated = everything(gate, reads, parameters, target_of(gate, dtype=jnp.bfloat16))
+    assert (logits.dtype, values.dtype, gated.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
+    wide = {name: array.astype(np.float64) for name, array in parameters.items()}
+    raw = gating.gate_reads(gate, sources(as_dtype(reads, np.float64)))
+    exact = gating.gate_logits(gate, raw, wide, num_heads=gate.num_heads_at_site(SHAPE))
+    assert_close(np.swapaxes(logits, 1, 2), exact)
+
+
+@every_precision
+@pytest.mark.parametrize("name", ["bma", "g5", "output:input:r2:b1"])
+def test_values_are_wide_and_what_is_gated_keeps_its_dtype(name, dtype):
+    gate = Gate.parse(name)
+    results = everything(gate, read(dtype=dtype), parameters_of(gate, dtype=dtype), target_of(gate, dtype=dtype))
+    wide = np.float64 if dtype == jnp.float64 else np.float32
+    assert [array.dtype for array in results] == [wide, wide, dtype]
+
+
+@every_precision
+def test_widening_goes_to_float32_and_leaves_float64(dtype):
+    widest = jax.eval_shape(widened, jax.ShapeDtypeStruct((3,), dtype)).dtype
+    assert widest == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_an_activation_is_that_of_the_tensors(activation, dtype):
+    logits = np.concatenate([np.linspace(-60, 60, 241), [0.0, -1e4, 1e4]]).astype(dtype)
+
+    def with_slopes(phi):
+        return quick_jit(lambda z: (phi(activation, z), jax.grad(lambda z: phi(activation, z).sum())(z)))(logits)
+
+    (own, slope), (expected, expected_slope) = with_slopes(activate), with_slopes(activations.activate)
+    assert_close(own, expected)
+    assert_close(slope, expected_slope, what="gradient")
+
+
+@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
+@every_precision
+def test_some_activations_are_exactly_one_at_zero(activation, dtype):
+    assert (quick_jit(lambda z: activate(activation, z))(np.zeros(3, dtype)) == 1).all()
+
+
+LARGE = HeadShape(d_model=256, num_heads=8, num_kv_heads=4, head_dim=64)
+
+
+@every_gate
+def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(gate):
+    drawn = quick_jit(lambda key: init_gate(key, gate, LARGE))(jax.random.key(0))
+    assert {name: array.shape for name, array in drawn.items()} == gate.parameter_shapes(**asdict(LARGE))
+    for name, array in drawn.items():
+        assert array.dtype == jnp.float32
+        numbers = np.asarray(array, np.float64)
+        if name == "bias":
+            assert (numbers == gate.bias).all()
+            continue
+        deviation = gate.rank**-0.5 if name == "weight_down" else 0.02
+        # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
+        assert abs(numbers.std() / deviation - 1) < 6 / (2 * numbers.size) ** 0.5
+        assert abs(numbers.mean() / deviation) < 6 / numbers.size**0.5
+
+
+@every_precision
+def test_a_gate_starts_in_the_dtype_that_is_asked_for(dtype):
+    drawn = jax.eval_shape(
+        lambda key: init_gate(key, Gate.parse("output:input:r2:b1"), SHAPE, dtype=dtype), jax.random.key(0)
+    )
+    assert {array.dtype for array in drawn.values()} == {jnp.dtype(dtype)}
+
+
+def test_a_gate_on_the_source_reads_the_context():
+    shapes = {"context": (2, 7, 12), "value": (2, 7, 2, 6)}
+    reads = GateReads(
+        input=sample(2, 5, 12),
+        query=sample(2, 5, 4, 6, seed=2),
+        **{name: sample(*shape, seed=3) for name, shape in shapes.items()},
+    )
+    for name, length in (("g2", 7), ("g3", 7), ("vga", 7), ("key:value", 7), ("g1", 5), ("g4", 5), ("bma-query", 5)):
+        gate = Gate.parse(name)
+        values = jax.eval_shape(lambda gate=gate: gate_values(gate, reads, parameters_of(gate)))
+        assert values.shape == (2, length, gate.num_heads_at_site(SHAPE), 6)

@@ -1,0 +1,191 @@
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from jax_models import jit_quickly, key, left_padded, make, sample, with_stacked_blocks
+
+from tidegate.flax import apply_model, cast_params, generate
+from tidegate.flax.generate import next_token_probabilities
+from tidegate.torch.generate import next_token_probabilities as torch_probabilities
+
+PROMPT = sample(3, 5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Configuration and parameters of a model with an untied head, so that it does not repeat what it read last."""
+    return make(gate="bma+g1", num_kv_heads=2, window=4, tie_embeddings=False, num_layers=1)
+
+
+def continued(model, prompt=PROMPT, *, key=None, prompt_mask=None, max_new_tokens=8, **options):
+    """`generate` under a `jit` of the caller: always as many tokens as asked for."""
+    config, params = model
+    run = jit_quickly(partial(generate, config=config, max_new_tokens=max_new_tokens, **options))
+    return run(params, prompt, key=key, prompt_mask=prompt_mask)
+
+
+@pytest.fixture(scope="module")
+def greedy(model):
+    return continued(model, temperature=0)
+
+
+def test_cached_greedy_decoding_is_what_the_whole_sequence_says(model, greedy):
+    config, params = model
+    logits = jit_quickly(apply_model, static_argnames="config")(params, greedy[:, :-1], config=config)
+    assert np.array_equal(greedy[:, :5], PROMPT)
+    assert np.array_equal(greedy[:, 5:], logits[:, 4:].argmax(-1))
+    assert len(np.unique(greedy[:, 5:])) > 3
+
+
+def test_stacked_blocks_generate_the_same():
+    config, params = make(tie_embeddings=False)
+    plain = continued((config, params), temperature=0)
+    assert np.array_equal(continued((config, with_stacked_blocks(params)), temperature=0), plain)
+
+
+def test_left_padded_prompts_in_a_batch_equal_each_alone(model, greedy):
+    short = sample(1, 2)
+    padded, mask = left_padded([short, PROMPT])
+    together = continued(model, padded, temperature=0, prompt_mask=mask)
+    assert np.array_equal(together[:, :5], padded)
+    assert np.array_equal(together[:1, 5:], continued(model, short, temperature=0)[:, 2:])
+    assert np.array_equal(together[1:], greedy)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}], ids=str)
+def test_each_filter_has_greedy_decoding_as_its_limit(model, greedy, filters):
+    assert np.array_equal(continued(model, key=key(), **filters), greedy)
+
+
+def test_the_key_decides_what_is_drawn(model):
+    config, params = model
+    run = jit_quickly(partial(generate, config=config, max_new_tokens=8, temperature=3.0))
+    first, again, other = (run(params, PROMPT, key=key(seed)) for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_tokens_are_drawn_as_often_as_their_probabilities_say(model):
+    config, params = model
+    options = {"temperature": 8.0, "top_k": 9, "top_p": 0.8}
+    drawn = continued(model, jnp.tile(PROMPT[:1], (1000, 1)), key=key(), max_new_tokens=1, **options)[:, -1]
+    logits = jit_quickly(apply_model, static_argnames="config")(params, PROMPT[:1], config=config)[0, -1]
+    expected = np.asarray(jit_quickly(partial(next_token_probabilities, **options))(logits))
+    found = np.bincount(drawn, minlength=31) / 1000
+    assert 1 < (expected > 0).sum() < 9
+    assert not found[expected == 0].any()
+    # Five standard deviations of a frequency, at most.
+    assert (np.abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / 1000) + 1e-12).all()
+
+
+def test_rows_that_have_stopped_go_on_with_padding(model, greedy):
+    free = greedy[:, 5:].tolist()
+    stop = free[0][2]
+    stopped = continued(model, temperature=0, stop_tokens=[stop], pad_token=30)[:, 5:].tolist()
+    assert free[1][0] != stop
+    for row, wanted in zip(stopped, free, strict=True):
+        length = wanted.index(stop) + 1 if stop in wanted else 8
+        assert row == wanted[:length] + [30] * (8 - length)
+
+
+def test_generation_ends_once_every_row_has_stopped(model, greedy):
+    config, params = model
+    stops = greedy[:, 6].tolist()
+    stopped = generate(params, PROMPT, config, max_new_tokens=8, temperature=0, stop_tokens=stops)
+    assert 6 <= stopped.shape[1] <= 7
+    assert np.array_equal(stopped[:, :6], greedy[:, :6])
+    inside = continued(model, temperature=0, stop_tokens=stops)
+    assert inside.shape == (3, 13)
+    assert np.array_equal(inside[:, : stopped.shape[1]], stopped)
+
+
+def test_the_prompts_dtype_is_kept(model, greedy):
+    result = continued(model, PROMPT.astype(jnp.int32), temperature=0)
+    assert result.dtype == jnp.int32
+    assert np.array_equal(result, greedy)
+
+
+def test_half_precision_generates_too(model):
+    config, params = model
+    assert continued((config, cast_params(params, jnp.bfloat16)), temperature=0).shape == (3, 13)
+
+
+def test_an_empty_batch_stays_empty(model):
+    config, params = model
+    result = generate(params, sample(0, 3), config, max_new_tokens=2, temperature=0, stop_tokens=[1])
+    assert result.shape == (0, 4)
+
+
+def test_learned_positions_are_used_to_the_last():
+    config, params = make(positions="learned", max_length=8, num_layers=1)
+    prompt, mask = left_padded([sample(1, 2), sample(1, 5)])
+    wider, wider_mask = (np.pad(array, ((0, 0), (3, 0))) for array in (prompt, mask))
+    # Outside a jit, where it is known how much of the prompt is padding.
+    result = generate(
+        params, jnp.asarray(wider), config, max_new_tokens=4, temperature=0, prompt_mask=jnp.asarray(wider_mask)
+    )
+    again = continued((config, params), prompt, temperature=0, prompt_mask=mask, max_new_tokens=4)
+    assert np.array_equal(result[:, 8:], again[:, 5:])
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"top_k": 3},
+    {"top_k": 40},
+    {"top_p": 0.6},
+    {"top_p": 1e-9},
+    {"temperature": 2.0, "top_k": 5, "top_p": 0.75},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_probabilities_are_pytorchs(filters, dtype):
+    rng = np.random.default_rng(0)
+    # Rounded, so that there are ties, also of 0 and -0, which go by index.
+    logits = np.concatenate([rng.normal(size=(40, 9)), rng.normal(size=(40, 9)).round()]).astype(dtype)
+    logits[3, 2:5] = -np.inf
+    actual = jit_quickly(partial(next_token_probabilities, **filters))(jnp.asarray(logits))
+    expected = torch_probabilities(torch.from_numpy(logits), **filters)
+    assert_close(actual, expected)
+    assert np.array_equal(actual > 0, jnp.asarray((expected > 0).numpy()))
+
+
+def test_filters_work_in_single_precision_on_half_precision_logits():
+    logits = jnp.arange(9, dtype=jnp.bfloat16)
+    probabilities = np.asarray(jit_quickly(partial(next_token_probabilities, top_p=0.9))(logits))
+    assert probabilities.dtype == np.float32
+    assert_close(probabilities.sum(), np.float32(1))
+
+
+REFUSED = [
+    ({"prompt": PROMPT[0]}, r"prompt must be \(batch, at least one position\); got \(5,\)"),
+    ({"prompt": PROMPT[:, :0]}, r"prompt must be \(batch, at least one position\); got \(3, 0\)"),
+    ({"prompt": PROMPT.astype(float)}, "tokens must be .* int64 or int32; got .* float64"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+    ({"max_new_tokens": 29}, "max_new_tokens=29 after a prompt of 5 .* Ask for at most 28"),
+    ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
+    ({"temperature": 1.0}, "key must draw the tokens at temperature=1.0; got None"),
+    ({"top_k": 0}, "top_k must be at least 1, or None; got 0"),
+    ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], or be None; got 0.0"),
+    ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], or be None; got 1.5"),
+    ({"stop_tokens": [3, 31]}, r"stop_tokens and pad_token must lie in \[0, 31\); got 31"),
+    ({"pad_token": -1}, r"stop_tokens and pad_token must lie in \[0, 31\); got -1"),
+    ({"prompt_mask": jnp.ones((3, 5))}, r"prompt_mask must be bool of shape \(3, 5\).* got float64"),
+    ({"prompt_mask": jnp.ones((3, 2), bool)}, r"prompt_mask must be bool .* shape \(3, 2\)"),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "pad at the left"),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "pad at the left"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name(arguments, message):
+    config, params = make(positions="learned", num_layers=1)
+    given = {"prompt": PROMPT, "max_new_tokens": 2, "temperature": 0} | arguments
+    with pytest.raises(ValueError, match=message):
+        generate(params, given.pop("prompt"), config, **given)

@@ -1,0 +1,261 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import every_precision, largest_gap, opening, quick_jit, rounding, sample
+
+from tidegate.flax import kernel
+from tidegate.flax.kernel import attend
+from tidegate.tensors.attention import attention_weights
+
+SCALE = 0.4
+LIMITS = {"all": {}, "causal": {"causal": True}, "causal window": {"causal": True, "window": 3}, "band": {"window": 2}}
+every_limit = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+both_kinds = pytest.mark.parametrize("kind", ["bool", "additive"])
+both_paths = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["plain", "fused"])
+
+
+def heads(*, T=5, S=5, H=4, G=2, dtype=jnp.float64):
+    return sample(2, T, H, 6, dtype=dtype), *(sample(2, S, G, 6, seed=seed, dtype=dtype) for seed in (1, 2))
+
+
+def as_given(mask, kind, dtype):
+    """A bool mask as the argument of its kind."""
+    return {"mask": mask} if kind == "bool" else {"bias": np.where(mask, 0, -np.inf).astype(dtype)}
+
+
+def attended(q, k, v, **options):
+    return quick_jit(lambda q, k, v: attend(q, k, v, scale=SCALE, **options))(q, k, v)
+
+
+def expected_output(q, k, v, *, allowed=None, bias=0.0):
+    """Attention head by head in float64, from the weights of the tensors."""
+    q, k, v = (np.moveaxis(np.asarray(x, np.float64), 1, 2) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    weights = attention_weights(SCALE * q @ np.swapaxes(k, -1, -2) + np.asarray(bias, np.float64), allowed)
+    return np.moveaxis(weights @ v, 1, 2)
+
+
+def band(T, S, *, causal=False, window=None):
+    distance = np.arange(T)[:, None] - np.arange(S)
+    near = np.ones((T, S), bool) if window is None else abs(distance) < window
+    return near & (distance >= 0) if causal else near
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """The names of the paths that are taken, in order."""
+    taken = []
+
+    def spied(name, function):
+        def call(*arguments, **options):
+            taken.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spied("fused", jax.nn.dot_product_attention))
+    monkeypatch.setattr(kernel, "attend_plainly", spied("plain", kernel.attend_plainly))
+    return taken
+
+
+@every_precision
+@pytest.mark.parametrize("restricted", [False, True])
+def test_float64_and_dropout_take_the_plain_path_and_all_else_the_fused_one(paths, dtype, restricted):
+    q, k, v = heads(dtype=dtype)
+    masks = {"mask": np.ones((1, 1, 5, 5), bool), "bias": np.zeros((1, 1, 5, 5), dtype)} if restricted else {}
+    fused = "plain" if dtype == jnp.float64 else "fused"
+    for options, expected in (
+        ({}, fused),
+        ({"causal": True, "window": 2}, fused),
+        ({"dropout": 0.1, "dropout_key": jax.random.key(0)}, "plain"),
+        ({"dropout": 0.0, "dropout_key": jax.random.key(0)}, fused),
+    ):
+        paths.clear()
+        shape = jax.eval_shape(lambda q, k, v, o=options: attend(q, k, v, scale=SCALE, **masks, **o), q, k, v)
+        assert paths == [expected]
+        assert (shape.shape, shape.dtype) == (q.shape, q.dtype)
+
+
+@both_paths
+@pytest.mark.parametrize("G", [4, 2, 1])
+@pytest.mark.parametrize(("T", "S"), [(1, 63), (5, 100)])
+def test_attention_is_that_of_the_tensors(dtype, G, T, S):
+    q, k, v = heads(T=T, S=S, G=G, dtype=dtype)
+    assert_close(attended(q, k, v), expected_output(q, k, v))
+
+
+@both_paths
+@every_limit
+def test_every_limit_is_a_mask(dtype, limits):
+    q, k, v = heads(dtype=dtype)
+    assert_close(attended(q, k, v, **limits), expected_output(q, k, v, allowed=band(5, 5, **limits)))
+
+
+@both_paths
+@both_kinds
+@every_limit
+def test_masks_and_limits_combine(dtype, kind, limits):
+    q, k, v = heads(dtype=dtype)
+    mask = sample(2, 4, 5, 5, seed=3) > 0
+    expected = expected_output(q, k, v, allowed=mask & band(5, 5, **limits))
+    assert_close(attended(q, k, v, **as_given(mask, kind, dtype), **limits), expected)
+
+
+@both_paths
+@every_limit
+def test_a_bias_is_added_to_the_scores(dtype, limits):
+    q, k, v = heads(dtype=dtype)
+    bias, mask = 3 * sample(2, 4, 5, 5, seed=4, dtype=dtype), sample(2, 1, 5, 5, seed=5) > -0.5
+    expected = expected_output(q, k, v, allowed=mask & band(5, 5, **limits), bias=bias)
+    assert_close(attended(q, k, v, bias=bias, mask=mask, **limits), expected)
+
+
+@both_paths
+@both_kinds
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 5), (1, 4, 5, 1), (1, 1, 5, 5)])
+def test_masks_broadcast(dtype, kind, shape):
+    q, k, v = heads(dtype=dtype)
+    mask = sample(*shape, seed=7) > 0
+    expected = expected_output(q, k, v, allowed=mask & band(5, 5, causal=True))
+    assert_close(attended(q, k, v, **as_given(mask, kind, dtype), causal=True), expected)
+
+
+@every_precision
+@both_kinds
+@pytest.mark.parametrize("limits", [{}, {"causal": True, "window": 3}], ids=["all", "causal window"])
+def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, kind, limits):
+    """By itself, and where causality or the window takes the only key that the mask leaves."""
+    mask = np.ones((2, 4, 5, 5), bool)
+    mask[0, :, 2] = False
+    mask[1, 1, 0] = [False, False, False, False, True]
+    q, k, v = heads(dtype=dtype)
+    empty = ~(mask & band(5, 5, **limits)).any(axis=-1)
+    assert empty[0, :, 2].all()
+    assert empty[1, 1, 0] == bool(limits)
+
+    def forward(q, k, v):
+        return attend(q, k, v, **as_given(mask, kind, dtype), scale=SCALE, **limits)
+
+    def of_rows(rows, *arrays):
+        o, back = jax.vjp(forward, *arrays)
+        return o, back(jnp.swapaxes(rows, 1, 2)[..., None] * jnp.ones_like(o))
+
+    differentiated = quick_jit(of_rows)
+    o, by_empty = differentiated(empty.astype(dtype), q, k, v)
+    assert (np.swapaxes(o, 1, 2)[empty] == 0).all()
+    assert all((gradient == 0).all() for gradient in by_empty)
+    _, by_all = differentiated(np.ones_like(empty, dtype), q, k, v)
+    assert np.isfinite(o).all()
+    assert all(np.isfinite(gradient).all() for gradient in by_all)
+    assert (np.swapaxes(by_all[0], 1, 2)[empty] == 0).all()
+
+
+@both_paths
+def test_a_row_beyond_the_window_of_every_key_sees_nothing(dtype):
+    q, k, v = heads(T=5, S=2, dtype=dtype)
+    o = attended(q, k, v, window=2)
+    assert_close(o, expected_output(q, k, v, allowed=band(5, 2, window=2)))
+    assert (o[:, 3:] == 0).all()
+
+
+@every_precision
+@pytest.mark.parametrize("through_mask", [False, True])
+def test_the_most_negative_bias_does_not_fall_below_what_is_forbidden(dtype, through_mask):
+    """A row whose keys are all that low shares its weight among them; none goes to a key that it may not see."""
+    q, k, v = heads(G=1, dtype=dtype)
+    bias = np.zeros((1, 1, 5, 5), dtype)
+    bias[..., :3] = jnp.finfo(dtype).min
+    limits = {"mask": band(5, 5, causal=True)} if through_mask else {"causal": True}
+    o = attended(q, k, v, bias=bias, **limits)
+    expected = expected_output(q, k, v, allowed=band(5, 5, causal=True), bias=bias)
+    assert largest_gap(o, expected) <= rounding(dtype, expected)
+    later = v.copy()
+    later[:, 3:] = 7
+    assert (attended(q, k, later, bias=bias, **limits)[:, :3] == o[:, :3]).all()
+
+
+@both_paths
+def test_a_nan_in_the_bias_is_not_taken_for_forbidden(dtype):
+    bias = np.zeros((1, 1, 5, 5), dtype)
+    bias[..., 2, 1] = np.nan
+    bias[..., 3, 4] = np.nan
+    o = attended(*heads(dtype=dtype), bias=bias, causal=True)
+    assert np.isnan(o[:, 2]).all()
+    assert np.isfinite(o[:, [0, 1, 3, 4]]).all()
+
+
+@both_paths
+@pytest.mark.parametrize("size", [1e4, 1e8])
+def test_very_large_scores_attend_to_one_key(dtype, size):
+    q, k, v = heads(G=4, dtype=dtype)
+    o, by_q = quick_jit(
+        lambda q: (
+            attend(size * q, k, v, scale=SCALE),
+            jax.grad(lambda q: attend(size * q, k, v, scale=SCALE).sum())(q),
+        )
+    )(q)
+    chosen = np.einsum("bthd,bshd->bths", q, k).argmax(axis=-1)
+    assert_close(o, np.take_along_axis(v, chosen[..., None], axis=1))
+    assert np.isfinite(by_q).all()
+
+
+def test_both_paths_have_the_same_gradients():
+    q, k, v = heads()
+    mask, bias = sample(2, 1, 5, 5, seed=3) > -1, sample(2, 4, 5, 5, seed=4)
+
+    def total(q, k, v, bias):
+        return (attend(q, k, v, mask=mask, bias=bias, causal=True, window=3, scale=SCALE) ** 2).sum()
+
+    differentiated = quick_jit(jax.grad(total, argnums=(0, 1, 2, 3)))
+    single = differentiated(*(array.astype(np.float32) for array in (q, k, v, bias)))
+    for fused, plain in zip(single, differentiated(q, k, v, bias), strict=True):
+        assert_close(fused, plain, what="gradient")
+
+
+def dropped_weights(key, *, dropout=0.25, dtype=jnp.float32, T=64, S=64, **options):
+    """Weights after dropout, by values that are the unit vectors."""
+    q, k = sample(1, T, 2, S, dtype=dtype), sample(1, S, 2, S, seed=1, dtype=dtype)
+    v = np.broadcast_to(np.eye(S, dtype=dtype)[None, :, None], k.shape)
+    given = {"dropout": dropout, "dropout_key": key} if dropout else {}
+    return attended(q, k, v, **given, **options)
+
+
+@both_paths
+def test_dropout_drops_weights_and_enlarges_the_others_by_its_law(dtype):
+    noisy = dropped_weights(jax.random.key(0), dtype=dtype, causal=True)
+    whole = dropped_weights(None, dropout=0.0, dtype=dtype, causal=True)
+    kept = noisy != 0
+    assert_close(noisy, np.where(kept, whole / 0.75, 0))
+    seen = np.broadcast_to(band(64, 64, causal=True)[None, :, None], whole.shape)
+    assert not kept[~seen].any()
+    # Each of n weights stays with probability 3/4.
+    n = seen.sum()
+    assert abs(kept[seen].mean() - 0.75) < 6 * (0.75 * 0.25 / n) ** 0.5
+
+
+def test_dropout_is_the_keys():
+    first, again, other = (dropped_weights(jax.random.key(seed), T=4, S=4) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_dropout_keeps_the_dtype(dtype):
+    assert dropped_weights(jax.random.key(0), dtype=dtype, T=4, S=4).dtype == dtype
+
+
+def test_dropout_needs_a_key():
+    message = "dropout needs a source of randomness; give a key, or be deterministic."
+    with pytest.raises(ValueError, match=opening(message)):
+        attended(*heads(), dropout=0.5)
+
+
+@every_precision
+@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
+def test_no_queries_give_nothing_and_no_keys_give_zero(dtype, T, S):
+    q, k, v = heads(T=T, S=S, dtype=dtype)
+    o = attended(q, k, v, mask=np.ones((1, 1, 1, S), bool))
+    assert (o.shape, o.dtype) == ((2, T, 4, 6), dtype)
+    assert (o == 0).all()

@@ -1,0 +1,378 @@
+import inspect
+from dataclasses import fields, replace
+
+import jax
+import jax.numpy as jnp
+import jax_layers
+import numpy as np
+import pytest
+import torch_layers
+from closeness import assert_close
+from flax import nnx
+from jax_models import jit_quickly, make, mean_loss, sample
+
+from tidegate.config import TransformerConfig
+from tidegate.flax import (
+    AttentionConfig,
+    GatedAttention,
+    TransformerBlock,
+    TransformerLM,
+    apply_block,
+    apply_model,
+    gated_attention,
+    generate,
+    init_attention,
+    plain_params,
+    trace_gates,
+)
+from tidegate.flax.modules import NNX_NAMES
+
+OF_MODULES = {"self", "dtype", "param_dtype", "deterministic", "decode", "params", "mesh_axis", "rngs", "keep_rngs"}
+"""What a module takes beside the options of the layer."""
+
+
+def layer_twin(layer, **options):
+    """A `GatedAttention` with the options and weights of a layer of functions."""
+    return GatedAttention.from_config(layer.config, params=layer.params, rngs=nnx.Rngs(0), **options)
+
+
+def language_model(config, params, **options):
+    return TransformerLM(config, params=params, rngs=nnx.Rngs(0), **options)
+
+
+def run(module, *inputs, **options):
+    """Call a module that changes nothing in itself."""
+    return jit_quickly(lambda module, *inputs: module(*inputs, **options))(module, *inputs)
+
+
+def normal(*shape, seed=0):
+    return jax_layers.sample(*shape, seed=seed)
+
+
+def test_the_table_of_names_is_one_to_one():
+    assert len(set(NNX_NAMES.values())) == len(NNX_NAMES)
+    assert set(NNX_NAMES.values()) == {option.name for option in fields(AttentionConfig)}
+    assert set(NNX_NAMES) == set(inspect.signature(GatedAttention.__init__).parameters) - OF_MODULES
+
+
+@pytest.mark.parametrize("method", ["__init__", "__call__"])
+def test_the_conventions_are_those_of_nnx(method):
+    own, theirs = (
+        inspect.signature(getattr(kind, method)).parameters for kind in (GatedAttention, nnx.MultiHeadAttention)
+    )
+    common = [name for name in own if name in theirs]
+    assert len(common) > 7
+    for name in common:
+        assert own[name].default == theirs[name].default
+    by_position = [name for name, option in own.items() if option.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert list(theirs)[: len(by_position)] == by_position
+
+
+def nnx_twin(**options):
+    """An ungated layer of ours, and nnx's with the same weights."""
+    rngs = nnx.Rngs(0)
+    theirs = nnx.MultiHeadAttention(4, 24, 32, param_dtype=jnp.float64, rngs=rngs, **options)
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+    parts = {name: getattr(theirs, other) for name, other in names.items()}
+    params = {name: {"kernel": part.kernel[...], "bias": part.bias[...]} for name, part in parts.items()}
+    params["attn_gate"] = {}
+    return GatedAttention(4, 24, 32, gate="none", params=params, rngs=rngs, **options), theirs
+
+
+@pytest.mark.parametrize("num_kv_heads", [None, 2])
+def test_without_a_gate_it_is_nnxs_layer(num_kv_heads):
+    ours, theirs = nnx_twin(num_kv_heads=num_kv_heads, decode=False)
+    x, context, mask = normal(2, 5, 24), normal(2, 7, 24, seed=1), normal(2, 1, 5, 7, seed=2) > -0.5
+    # The kernel that nnx calls works in single precision.
+    for calls in (
+        lambda layer: run(layer, x),
+        lambda layer: jit_quickly(lambda layer, x: layer(x, x, x, is_causal=True))(layer, x),
+        lambda layer: run(layer, x, context, mask=mask),
+        lambda layer: jit_quickly(lambda layer, context: layer(x, context, context))(layer, context),
+    ):
+        assert_close(calls(ours), calls(theirs), dtype="float32")
+
+
+def test_it_decodes_as_nnxs_layer_does():
+    ours, theirs = nnx_twin(decode=True)
+    x = normal(2, 3, 24)
+    for layer in (ours, theirs):
+        layer.init_cache((2, 4, 24), jnp.float64)
+    step = nnx.jit(lambda layer, x: layer(x))
+    for position in range(3):
+        token = x[:, position : position + 1]
+        assert_close(step(ours, token), step(theirs, token), dtype="float32")
+    assert ours.cache_index[...] == theirs.cache_index[...] == 3
+    assert ours.cached_key.shape == theirs.cached_key.shape
+    assert_close(ours.cached_key[...], theirs.cached_key[...])
+
+
+@pytest.mark.parametrize("gate", ["bma", "g1+g2+g3+g4+g5"])
+def test_the_module_is_the_function(gate):
+    layer = jax_layers.make(gate, num_kv_heads=2, head_dim=4, bias=True, rope=True, qk_norm=True, metric="learned")
+    module, x = layer_twin(layer), normal(2, 5, 24)
+    assert jax.tree.structure(plain_params(module)) == jax.tree.structure(layer.params)
+    assert module.config == layer.config
+    positions = jnp.array([4, 0, 7, 7, 1])
+    for options in ({"is_causal": True}, {"is_causal": False, "positions": positions}):
+        expected = jit_quickly(lambda x, given=options: gated_attention(layer.params, x, layer.config, **given))(x)
+        assert_close(run(module, x, **options), expected)
+
+
+def test_decoding_in_chunks_is_causal_attention():
+    layer = jax_layers.make("bma+g1", num_kv_heads=2, rope=True, window=4)
+    module, x = layer_twin(layer, decode=True), normal(2, 6, 24)
+    module.init_cache((2, 8, 24))
+    assert module.cached_key.dtype == jnp.float64
+    step = nnx.jit(lambda module, x: module(x))
+    chunks = [step(module, x[:, start : start + 2]) for start in (0, 2, 4)]
+    expected = jit_quickly(layer)(x)
+    assert_close(np.concatenate(chunks, axis=1), expected)
+    assert_close(run(module, x, decode=False, is_causal=True), expected)
+    assert module.cache_index[...] == 6
+
+
+def test_parameters_are_drawn_from_the_rngs():
+    def drawn(seed, **options):
+        return plain_params(GatedAttention(4, 24, gate="bma", rngs=nnx.Rngs(seed), **options))
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    config = AttentionConfig(d_model=24, num_heads=4, bias=True)
+    expected = init_attention(nnx.Rngs(0).params(), config)
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, again))
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, expected))
+    assert not np.array_equal(first["q_proj"]["kernel"], other["q_proj"]["kernel"])
+    half = drawn(0, param_dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_the_dtype_is_that_of_the_computation():
+    layer = jax_layers.make("g1", dtype=jnp.float32)
+    x = normal(2, 5, 24).astype(jnp.float32)
+    half = layer_twin(layer, dtype=jnp.bfloat16)
+    rounded, exact = np.asarray(run(half, x)), np.asarray(run(layer_twin(layer), x))
+    assert rounded.dtype == jnp.bfloat16
+    assert np.linalg.norm(rounded - exact) < 0.05 * np.linalg.norm(exact)
+    half.init_cache((2, 5, 24))
+    assert half.cached_key.dtype == jnp.bfloat16
+    _, sown = jax.eval_shape(lambda half: nnx.capture(half, nnx.Intermediate)(x, sow_gates=True), half)
+    assert [leaf.dtype for leaf in jax.tree.leaves(sown)] == [jnp.float32]
+
+
+def test_dropout_is_asked_for_and_has_a_key():
+    layer = GatedAttention(4, 24, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    x = normal(1, 3, 24)
+    with pytest.raises(ValueError, match=r"deterministic must be given where there is dropout \(0.5\)"):
+        layer(x)
+    plain = layer(x, deterministic=True)
+    assert not np.array_equal(layer(x, deterministic=False), layer(x, deterministic=False))
+    first, again = (layer(x, deterministic=False, rngs=nnx.Rngs(3)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert np.array_equal(nnx.view(layer, deterministic=True)(x), plain)
+    layer.eval()
+    assert np.array_equal(layer(x), plain)
+    layer.train()
+    assert not np.array_equal(layer(x), plain)
+
+
+def test_a_layer_may_keep_no_keys():
+    layer = GatedAttention(4, 24, dropout_rate=0.5, deterministic=False, keep_rngs=False, rngs=nnx.Rngs(0))
+    assert not jax.tree.leaves(nnx.state(layer, nnx.RngState))
+    with pytest.raises(ValueError, match="rngs must be given to the call of a module that keeps none"):
+        layer(normal(1, 2, 24))
+    assert layer(normal(1, 2, 24), rngs=nnx.Rngs(0)).shape == (1, 2, 24)
+
+
+GATES = ["g1+g2+g3+g4+g5", "output:output+value:value:head+key:query+query:value", "dense:output+output:query:head"]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_traced_gates_are_pytorchs(gate):
+    options = {"num_kv_heads": 2, "bias": True, "rope": True, "qk_norm": True, "window": 3, "metric": "diagonal"}
+    twin, layer = torch_layers.make(gate, **options), jax_layers.make(gate, **options)
+    _, trace = twin(torch_layers.sample(2, 5, 24), return_trace=True)
+    gates = jit_quickly(lambda x: trace_gates(layer.params, x, layer.config))(normal(2, 5, 24))
+    assert set(gates) == set(trace.gates)
+    for site, values in gates.items():
+        assert_close(values, trace.gates[site])
+
+
+def test_gates_are_sown_where_asked_for():
+    config, params = make(gate="bma+g1", num_kv_heads=2)
+    model, tokens = language_model(config, params), sample(2, 5)
+    _, sown = jax.eval_shape(lambda model: nnx.capture(model, nnx.Intermediate)(tokens, sow_gates=True), model)
+    for layer in range(2):
+        gates = sown["stack"]["blocks"][layer]["attention"]
+        shapes = {name: [leaf.shape for leaf in jax.tree.leaves(gate)] for name, gate in gates.items()}
+        assert shapes == {"value_gate": [(2, 5, 2, 6)], "output_gate": [(2, 5, 4, 6)]}
+    _, unsown = jax.eval_shape(lambda model: nnx.capture(model, nnx.Intermediate)(tokens), model)
+    assert not jax.tree.leaves(unsown)
+
+
+def test_gates_are_sown_in_decoding_too():
+    layer = jax_layers.make("output:output+bma")
+    module, x = layer_twin(layer, decode=True), normal(2, 4, 24)
+    expected = jit_quickly(lambda x: trace_gates(layer.params, x, layer.config))(x)
+    module.init_cache((2, 4, 24))
+    step = nnx.jit(lambda module, x: nnx.capture(module, nnx.Intermediate)(x, sow_gates=True))
+    for start in (0, 2):
+        _, sown = step(module, x[:, start : start + 2])
+        for site, values in expected.items():
+            (own,) = jax.tree.leaves(sown[f"{site}_gate"])
+            assert_close(own, values[:, start : start + 2])
+
+
+OPTIONS = {
+    "rotary": {"gate": "bma", "num_kv_heads": 2, "qk_norm": True},
+    "learned": {"gate": "g1+g5", "positions": "learned", "norm": "layer", "bias": True, "tie_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_model_is_its_function_and_so_are_its_gradients(options):
+    config, params = make(**options)
+    model, tokens = language_model(config, params), sample(2, 6)
+    assert jax.tree.structure(plain_params(model)) == jax.tree.structure(params)
+    ids = jnp.array([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 2, 2]])
+
+    def loss(params):
+        logits = apply_model(params, tokens, config, segment_ids=ids)
+        return mean_loss(logits, tokens), logits
+
+    def module_loss(model):
+        logits = model(tokens, segment_ids=ids)
+        return mean_loss(logits, tokens), logits
+
+    (_, logits), gradients = jit_quickly(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, own_logits), state = jit_quickly(nnx.value_and_grad(module_loss, has_aux=True))(model)
+    assert_close(own_logits, logits)
+    own = nnx.to_pure_dict(state)
+    own["stack"]["blocks"] = list(own["stack"]["blocks"].values())
+    for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(gradients), strict=True):
+        assert_close(one, other, what="gradient")
+
+
+def test_a_block_is_its_function():
+    config, params = make(gate="bma+g1")
+    block = params["stack"]["blocks"][1]
+    module = TransformerBlock(config, params=block, rngs=nnx.Rngs(0))
+    x = normal(2, 5, 24)
+    assert_close(run(module, x), jit_quickly(apply_block, static_argnums=2)(block, x, config))
+    drawn = TransformerBlock(config, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    assert jax.tree.structure(plain_params(drawn)) == jax.tree.structure(block)
+
+
+def test_a_step_of_training_lowers_the_loss():
+    model = TransformerLM(TransformerConfig(vocab_size=31, d_model=24, num_layers=1, dropout=0.1), rngs=nnx.Rngs(0))
+    tokens = sample(4, 9)
+
+    @nnx.jit
+    def step(model):
+        def loss(model):
+            return mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+        value, gradients = nnx.value_and_grad(loss)(model)
+        learned = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda array, slope: array - 0.3 * slope, learned, gradients))
+        return value
+
+    model.train()
+    losses = [float(step(model)) for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_models_are_split_and_merged():
+    config, params = make()
+    model, tokens = language_model(config, params, deterministic=True), sample(2, 5)
+    graph, learned, rest = nnx.split(model, nnx.Param, ...)
+    doubled = jax.tree.map(lambda array: 2 * array, learned)
+    apply = jit_quickly(apply_model, static_argnums=2)
+    expected = apply(jax.tree.map(lambda array: 2 * array, params), tokens, config)
+    assert_close(run(nnx.merge(graph, doubled, rest), tokens), expected)
+    assert_close(run(model, tokens), apply(params, tokens, config))
+
+
+def test_checkpointed_blocks_drop_the_same_and_learn_the_same():
+    tokens = sample(2, 5)
+    results = []
+    for checkpoint in (False, True):
+        config, params = make(dropout=0.3, attention_dropout=0.2, checkpoint_blocks=checkpoint, num_layers=1)
+        model = language_model(config, params, deterministic=False)
+        for rngs in (None, nnx.Rngs(5)):
+            loss = nnx.value_and_grad(lambda model, rngs: mean_loss(model(tokens, rngs=rngs), tokens))
+            results.append(jax.tree.leaves(jit_quickly(loss)(model, rngs)))
+    for one, other in zip((*results[0], *results[1]), (*results[2], *results[3]), strict=True):
+        assert_close(one, other, what="gradient")
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_model_decodes_what_it_says_at_once(positions):
+    config, params = make(positions=positions, gate="bma+g1", num_layers=1)
+    model, tokens = language_model(config, params), sample(2, 6)
+    expected = jit_quickly(apply_model, static_argnums=2)(params, tokens, config)
+    model.init_cache((2, 9))
+    decoding = nnx.view(model, decode=True)
+    step = nnx.jit(lambda model, tokens: model(tokens, num_logits=1))
+    logits = [step(decoding, tokens[:, start : start + 2]) for start in (0, 2, 4)]
+    assert_close(np.concatenate(logits, axis=1), np.asarray(expected)[:, 1::2])
+    assert_close(run(model, tokens), expected)
+
+
+def test_a_model_generates_what_the_function_does():
+    config, params = make(tie_embeddings=False, num_layers=1)
+    prompt = sample(2, 5)
+    expected = generate(params, prompt, config, max_new_tokens=4, temperature=0)
+    assert np.array_equal(language_model(config, params).generate(prompt, max_new_tokens=4, temperature=0), expected)
+
+
+def test_a_model_in_half_precision_has_half_precision_logits():
+    config, params = make(gate="bma", positions="learned")
+    model, tokens = language_model(config, params, dtype=jnp.bfloat16), sample(2, 5)
+    exact = np.asarray(jit_quickly(apply_model, static_argnums=2)(params, tokens, config))
+    logits = np.asarray(run(model, tokens))
+    assert logits.dtype == jnp.bfloat16
+    assert np.linalg.norm(logits - exact) < 0.05 * np.linalg.norm(exact)
+
+
+X = jnp.zeros((2, 3, 24))
+REFUSED = [
+    (ValueError, {"inputs_q": jnp.zeros((2, 3, 8))}, r"x must have shape \(batch, positions, 24\); got \(2, 3, 8\)"),
+    (ValueError, {"inputs_k": X + 1}, "Gate bma reads the query at the position that it gates"),
+    (ValueError, {"inputs_v": X}, "inputs_v must be None or the array that inputs_k is.* Got None for inputs_k"),
+    (ValueError, {"inputs_k": X, "inputs_v": X + 1}, "inputs_v must be None .* Got another array for inputs_k"),
+    (
+        TypeError,
+        {"mask": nnx.make_causal_mask(X[..., 0])},
+        "mask must be bool, .* got float32. Make it with dtype=bool",
+    ),
+    (ValueError, {"decode": True}, "decode needs a cache, and there is none. Call init_cache first"),
+]
+
+
+@pytest.mark.parametrize(("error", "arguments", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name(error, arguments, message):
+    layer = GatedAttention(4, 24, rngs=nnx.Rngs(0))
+    with pytest.raises(error, match=message):
+        layer(**{"inputs_q": X} | arguments)
+
+
+def test_widths_that_heads_do_not_divide_are_refused():
+    with pytest.raises(
+        ValueError, match="in_features must be a multiple of num_heads; got in_features=10, num_heads=4"
+    ):
+        GatedAttention(4, 10, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="qkv_features must be a multiple of num_heads; got qkv_features=9"):
+        GatedAttention(4, 24, 9, rngs=nnx.Rngs(0))
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    config, params = make(gate="bma")
+    with pytest.raises(ValueError, match=r"params do not fit .*blocks.0.attention.attn_gate.output.weight is missing"):
+        language_model(replace(config, gate="bma+g1"), params)
+    with pytest.raises(ValueError, match=r"params do not fit .*q_proj.kernel has shape \(24, 4, 6\), expected"):
+        GatedAttention(2, 24, params=params["stack"]["blocks"][0]["attention"], use_bias=False, rngs=nnx.Rngs(0))
+
+
+def test_what_only_pytorch_has_is_refused():
+    with pytest.raises(ValueError, match="recompute_gate is there in PyTorch alone"):
+        TransformerBlock(TransformerConfig(recompute_gate=True), rngs=nnx.Rngs(0))

@@ -1,0 +1,60 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import make, opening, quick_jit, sample
+from torch_layers import ROTARY
+
+from tidegate.flax.rotary import rotary_angles, rotate
+from tidegate.tensors import rotary as reference
+from tidegate.tensors.rotary import Rotary
+
+VARIANTS = [Rotary(), ROTARY, Rotary(fraction=0.25, scale=0.5, offset=-3)]
+POSITIONS = [np.arange(5), np.array([7, 0, 3, 3, 100]), np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])]
+
+
+@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
+@pytest.mark.parametrize("positions", POSITIONS, ids=["count", "row", "rows"])
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_a_rotation_is_that_of_the_tensors(rotary, positions, dtype):
+    x = sample(2, 5, 3, 8, dtype=dtype)
+    angles = reference.rotary_angles(positions, 8, rotary, like=x)
+    expected = np.swapaxes(reference.rotate(np.swapaxes(x, 1, 2), np.expand_dims(angles, -3)), 1, 2)
+    turned = quick_jit(lambda x, positions: rotate(x, rotary_angles(positions, 8, rotary, dtype)))(x, positions)
+    assert turned.dtype == dtype
+    assert_close(turned, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
+    angles = quick_jit(lambda positions: rotary_angles(positions, 8, Rotary(), dtype))(np.arange(4096))
+    assert angles.dtype == np.float32
+    assert angles.shape == (4096, 1, 4)
+    assert angles[4095, 0, 0] == 4095
+    turned = jax.eval_shape(rotate, sample(1, 4096, 1, 8, dtype=dtype), angles)
+    assert (turned.shape, turned.dtype) == ((1, 4096, 1, 8), dtype)
+
+
+def test_a_fraction_turns_the_first_channels_alone():
+    x, half = sample(2, 5, 3, 8), Rotary(fraction=0.5)
+    turned = quick_jit(lambda x: rotate(x, rotary_angles(np.arange(1, 6), 8, half, x.dtype)))(x)
+    assert (turned[..., 4:] == x[..., 4:]).all()
+    assert (turned[..., :4] != x[..., :4]).all()
+
+
+@pytest.mark.parametrize("rotary", [Rotary(), ROTARY], ids=str)
+def test_scores_depend_on_the_difference_of_positions_only(rotary):
+    layer, x = make("g1+bma", head_dim=8, rope=rotary), sample(2, 5, 24)
+    run = quick_jit(lambda positions: layer(x, positions=positions))
+    implied = quick_jit(layer)(x)
+    assert_close(run(np.arange(5) + 11), implied)
+    assert_close(run(np.arange(5)), implied)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 4), (1, 2, 5)])
+def test_positions_that_do_not_fit_are_refused(shape):
+    message = f"positions must have shape (5,) or (2, 5); got {shape}."
+    layer, positions = make("bma", rope=True), np.zeros(shape, int)
+    with pytest.raises(ValueError, match=opening(message)):
+        jax.eval_shape(lambda x: layer(x, positions=positions), sample(2, 5, 24))

@@ -1,0 +1,241 @@
+"""What JAX does to a layer: compile, differentiate, map, scan, recompute, and run in half precision."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import assert_close
+from jax_layers import every_combination, largest_gap, make, quick_jit, rounding, sample
+from torch_layers import OPTIONS
+
+from tidegate.flax import gated_attention
+
+ALL_SITES = "g1+g2+g3+g4+g5"
+ALL_QUERIES = "output:query+value:query+key:query+query:query"
+EVERYTHING = OPTIONS["everything"]
+some_gates = pytest.mark.parametrize("gate", ["none", ALL_SITES, ALL_QUERIES])
+both_precisions = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+
+
+def total(layer, x):
+    return lambda params: (layer.under(params)(x) ** 2).sum()
+
+
+def assert_trees_close(actual, expected, *, what="gradient"):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(partial(assert_close, what=what), actual, expected)
+
+
+@both_precisions
+def test_a_layer_as_the_compiler_comes_is_the_layer_compiled_quickly(dtype):
+    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    compiled = jax.jit(gated_attention, static_argnames=("config", "is_causal"))
+    y = compiled(layer.params, x, config=layer.config, is_causal=True)
+    assert (y.shape, y.dtype) == ((2, 5, 24), dtype)
+    assert_close(y, quick_jit(layer)(x))
+
+
+def test_a_layer_runs_without_being_compiled_as_a_whole():
+    layer, x = make("g1+bma", dtype=jnp.float32), sample(2, 5, 24, dtype=jnp.float32)
+    assert_close(layer(x), quick_jit(layer)(x))
+
+
+def test_options_that_are_equal_are_compiled_once():
+    layer, same, other = make("g1+bma"), make("output:input+value:query"), make("g1")
+    traces = []
+
+    @partial(jax.jit, static_argnums=2)
+    def compiled(params, x, config):
+        traces.append(str(config.gates))
+        return gated_attention(params, x, config)
+
+    for one in (layer, same, other, layer):
+        jax.eval_shape(lambda x, one=one: compiled(one.params, x, one.config), sample(2, 5, 24))
+    assert traces == ["bma+g1", "g1"]
+
+
+def second_difference(function, x, u, step=1e-3):
+    """Second derivative along u to fourth order in the step."""
+    near = function(x + step * u) + function(x - step * u)
+    far = function(x + 2 * step * u) + function(x - 2 * step * u)
+    return (16 * near - far - 30 * function(x)) / (12 * step**2)
+
+
+def slopes(layer):
+    """First and second derivative along u, by forward mode in forward mode."""
+
+    def slope(x, u):
+        return jax.jvp(layer, (x,), (u,))[1]
+
+    return lambda x, u: jax.jvp(lambda x: slope(x, u), (x,), (u,))
+
+
+@every_combination
+def test_forward_mode_of_both_orders_is_that_of_finite_differences(gate):
+    layer, x, u = make(gate, **EVERYTHING), sample(1, 4, 24), sample(1, 4, 24, seed=1)
+    first, second = quick_jit(slopes(layer))(x, u)
+    run, step = quick_jit(layer), 1e-5
+    assert_close(first, (run(x + step * u) - run(x - step * u)) / (2 * step), what="finite difference")
+    assert_close(second, second_difference(run, x, u), what="finite difference")
+
+
+@some_gates
+def test_forward_mode_of_both_orders_goes_through_the_fused_kernel(gate):
+    layer, x, u = make(gate, **EVERYTHING), sample(1, 4, 24), sample(1, 4, 24, seed=1)
+    single = quick_jit(slopes(layer.to(np.float32)))(x.astype(np.float32), u.astype(np.float32))
+    for found, expected in zip(single, quick_jit(slopes(layer))(x, u), strict=True):
+        assert found.dtype == np.float32
+        assert_close(found, expected, what="gradient")
+
+
+@some_gates
+def test_forward_and_reverse_mode_agree_in_both_orders(gate):
+    layer = make(gate, **EVERYTHING)
+    x, u, v, c = (sample(1, 3, 24, seed=seed) for seed in range(4))
+
+    def value(x):
+        return (layer(x) * c).sum()
+
+    def both(x):
+        by_forward = jax.jvp(lambda x: jax.jvp(value, (x,), (u,))[1], (x,), (v,))[1]
+        by_reverse = (jax.grad(lambda x: (jax.grad(value)(x) * u).sum())(x) * v).sum()
+        mixed = (jax.jvp(jax.grad(value), (x,), (u,))[1] * v).sum()
+        return by_forward, by_reverse, mixed
+
+    by_forward, by_reverse, mixed = quick_jit(both)(x)
+    assert_close(by_forward, by_reverse, what="gradient")
+    assert_close(mixed, by_reverse, what="gradient")
+
+
+@both_precisions
+def test_jacobians_of_both_modes_agree(dtype):
+    layer, x = make(ALL_SITES, d_model=8, **EVERYTHING, dtype=dtype), sample(1, 3, 8, dtype=dtype)
+    forward, reverse = quick_jit(lambda x: (jax.jacfwd(layer)(x), jax.jacrev(layer)(x)))(x)
+    assert forward.shape == (1, 3, 8, 1, 3, 8)
+    assert_close(forward, reverse, what="gradient")
+
+
+@both_precisions
+def test_mapping_over_inputs_and_parameters_is_a_loop(dtype):
+    layers = [make(ALL_SITES, seed=seed, **EVERYTHING, dtype=dtype) for seed in range(3)]
+    layer, xs = layers[0], sample(3, 2, 5, 24, dtype=dtype)
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *(one.params for one in layers))
+    run = quick_jit(lambda params, x: layer.under(params)(x))
+    mapped = quick_jit(jax.vmap(lambda params, x: layer.under(params)(x)))(stacked, xs)
+    assert_close(mapped, np.stack([run(one.params, x) for one, x in zip(layers, xs, strict=True)]))
+    assert_close(quick_jit(jax.vmap(layer))(xs), np.stack([run(layer.params, x) for x in xs]))
+
+
+def test_gradients_of_each_example_are_a_loop():
+    layer, xs = make(ALL_SITES, **EVERYTHING), sample(3, 1, 5, 24)
+
+    def gradient(params, x):
+        return jax.grad(total(layer, x))(params)
+
+    each, run = quick_jit(jax.vmap(gradient, in_axes=(None, 0)))(layer.params, xs), quick_jit(gradient)
+    for row, x in enumerate(xs):
+        assert_trees_close(jax.tree.map(lambda array, row=row: array[row], each), run(layer.params, x))
+
+
+def test_a_mask_is_mapped_over_with_its_row():
+    layer, x, masks = make("g1+bma"), sample(1, 5, 24), sample(3, 5, 5, seed=2) > 0
+    mapped = quick_jit(jax.vmap(lambda mask: layer(x, mask=mask)))(masks)
+    run = quick_jit(lambda mask: layer(x, mask=mask))
+    assert_close(mapped, np.stack([run(mask) for mask in masks]))
+
+
+@pytest.mark.parametrize(("recomputed", "dtype"), [(False, jnp.float64), (True, jnp.float32)])
+def test_a_scan_over_stacked_layers_is_a_loop(recomputed, dtype):
+    layers = [make(ALL_SITES, seed=seed, **EVERYTHING, dtype=dtype) for seed in range(3)]
+    layer, x = layers[0], sample(2, 5, 24, dtype=dtype)
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *(one.params for one in layers))
+
+    def apply(x, params):
+        return x + layer.under(params)(x) / 10
+
+    def scanned(stacked, x):
+        step = jax.checkpoint(apply) if recomputed else apply
+        return (jax.lax.scan(lambda x, params: (step(x, params), None), x, stacked)[0] ** 2).sum()
+
+    def looped(stacked, x):
+        for i in range(3):
+            x = apply(x, jax.tree.map(lambda array, i=i: array[i], stacked))
+        return (x**2).sum()
+
+    found, expected = (quick_jit(jax.value_and_grad(f, argnums=(0, 1)))(stacked, x) for f in (scanned, looped))
+    assert_close(found[0], expected[0])
+    assert_trees_close(found[1], expected[1])
+
+
+def test_recomputing_gives_the_same_gradients():
+    layer, x = make(ALL_QUERIES, **EVERYTHING), sample(2, 5, 24)
+
+    def differentiated(run):
+        return quick_jit(jax.grad(lambda params, x: (run(params, x) ** 2).sum(), argnums=(0, 1)))
+
+    def run(params, x):
+        return layer.under(params)(x)
+
+    arguments = (layer.params, x)
+    assert_trees_close(differentiated(jax.checkpoint(run))(*arguments), differentiated(run)(*arguments))
+
+
+def test_recomputing_keeps_the_inputs_alone():
+    layer, x = make(ALL_SITES, dtype=jnp.float32), sample(1, 64, 24, dtype=jnp.float32)
+
+    def kept(function):
+        _, residuals = jax.eval_shape(lambda x: jax.vjp(function, x), x)
+        return sum(array.size for array in jax.tree.leaves(residuals) if array.shape[:2] == (1, 64))
+
+    assert kept(jax.checkpoint(layer)) == x.size < kept(layer)
+
+
+@every_combination
+def test_half_precision_is_float32_up_to_rounding(gate):
+    half, x = make(gate, **EVERYTHING, dtype=jnp.bfloat16), sample(2, 5, 24, dtype=jnp.bfloat16)
+    y, expected = quick_jit(half)(x), quick_jit(half.to(np.float32))(x.astype(np.float32))
+    assert y.dtype == jnp.bfloat16
+    assert largest_gap(y, expected) <= rounding(jnp.bfloat16, expected)
+
+
+@some_gates
+def test_float16_is_float32_up_to_rounding(gate):
+    half, x = make(gate, **EVERYTHING, dtype=jnp.float16), sample(2, 5, 24, dtype=jnp.float16)
+    y, expected = quick_jit(half)(x), quick_jit(half.to(np.float32))(x.astype(np.float32))
+    assert y.dtype == jnp.float16
+    assert largest_gap(y, expected) <= rounding(jnp.float16, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_have_the_dtype_of_the_parameters_and_are_finite(dtype):
+    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    found = quick_jit(jax.grad(lambda params: layer.under(params)(x).astype(np.float32).sum()))(layer.params)
+    assert {array.dtype for array in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_masks_and_caches_work(dtype):
+    layer, x = make("g1+bma", **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    mask = np.where(sample(2, 1, 5, 5, seed=3) > 0, 0, -np.inf).astype(np.float32)
+
+    def run(layer, x):
+        return layer(x, mask=mask), layer(x, mask=mask, cache=layer.cache(2, 5))[0]
+
+    wide = layer.to(np.float32)
+    found = quick_jit(partial(run, layer))(x)
+    for y, expected in zip(found, quick_jit(partial(run, wide))(x.astype(np.float32)), strict=True):
+        assert y.dtype == dtype
+        assert largest_gap(y, expected) <= rounding(dtype, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_very_large_logits_stay_finite(dtype):
+    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    size = float(jnp.finfo(dtype).max) ** 0.5 / 10
+    large = {**layer.params, "attn_gate": jax.tree.map(lambda a: (a * size).astype(dtype), layer.params["attn_gate"])}
+    y, gradients = quick_jit(jax.value_and_grad(lambda params: layer.under(params)(x).astype(np.float32).sum()))(large)
+    assert np.isfinite(y)
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(gradients))

@@ -1,0 +1,212 @@
+import json
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax_models import SIZES, make, make_torch, sample, with_stacked_blocks
+from safetensors import safe_open
+from safetensors.flax import load_file, save_file
+
+from tidegate import PRESETS
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.flax import apply_model, from_torch, init_model, load_params, save_params, to_torch
+from tidegate.flax.weights import BLOCK_NAMES, MODEL_NAMES
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch import TransformerLM, VisionTransformer, load_model, save_model
+
+MODELS = {
+    **{gate: {"gate": gate} for gate in ("none", *PRESETS)},
+    "all": {
+        "gate": "output:input:r2:b0+value:query:r2:b1+key:input+query:value:b0+dense:output:r3:b1",
+        "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "metric": "learned", "bias": True, "norm": "layer",
+        "feedforward": "gelu", "rotary": Rotary(fraction=0.5), "tie_embeddings": False,
+    },
+    "learned": {"positions": "learned", "metric": "diagonal"},
+}  # fmt: skip
+every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def assert_same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for first, second in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert first.dtype == second.dtype
+        assert np.array_equal(first, second)
+
+
+@every_model
+def test_a_file_of_pytorch_goes_through_jax_and_back_bit_by_bit(path, options):
+    model = make_torch(**options)
+    save_model(model, path)
+    config, params = load_params(path)
+    save_params(path, params, config)
+    again = load_model(path)
+    assert again.config == model.config
+    for (name, one), (other_name, other) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+        assert name == other_name
+        assert torch.equal(one, other)
+
+
+@every_model
+def test_parameters_have_the_structure_that_is_drawn(options):
+    config = TransformerConfig(**SIZES | options)
+    model = TransformerLM(config)
+    expected = jax.eval_shape(lambda: init_model(jax.random.key(0), config))
+    params = from_torch(model.state_dict(), config)
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, expected)
+
+
+@pytest.mark.parametrize("table", [MODEL_NAMES, BLOCK_NAMES], ids=["model", "block"])
+def test_no_two_names_are_one_in_pytorch(table):
+    assert len({row.name for row in table.values()}) == len(table)
+
+
+def test_the_names_of_the_tables_do_not_meet():
+    inside = {f"stack.blocks.0.{row.name}" for row in BLOCK_NAMES.values()}
+    assert inside.isdisjoint(row.name for row in MODEL_NAMES.values())
+
+
+def test_every_row_of_the_tables_serves_a_model():
+    used = set()
+    for options in (*MODELS.values(), {"norm": "layer", "bias": True}):
+        used |= set(TransformerLM(TransformerConfig(**SIZES | options), device="meta").state_dict())
+    blocks = {f"stack.blocks.{i}.{row.name}" for i in range(2) for row in BLOCK_NAMES.values()}
+    known = blocks | {row.name for row in MODEL_NAMES.values()}
+    assert used <= known
+    # What no model here happens to have: parts of gates in other combinations.
+    assert all("attn_gate" in name for name in known - used)
+
+
+def test_from_torch_and_to_torch_are_inverse():
+    config, params = make(**MODELS["all"])
+    assert_same(from_torch(to_torch(params, config), config), params)
+
+
+def test_layouts_are_pytorchs():
+    config, params = make(num_kv_heads=2, bias=True, tie_embeddings=False)
+    state = to_torch(params, config)
+    q_proj = params["stack"]["blocks"][1]["attention"]["q_proj"]
+    # Row 7 of PyTorch's matrix, of 6 for each head, is channel 1 of head 1.
+    assert np.array_equal(state["stack.blocks.1.attention.q_proj.weight"][7], q_proj["kernel"][:, 1, 1])
+    assert state["stack.blocks.1.attention.q_proj.bias"][7] == q_proj["bias"][1, 1]
+    o_proj = params["stack"]["blocks"][0]["attention"]["o_proj"]["kernel"]
+    assert np.array_equal(state["stack.blocks.0.attention.o_proj.weight"][:, 7], o_proj[1, 1])
+    assert np.array_equal(state["head.weight"], params["head"]["kernel"].T)
+
+
+def test_stacked_blocks_are_taken_apart():
+    config, params = make()
+    assert_same(to_torch(with_stacked_blocks(params), config), to_torch(params, config))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_dtype_is_kept_or_changed_on_demand(path, dtype):
+    model = TransformerLM(TransformerConfig(**SIZES), dtype=dtype)
+    save_model(model, path)
+    kept = str(dtype).removeprefix("torch.")
+    _, params = load_params(path)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {kept}
+    assert_same(from_torch(model.state_dict(), model.config), params)
+    _, single = load_params(path, dtype=jnp.float32)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(single)} == {"float32"}
+
+
+def test_parameters_do_not_change_with_the_tensors_they_came_from():
+    model = TransformerLM(TransformerConfig(**SIZES))
+    params = from_torch(model.state_dict(), model.config)
+    before = jax.tree.map(lambda array: array.tolist(), params)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert jax.tree.map(lambda array: array.tolist(), params) == before
+
+
+def test_the_file_says_what_it_is(path):
+    config, params = make(gate="g1")
+    save_params(str(path), params, config)
+    with safe_open(path, framework="flax") as file:
+        metadata = file.metadata()
+    assert {name: metadata[name] for name in ("format", "version", "model")} == {
+        "format": "tidegate",
+        "version": "1",
+        "model": "TransformerLM",
+    }
+    assert json.loads(metadata["config"])["gate"] == "g1"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_with_an_option_of_pytorch_is_read_and_the_option_refused(path):
+    save_model(make_torch(recompute_gate=True), path)
+    config, params = load_params(path)
+    with pytest.raises(ValueError, match="Set it to False with dataclasses"):
+        apply_model(params, sample(1, 2), config)
+    spared = replace(config, recompute_gate=False)
+    assert jax.eval_shape(lambda: apply_model(params, sample(1, 2), spared)).shape == (1, 2, 31)
+
+
+def tamper(path, *, metadata=None, tensors=None):
+    """Write the file again with entries changed; None as a value removes one."""
+    with safe_open(path, framework="flax") as file:
+        held = file.metadata()
+    held, state = held | (metadata or {}), load_file(path) | (tensors or {})
+    save_file(
+        {name: tensor for name, tensor in state.items() if tensor is not None},
+        path,
+        metadata={name: text for name, text in held.items() if text is not None},
+    )
+
+
+NORM = "stack.norm.weight"
+REFUSED = [
+    ({"metadata": {"format": None}}, "holds no Tidegate model: its format is None, not 'tidegate'. Write it with"),
+    ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '1'"),
+    ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM."),
+    ({"metadata": {"config": '{"gate": "g9"}'}}, "Unknown gate 'g9'"),
+    ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
+    ({"tensors": {"extra": jnp.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
+    ({"tensors": {NORM: jnp.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
+    save_model(make_torch(), path)
+    tamper(path, **changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_params(path)
+
+
+def test_a_model_of_another_kind_is_refused(path):
+    save_model(VisionTransformer(VisionConfig(num_layers=1)), path)
+    with pytest.raises(ValueError, match="holds a model 'VisionTransformer'; this library knows TransformerLM"):
+        load_params(path)
+
+
+def test_a_pickle_is_refused_and_not_read(path):
+    torch.save(make_torch().state_dict(), path)
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        load_params(path)
+
+
+def test_a_file_that_is_not_there_is_missed_by_name(path):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load_params(path)
+
+
+def test_parameters_of_another_configuration_are_refused(path):
+    config, params = make(gate="bma")
+    missing = "params do not fit the configuration: stack.blocks.0.attention.attn_gate.output.weight is missing"
+    with pytest.raises(ValueError, match=missing):
+        save_params(path, params, replace(config, gate="bma+g1"))
+    assert not path.exists()
+    with pytest.raises(ValueError, match=r"state does not fit the configuration: .*attn_gate.value.weight is unexp"):
+        from_torch(to_torch(params, config), replace(config, gate="none"))
