@@ -119,6 +119,16 @@ def markdown_table(header: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
+def marks_table(marks: Iterable[tuple[str, float, str]]) -> str:
+    """Each figure beside its mark, `≤ 1.05` or `≥ 4`, and whether it was met."""
+    rows = []
+    for figure, measured, mark in marks:
+        sign, limit = mark.split()
+        met = measured <= float(limit) if sign == "≤" else measured >= float(limit)
+        rows.append([figure, f"{measured:.3f}", mark, "met" if met else "missed"])
+    return f"## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark', 'verdict'], rows)}"
+
+
 def as_json(value: Any) -> Any:
     """Timings as their medians, quartiles and raw seconds."""
     if isinstance(value, Timing):

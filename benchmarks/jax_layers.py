@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from harness import Timing, as_json, interleave, markdown_table, paired_ratio, surroundings
+from harness import Timing, as_json, interleave, markdown_table, marks_table, paired_ratio, surroundings
 from jax import Array
 
 from tidegate.flax import AttentionConfig, gated_attention, init_attention
@@ -85,8 +85,7 @@ def report(record: dict[str, Any]) -> str:
             rows.append([name, *cells])
         header = ["layer", *(f"T = {length}" for length in record["lengths"])]
         parts.append(f"## {work.capitalize()}: time over `none` (median)\n\n{markdown_table(header, rows)}\n")
-    marks = [[figure, f"{measured:.3f}", mark] for figure, measured, mark in _marks(record)]
-    parts.append(f"## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark'], marks)}\n")
+    parts.append(f"{marks_table(_marks(record))}\n")
     parts.append(f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n")
     return "\n".join(parts)
 

@@ -23,6 +23,7 @@ from harness import (
     interleave,
     kept_bytes,
     markdown_table,
+    marks_table,
     paired_ratio,
     peak_above_rest,
     surroundings,
@@ -172,8 +173,7 @@ def _summary(record: dict[str, Any]) -> str:
         rows.append(row)
     header = ["layer", "bytes kept for backward", "peak, forward", "peak, training", f"decode step, {CACHED} cached"]
     memory = f"## Memory at T = {longest} and decoding, over `none`\n\n{markdown_table(header, rows)}\n"
-    marks = [[figure, f"{measured:.3f}", mark] for figure, measured, mark in _marks(record)]
-    return f"{memory}\n## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark'], marks)}\n"
+    return f"{memory}\n{marks_table(_marks(record))}\n"
 
 
 def _marks(record: dict[str, Any]) -> Iterator[tuple[str, float, str]]:

@@ -4,35 +4,15 @@
 """
 
 import argparse
-import importlib.util
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
+from corpus import HELD_OUT, MODULES, read
 
 from tidegate.flax import TransformerConfig, apply_model, init_model
 
-MODULES = (
-    "argparse",
-    "ast",
-    "calendar",
-    "configparser",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "difflib",
-    "doctest",
-    "enum",
-)
-HELD_OUT = ("textwrap", "heapq")
 BATCH, LENGTH = 16, 128
-
-
-def read(modules: tuple[str, ...]) -> jax.Array:
-    """The sources as one row of bytes."""
-    sources = [Path(importlib.util.find_spec(name).origin).read_bytes() for name in modules]
-    return jnp.asarray(list(b"\n".join(sources)))
 
 
 def main() -> None:
@@ -58,12 +38,12 @@ def main() -> None:
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, current
 
-    text, state = read(MODULES), optimizer.init(params)
+    text, state = jnp.asarray(read(MODULES)), optimizer.init(params)
     for step, key in enumerate(jax.random.split(jax.random.key(options.seed + 1), options.steps)):
         params, state, current = update(params, state, key, text)
         if step % 50 == 0:
             print(f"step {step:4}  loss {current:.3f}", flush=True)
-    unseen = read(HELD_OUT)
+    unseen = jnp.asarray(read(HELD_OUT))
     starts = jnp.arange(0, len(unseen) - LENGTH, LENGTH)
     losses = loss(params, unseen[starts[:, None] + jnp.arange(LENGTH + 1)])
     print(f"gate {options.gate}: {losses:.4f} nats per byte on modules that it never saw")

@@ -4,34 +4,14 @@
 """
 
 import argparse
-import importlib.util
-from pathlib import Path
 
 import torch
+from corpus import HELD_OUT, MODULES, read
 from torch.nn import functional as F
 
 from tidegate.torch import TransformerConfig, TransformerLM, gate_parameters
 
-MODULES = (
-    "argparse",
-    "ast",
-    "calendar",
-    "configparser",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "difflib",
-    "doctest",
-    "enum",
-)
-HELD_OUT = ("textwrap", "heapq")
 BATCH, LENGTH = 16, 128
-
-
-def read(modules: tuple[str, ...]) -> torch.Tensor:
-    """The sources as one row of bytes."""
-    sources = [Path(importlib.util.find_spec(name).origin).read_bytes() for name in modules]
-    return torch.tensor(list(b"\n".join(sources)))
 
 
 def batch(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -55,7 +35,7 @@ def main() -> None:
     others = [p for p in model.parameters() if all(p is not gate for gate in gates)]
     groups = [{"params": others, "weight_decay": 0.1}] + ([{"params": gates, "weight_decay": 0.0}] if gates else [])
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-    text, generator = read(MODULES), torch.Generator().manual_seed(options.seed)
+    text, generator = torch.tensor(read(MODULES)), torch.Generator().manual_seed(options.seed)
     for step in range(options.steps):
         optimizer.zero_grad()
         current = loss(model, batch(text, generator))
@@ -63,7 +43,7 @@ def main() -> None:
         optimizer.step()
         if step % 50 == 0:
             print(f"step {step:4}  loss {current.item():.3f}", flush=True)
-    unseen = read(HELD_OUT)
+    unseen = torch.tensor(read(HELD_OUT))
     with torch.no_grad():
         losses = [loss(model, row[None]) for row in unseen.unfold(0, LENGTH + 1, LENGTH)]
     print(f"gate {options.gate}: {torch.stack(losses).mean().item():.4f} nats per byte on modules that it never saw")

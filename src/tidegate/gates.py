@@ -42,6 +42,8 @@ class Gates(tuple[Gate, ...]):
             return cls((gates,))
         if isinstance(gates, str):
             return cls() if gates.strip() == "none" else cls(Gate.parse(part) for part in gates.split("+"))
+        if isinstance(gates, bytes) or not isinstance(gates, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Gates are spelled as a string, a Gate, or several of either; got {gates!r}.")
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
     def at(self, site: Site) -> Gate | None:

@@ -117,8 +117,8 @@ def test_equal_options_are_one_key_however_they_are_spelled():
     [
         ({"dropout": 1.0}, ValueError, "dropout must lie in [0, 1); got 1.0."),
         ({"dropout": float("nan")}, ValueError, "dropout must lie in [0, 1); got nan."),
-        ({"window": 0}, ValueError, "window must be at least 1, or None; got 0."),
-        ({"temperature": 0.0}, ValueError, "temperature must be above 0; got 0.0."),
+        ({"window": 0}, ValueError, "window must be a whole number of at least 1, or None; got 0."),
+        ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0; got 0.0."),
         ({"metric": "flat"}, ValueError, "metric must be 'diagonal', 'learned' or None; got 'flat'."),
         ({"rope": "yes"}, TypeError, "rope must be a Rotary, True or None; got 'yes'."),
         ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
@@ -213,7 +213,7 @@ def reach(layer, x):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
-@pytest.mark.parametrize("window", [None, 1, 2, 4, 9])
+@pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_window_reaches_back_and_without_causality_ahead_too(causal, window, dtype):
     layer = make("g1+bma", causal=causal, window=window, dtype=dtype)

@@ -124,11 +124,16 @@ LARGE = HeadShape(d_model=256, num_heads=8, num_kv_heads=4, head_dim=64)
 
 
 @every_gate
-def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(gate):
-    drawn = quick_jit(lambda key: init_gate(key, gate, LARGE))(jax.random.key(0))
+def test_parameters_have_the_shapes_of_the_vocabulary(gate):
+    drawn = jax.eval_shape(lambda key: init_gate(key, gate, LARGE), jax.random.key(0))
     assert {name: array.shape for name, array in drawn.items()} == gate.parameter_shapes(**asdict(LARGE))
+
+
+@pytest.mark.parametrize("name", ["bma", "g1-head", "g5", "output:input:r2:w3:b1:shared-group", "dense:output:r3:b-1"])
+def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(name):
+    gate = Gate.parse(name)
+    drawn = quick_jit(lambda key: init_gate(key, gate, LARGE))(jax.random.key(0))
     for name, array in drawn.items():
-        assert array.dtype == jnp.float32
         numbers = np.asarray(array, np.float64)
         if name == "bias":
             assert (numbers == gate.bias).all()

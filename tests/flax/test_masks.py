@@ -38,7 +38,7 @@ def test_a_mask_of_another_kind_is_refused(dtype):
 def test_a_mask_of_another_shape_is_refused(shape):
     message = (
         f"mask must be (queries, keys) or (batch, heads, queries, keys) and broadcast to {SHAPE}; got {shape}. "
-        "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
+        "A padding mask (batch, keys) goes in as mask[:, None, None, :], one per row of the batch as mask[:, None]."
     )
     with pytest.raises(ValueError, match=opening(message)):
         require_mask(np.ones(shape, bool), SHAPE)

@@ -46,8 +46,14 @@ def twins(tmp_path, options, dtype=torch.float64):
     return model, config, params
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@every_model
+CASES = {
+    **{name: (options, torch.float64) for name, options in MODELS.items()},
+    # Each preset alone in single precision is the layers' own test.
+    **{f"{name} single": (options, torch.float32) for name, options in MODELS.items() if name not in PRESETS},
+}
+
+
+@pytest.mark.parametrize(("options", "dtype"), CASES.values(), ids=CASES)
 def test_logits_and_gradients_are_pytorchs(tmp_path, options, dtype):
     model, config, params = twins(tmp_path, options, dtype)
     tokens = sample(3, 8)
@@ -65,6 +71,14 @@ def test_logits_and_gradients_are_pytorchs(tmp_path, options, dtype):
     for name, parameter in model.named_parameters():
         assert parameter.grad.any()
         assert_close(named[name], parameter.grad, what="gradient")
+
+
+@every_model
+def test_logits_in_single_precision_are_pytorchs(tmp_path, options):
+    model, config, params = twins(tmp_path, options, torch.float32)
+    tokens = sample(3, 8)
+    logits = jit_quickly(apply_model, static_argnames="config")(params, tokens, config=config)
+    assert_close(logits, model(torch.tensor(tokens.tolist())))
 
 
 @every_model

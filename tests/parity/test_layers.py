@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from jax_layers import COMBINED, as_params, every_combination, quick_jit, twin
+from jax_layers import COMBINED, GROUPED, as_params, every_combination, quick_jit, twin
 from layers import GATES
-from torch_layers import OPTIONS, ROTARY, SPELLINGS, gradients, make, sample
+from torch_layers import OPTIONS, SPELLINGS, gradients, make, sample
 
 from tidegate import PRESETS, Gates
 from tidegate.flax import attention_arrays
@@ -17,11 +17,9 @@ from tidegate.torch import KVCache
 WHAT = {torch.float64: "gradient", torch.float32: "forward"}
 """The rows of the table of tolerances that say 1e-10 in float64 and 2e-5 in float32, for gradients as for values."""
 
-GROUPED = {"num_kv_heads": 2, "head_dim": 4, "rope": ROTARY, "qk_norm": True}
 T = 5
 
 every_dtype = pytest.mark.parametrize("dtype", WHAT, ids=str)
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 def as_arrays(given):
@@ -86,12 +84,12 @@ def additive(mask, dtype=torch.float64):
 
 @pytest.mark.parametrize("gate", [spelling for spelling in SPELLINGS if "+" not in spelling])
 def test_every_gate_is_the_same_in_every_framework(gate):
-    assert_agree(make(gate, **GROUPED), inputs(2, T, 24))
+    assert_agree(make(gate, num_kv_heads=2), inputs(2, T, 24))
 
 
 @pytest.mark.parametrize("gate", ["none", *PRESETS])
 def test_every_preset_is_the_same_in_every_framework_in_float32(gate):
-    assert_agree(make(gate, **GROUPED, dtype=torch.float32), inputs(2, T, 24, dtype=torch.float32))
+    assert_agree(make(gate, num_kv_heads=2, dtype=torch.float32), inputs(2, T, 24, dtype=torch.float32))
 
 
 @every_dtype
@@ -100,15 +98,15 @@ def test_all_gates_under_all_options_are_the_same_in_every_framework(gate, dtype
     assert_agree(make(gate, **OPTIONS["everything"], dtype=dtype), inputs(2, T, 24, dtype=dtype))
 
 
-@every_combination
-def test_all_gates_with_a_single_key_and_value_head_are_the_same_in_every_framework(gate):
+@pytest.mark.parametrize("gate", COMBINED[-3:])
+def test_shared_gates_with_a_single_key_and_value_head_are_the_same_in_every_framework(gate):
     assert_agree(make(gate, **OPTIONS["multi-query"]), inputs(2, T, 24))
 
 
 @every_dtype
-@every_option
-def test_every_option_is_the_same_in_every_framework(options, dtype):
-    assert_agree(make("g1+bma", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype))
+@pytest.mark.parametrize("name", ["plain", "multi-query", "band"])
+def test_every_option_is_the_same_in_every_framework(name, dtype):
+    assert_agree(make("g1+bma", **OPTIONS[name], dtype=dtype), inputs(2, T, 24, dtype=dtype))
 
 
 def test_the_combinations_hold_every_gate():
@@ -119,12 +117,11 @@ def test_the_combinations_hold_every_gate():
 
 @pytest.mark.parametrize("length", [1, 63])
 @every_dtype
-@pytest.mark.parametrize("options", [OPTIONS["everything"], OPTIONS["band"]], ids=["everything", "band"])
-def test_odd_lengths_are_the_same_in_every_framework(options, length, dtype):
-    assert_agree(make("g1+bma", **options, dtype=dtype), inputs(1, length, 24, dtype=dtype))
+def test_odd_lengths_are_the_same_in_every_framework(length, dtype):
+    assert_agree(make("g1+bma", **OPTIONS["everything"], dtype=dtype), inputs(1, length, 24, dtype=dtype))
 
 
-@pytest.mark.parametrize("shape", [(T, T), (2, 1, 1, T), (1, 4, T, 1), (2, 4, T, T)])
+@pytest.mark.parametrize("shape", [(T, T), (2, 4, T, T)])
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 @every_dtype
 def test_a_mask_is_the_same_in_every_framework(shape, kind, dtype):
@@ -179,19 +176,21 @@ def test_the_gates_that_cross_are_all_there():
 
 
 @pytest.mark.parametrize("gate", ["none", *ACROSS])
-@every_dtype
-def test_cross_attention_is_the_same_in_every_framework(gate, dtype):
-    layer = make(gate, causal=False, bias=True, **GROUPED, dtype=dtype)
-    context = inputs(2, 7, 24, dtype=dtype, seed=1)
-    mask, positions = sample(2, 1, 3, 7, seed=2) > 1, torch.tensor([5, 2, 9])
-    given = {"mask": mask, "positions": positions} if dtype == torch.float64 else {}
-    assert_agree(layer, inputs(2, 3, 24, dtype=dtype), context=context, **given)
+def test_cross_attention_is_the_same_in_every_framework(gate):
+    layer = make(gate, causal=False, bias=True, **GROUPED)
+    given = {"mask": sample(2, 1, 3, 7, seed=2) > 1, "positions": torch.tensor([5, 2, 9])}
+    assert_agree(layer, inputs(2, 3, 24), context=inputs(2, 7, 24, seed=1), **given)
 
 
-@every_option
+@pytest.mark.parametrize("gate", ACROSS[:2])
+def test_cross_attention_is_the_same_in_every_framework_in_float32(gate):
+    layer, dtype = make(gate, causal=False, bias=True, **GROUPED, dtype=torch.float32), torch.float32
+    assert_agree(layer, inputs(2, 3, 24, dtype=dtype), context=inputs(2, 7, 24, dtype=dtype, seed=1))
+
+
 @every_combination
-def test_both_layers_are_the_same_plain_arrays(gate, options):
-    layer = make(gate, **options)
+def test_both_layers_are_the_same_plain_arrays(gate):
+    layer = make(gate, **OPTIONS["everything"])
     own = twin(layer)
     arrays, expected = attention_arrays(own.params, own.config, causal=own.is_causal), layer.arrays()
     assert list(arrays.parameters()) == list(expected.parameters())
@@ -245,10 +244,9 @@ def test_without_causality_a_chunk_sees_itself_and_what_went_by(dtype):
     assert_close(own, in_chunks_of_torch(layer, x, [3, 1, 2]), what=WHAT[dtype])
 
 
-@pytest.mark.parametrize("gate", ["g1+g2+g3+g4+g5", "output:query+value:query+key:query+query:query"])
 @every_dtype
-def test_gradients_pass_through_the_cache(gate, dtype):
-    layer, x = make(gate, **GROUPED, dtype=dtype), inputs(2, T, 24, dtype=dtype)
+def test_gradients_pass_through_the_cache(dtype):
+    layer, x = make("g1+g2+g3+g4+g5", **GROUPED, dtype=dtype), inputs(2, T, 24, dtype=dtype)
     own, weights = twin(layer), sample(2, T, 24, seed=99, dtype=dtype).numpy()
 
     def forward(inputs, params):

@@ -46,6 +46,9 @@ def side_by_side(gates):
 COMBINED = ("none", *TOGETHER, *side_by_side(EXOTIC))
 """Every legal gate and every odd one, on as few layers as their sites allow: a layer costs a compilation."""
 
+GROUPED = {"num_kv_heads": 2, "head_dim": 4, "rope": torch_layers.ROTARY, "qk_norm": True}
+"""Options that most layers have."""
+
 every_combination = pytest.mark.parametrize("gate", COMBINED)
 every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16])
 

@@ -6,6 +6,7 @@ from closeness import assert_close, to_numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.special import expit
 
 from tidegate.tensors.activations import activate, activation_slope
 
@@ -81,3 +82,16 @@ def test_slopes_at_zero(activation, slope):
 
 def test_softplus_is_linear_far_right_and_zero_far_left():
     assert (activate("softplus", HUGE) == np.maximum(HUGE, 0))[[0, 1, 5, 6]].all()
+
+
+@pytest.mark.parametrize(("dtype", "lowest"), [(np.float32, -80.0), (np.float64, -700.0)])
+def test_a_nearly_closed_gate_keeps_its_digits(library, dtype, lowest):
+    logits = np.linspace(lowest, 30.0, 221, dtype=dtype)
+    expected = expit(logits.astype(np.float64))
+    tolerance = 4 * np.finfo(dtype).eps
+    found = to_numpy(library.call(activate, "sigmoid", logits))
+    np.testing.assert_allclose(found, expected, rtol=tolerance * (1 + abs(lowest)), atol=0)
+    slope = to_numpy(library.call(activation_slope, "sigmoid", logits))
+    np.testing.assert_allclose(
+        slope, expected * expit(-logits.astype(np.float64)), rtol=2 * tolerance * (1 + abs(lowest))
+    )

@@ -333,9 +333,9 @@ BAD_LAYERS = {
         ValueError,
         "A layer has one metric: give metric_diagonal or metric_factor, not both.",
     ),
-    "no heat": ({"temperature": 0.0}, ValueError, "temperature must be above 0; got 0.0."),
+    "no heat": ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0; got 0.0."),
     "epsilon": ({"norm_epsilon": -1.0}, ValueError, "norm_epsilon must be above 0; got -1.0."),
-    "window": ({"window": 0}, ValueError, "window must be at least 1, or None; got 0."),
+    "window": ({"window": 0}, ValueError, "window must be a whole number of at least 1, or None; got 0."),
     "rotary": (
         {"rotary": Rotary(fraction=0.25)},
         ValueError,

@@ -168,9 +168,9 @@ def test_a_layer_starts_anew_in_every_part():
         ({"dropout": 1.0}, "dropout must lie in [0, 1); got 1.0."),
         ({"dropout": -0.1}, "dropout must lie in [0, 1); got -0.1."),
         ({"dropout": float("nan")}, "dropout must lie in [0, 1); got nan."),
-        ({"window": 0}, "window must be at least 1, or None; got 0."),
-        ({"temperature": 0.0}, "temperature must be above 0; got 0.0."),
-        ({"temperature": float("nan")}, "temperature must be above 0; got nan."),
+        ({"window": 0}, "window must be a whole number of at least 1, or None; got 0."),
+        ({"temperature": 0.0}, "temperature must be a finite number above 0; got 0.0."),
+        ({"temperature": float("nan")}, "temperature must be a finite number above 0; got nan."),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
         ({"head_dim": 0}, "head_dim must be a whole number of at least 1; got 0."),
         ({"d_model": 25}, "d_model must be a multiple of num_heads when head_dim is not given; got d_model=25, "

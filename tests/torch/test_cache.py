@@ -158,7 +158,7 @@ def test_a_cache_that_overflows_says_how_much_is_needed():
 @pytest.mark.parametrize("room", [None, 9])
 def test_another_batch_needs_another_cache(room):
     layer, cache = make("bma"), KVCache(room)
-    message = "cache holds a batch of 2 with 4 heads; got 3 with 4. Start a new KVCache for another batch."
+    message = "cache holds a batch of 2 with 4 heads; got 3 with 4. Each layer and each batch needs its own."
     with torch.no_grad():
         layer(sample(2, 3, 24), cache=cache)
         with pytest.raises(ValueError, match=exactly(message)):

@@ -206,7 +206,7 @@ def test_a_mask_that_does_not_broadcast_is_refused(shape):
     message = (
         "mask must be (queries, keys) or (batch, heads, queries, keys) and broadcast to (2, 4, 5, 5); "
         f"got {shape}. "
-        "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
+        "A padding mask (batch, keys) goes in as mask[:, None, None, :], one per row of the batch as mask[:, None]."
     )
     with pytest.raises(ValueError, match=exactly(message)):
         make("bma")(sample(2, 5, 24), mask=torch.ones(shape, dtype=torch.bool))

@@ -13,11 +13,13 @@ from tidegate.flax.sharding import partition_specs
 from tidegate.flax.trace import trace_gates
 from tidegate.flax.variables import plain_params
 from tidegate.flax.weights import from_torch, load_params, save_params, to_torch
+from tidegate.tensors.rotary import Rotary
 
 __all__ = [
     "AttentionConfig",
     "GatedAttention",
     "KVCache",
+    "Rotary",
     "TransformerBlock",
     "TransformerConfig",
     "TransformerLM",

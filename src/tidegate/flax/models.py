@@ -130,8 +130,9 @@ class TransformerLM(SwitchedModule):
             )
             for block in params["stack"]["blocks"]
         ]
-        for table in params.keys() & set(_TABLES):
-            setattr(self, table, as_variables(params[table], axis=mesh_axis))
+        for table in _TABLES:
+            if table in params:
+                setattr(self, table, as_variables(params[table], axis=mesh_axis))
         norm = as_variables(params["stack"]["norm"], axis=mesh_axis)
         self.stack = nnx.Dict[Any]({"blocks": nnx.List(blocks), "norm": norm})
 

@@ -17,7 +17,7 @@ from tidegate.flax.decoder import init_model
 __all__ = ["partition_specs", "specs_for"]
 
 _GATES = "attn_gate"
-_SPLIT_AXES: dict[tuple[str, str], int] = {
+_SPLIT_AXES: dict[tuple[str, ...], int] = {
     ("q_proj", "kernel"): 1,
     ("k_proj", "kernel"): 1,
     ("v_proj", "kernel"): 1,
@@ -54,8 +54,8 @@ def specs_for(params: Params, *, axis: str) -> Params:
     """The same for parameters, or their shapes, that are there; blocks not stacked."""
 
     def spec(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> PartitionSpec:
-        *outer, owner, leaf = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
-        split = 0 if _GATES in outer else _SPLIT_AXES.get((owner, leaf))
+        names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
+        split = 0 if _GATES in names else _SPLIT_AXES.get(tuple(names[-2:]))
         if split is None or array.shape[split] == 1:
             return PartitionSpec()
         return PartitionSpec(*(axis if place == split else None for place in range(len(array.shape))))

@@ -37,7 +37,9 @@ def trace_gates(
     The arguments are those of `gated_attention`; the cache is the one that it was given. Compiled together with it,
     what both compute is computed once.
     """
-    context_BSM = x if context is None else context
+    # Arrays of JAX even where those of NumPy are given, which the reference would keep to.
+    x = jnp.asarray(x)
+    context_BSM = x if context is None else jnp.asarray(context)
     # Through an output projection that changes nothing, and without the gates behind it, the layer is its attention.
     before = Gates(tuple(gate for gate in config.gates if gate.site not in ("output", "dense")))
     heads, width = config.shape.num_heads, config.shape.head_dim

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from tidegate.flax.attention import Params
 from tidegate.flax.sharding import specs_for
@@ -67,7 +68,8 @@ class SwitchedModule(nnx.Module):
             )
         if deterministic:
             return None
-        stream = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs or self.rngs
+        given = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
+        stream = self.rngs if given is None else given
         if stream is None:
             raise ValueError("rngs must be given to the call of a module that keeps none (keep_rngs=False); got None.")
         return stream()
@@ -95,8 +97,17 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     """
     if axis is None:
         return _nested(jax.tree.map(nnx.Param, params))
-    specs = specs_for(params, axis=axis)
-    return _nested(jax.tree.map(lambda array, spec: nnx.Param(array, out_sharding=spec), params, specs))
+    if axis not in (names := jax.sharding.get_abstract_mesh().axis_names):
+        raise ValueError(
+            f"mesh_axis must be an axis of the mesh, which has {names}; got {axis!r}. "
+            "Build the module under jax.set_mesh(mesh)."
+        )
+
+    def spread(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
+        # Arrays from outside the mesh are on one device, from where the variable itself would not fetch them.
+        return nnx.Param(jax.device_put(array, spec), out_sharding=spec)
+
+    return _nested(jax.tree.map(spread, params, specs_for(params, axis=axis)))
 
 
 def plain_params(module: nnx.Module) -> Params:

@@ -24,7 +24,9 @@ def activation_slope(activation: Activation, logits: Array) -> Array:
 
 
 def _sigmoid(xp: Namespace, z: Array) -> Array:
-    return 0.5 * (1 + xp.tanh(z / 2))
+    # Each side by the exponential that cannot overflow there, so that small gates keep all their digits.
+    above, below = xp.exp(-xp.where(z >= 0, z, 0.0)), xp.exp(xp.where(z < 0, z, 0.0))
+    return xp.where(z >= 0, 1 / (1 + above), below / (1 + below))
 
 
 def _sigmoid_slope(xp: Namespace, z: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_equal, require_floating, require_rank
 from tidegate.tensors._namespace import Array, namespace_of, unify
-from tidegate.tensors.activations import activate
+from tidegate.tensors.activations import activate, activation_slope
 from tidegate.tensors.attention import (
     attention_output,
     attention_scores,
@@ -141,14 +141,15 @@ def bma_backward(
     _require_same_shape(dL_dO=dL_dO, output=gated)
     scores = attention_scores(Q, K)
     weights = attention_weights(scores, mask)
-    gate = activate("sigmoid", xp.matmul(Q, W_g))
+    logits = xp.matmul(Q, W_g)
+    gate = activate("sigmoid", logits)
     if index == "source":
         dL_dQ, dL_dK, dL_dgated = attention_backward(dL_dO, Q, K, gate * V, weights, scores)
         dL_dV, dL_dgate = sum_to_shape(gate * dL_dgated, tuple(V.shape)), V * dL_dgated
     else:
         dL_dQ, dL_dK, dL_dV = attention_backward(gate * dL_dO, Q, K, V, weights, scores)
         dL_dgate = attention_output(weights, V) * dL_dO
-    dL_dP = dL_dgate * gate * (1 - gate)
+    dL_dP = dL_dgate * activation_slope("sigmoid", logits)
     return {
         "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, _transposed(W_g=W_g)), tuple(Q.shape)),
         "dL_dK": dL_dK,

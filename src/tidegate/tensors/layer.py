@@ -25,6 +25,7 @@ from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
 from tidegate.tensors.heads import repeat_heads
+from tidegate.tensors.layer_inputs import require_layer_options
 from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
 
@@ -103,7 +104,7 @@ class AttentionArrays:
         require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, m, h", exact=True, metric_factor=self.metric_factor)
-        require_positive(temperature=self.temperature, norm_epsilon=self.norm_epsilon)
+        require_positive(norm_epsilon=self.norm_epsilon)
         for name, expected in self._expected_shapes().items():
             array = getattr(self, name)
             if array is not None and tuple(array.shape) != expected:
@@ -288,8 +289,7 @@ class AttentionArrays:
     def _check_options(self) -> None:
         if self.metric_diagonal is not None and self.metric_factor is not None:
             raise ValueError("A layer has one metric: give metric_diagonal or metric_factor, not both.")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1, or None; got {self.window!r}.")
+        require_layer_options(dropout=0.0, window=self.window, temperature=self.temperature)
         if self.rotary is not None:
             self.rotary.width(self.W_Q.shape[-1])
 

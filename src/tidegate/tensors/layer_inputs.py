@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tidegate.gates import Gates
 
 __all__ = ["require_layer_inputs", "require_layer_options", "require_mask_shape", "require_positions_shape"]
@@ -11,10 +13,10 @@ def require_layer_options(*, dropout: float, window: int | None, temperature: fl
     """The options of a layer lie in their ranges."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1); got {dropout!r}.")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1, or None; got {window!r}.")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0; got {temperature!r}.")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"window must be a whole number of at least 1, or None; got {window!r}.")
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be a finite number above 0; got {temperature!r}.")
 
 
 def require_layer_inputs(
@@ -63,7 +65,7 @@ def require_mask_shape(given: tuple[int, ...], shape: tuple[int, int, int, int])
     if not fits:
         raise ValueError(
             f"mask must be (queries, keys) or (batch, heads, queries, keys) and broadcast to {shape}; got {given}. "
-            "A padding mask (batch, keys) goes in as mask[:, None, None, :]."
+            "A padding mask (batch, keys) goes in as mask[:, None, None, :], one per row of the batch as mask[:, None]."
         )
 
 

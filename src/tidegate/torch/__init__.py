@@ -1,6 +1,7 @@
 """Gated attention in PyTorch: the layer, models made of it, and what can be seen in them."""
 
-from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.config import StackConfig, TransformerConfig, VisionConfig
+from tidegate.tensors.rotary import Rotary
 from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.cache import KVCache
@@ -21,6 +22,8 @@ __all__ = [
     "KVCache",
     "MultiHeadAttention",
     "PostGatedAttention",
+    "Rotary",
+    "StackConfig",
     "TransformerBlock",
     "TransformerConfig",
     "TransformerLM",

@@ -40,9 +40,9 @@ class AttentionTrace:
     query: Tensor
     """(B, H, T, D): gated, normalised, rotated, under the metric."""
     key: Tensor
-    """(B, G, S, D), cached positions included."""
+    """(B, G, S, D): cached positions included, those out of a single query's window left out."""
     value: Tensor
-    """(B, G, S, D): gated, cached positions included."""
+    """(B, G, S, D): gated, of the same positions."""
     mask: Tensor | None
     """What the kernel was given beside `causal`."""
     causal: bool
@@ -50,7 +50,7 @@ class AttentionTrace:
     output: Tensor
     """(B, T, H, D): the attention output before an output gate."""
     gates: dict[str, Tensor]
-    """Every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M)."""
+    """Every gate's values by site: (B, positions, heads, D or 1), at the dense site (B, T, M)."""
 
 
 class GatedAttention(nn.Module):
@@ -106,6 +106,8 @@ class GatedAttention(nn.Module):
         self.gates = Gates.parse(gate)
         self.causal = causal
         self.dropout = dropout
+        if not (rope is None or isinstance(rope, bool | Rotary)):
+            raise TypeError(f"rope must be a Rotary, True, False or None; got {rope!r}.")
         self.rotary = Rotary() if rope is True else rope or None
         self.window = window
         self.temperature = temperature

@@ -18,7 +18,8 @@ class KVCache:
     """The cache of one attention layer: rotated keys and gated values, `G` heads of each.
 
     Without a `max_length` it grows by concatenation, which gradients pass through. With one, it is allocated at the
-    first update and written in place: faster, and for inference only.
+    first update and written in place: faster, and for inference only. Positions see those that have gone by and those
+    that come in the same call, so that a layer that is not causal gives chunks what the whole would not.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -39,7 +40,7 @@ class KVCache:
         if self._key is not None and key_BGTD.shape[:2] != self._key.shape[:2]:
             raise ValueError(
                 f"cache holds a batch of {self._key.shape[0]} with {self._key.shape[1]} heads; got "
-                f"{key_BGTD.shape[0]} with {key_BGTD.shape[1]}. Start a new KVCache for another batch."
+                f"{key_BGTD.shape[0]} with {key_BGTD.shape[1]}. Each layer and each batch needs its own."
             )
         if self.max_length is None:
             self._key, self._value = _appended(self._key, key_BGTD), _appended(self._value, value_BGTD)

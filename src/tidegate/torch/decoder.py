@@ -149,7 +149,8 @@ class TransformerLM(nn.Module):
 
     def _counted(self, start: int, num_positions: int, documents: Tensor | None, device: torch.device) -> Tensor:
         """Positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
-        if start + num_positions > self.config.max_length:
+        # Positions of packed documents begin anew in each, so that a row may be longer than the table.
+        if documents is None and start + num_positions > self.config.max_length:
             raise ValueError(
                 f"The table of learned positions ends at max_length={self.config.max_length}; "
                 f"{start + num_positions} are needed. Shorten tokens, or use positions='rotary'."

@@ -20,7 +20,8 @@ def plain_kernel() -> AbstractContextManager[Any]:
     """Force the plain kernel, which builds the score matrix and has derivatives of every kind and order.
 
     The fused CPU kernel has neither forward mode nor a second backward. Inside `torch.func` transforms and forward-mode
-    differentiation the plain kernel is chosen without asking; a double backward cannot be foreseen, so ask for it here.
+    differentiation the plain kernel is chosen without asking, unless `torch.compile` traces them; that, and a double
+    backward, cannot be foreseen, so ask for it here.
     """
     return sdpa_kernel(SDPBackend.MATH)
 
