@@ -7,7 +7,8 @@ from torch_layers import sample
 
 from tidegate.tensors.attention import scaled_dot_product_attention
 from tidegate.torch import plain_kernel
-from tidegate.torch.kernel import attend, inside_transform
+from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
+from tidegate.torch.masks import combine_masks, document_ids
 
 
 def heads(*, T=5, S=5, H=4, G=4, requires_grad=False):
@@ -112,3 +113,25 @@ def test_on_a_gpu_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, k
         assert (gradient == 0).all()
     for gradient in torch.autograd.grad(o.square().sum(), (q, k, v)):
         assert gradient.isfinite().all()
+
+
+def test_packed_documents_have_a_kernel_of_their_own_only_where_a_gpu_has_it():
+    q, boundaries = torch.zeros(1, 4, 5, 6, dtype=torch.bfloat16), torch.tensor([0, 2, 5])
+    assert not packed_kernel_serves(q, boundaries, mask=None, dropout=0.0)
+    assert packed_kernel_serves(q.to("meta"), boundaries, mask=None, dropout=0.0) is False
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("G", [4, 2])
+def test_packed_documents_on_a_gpu_are_those_of_a_mask(G, causal, window):
+    q, k, v = (torch.randn(1, heads, 7, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, G, G))
+    boundaries = torch.tensor([0, 3, 7], device="cuda")
+    assert packed_kernel_serves(q, boundaries, mask=None, dropout=0.0)
+    packed = attend_packed(q, k, v, boundaries, causal=causal, window=window, scale=0.125)
+    ids = document_ids(boundaries, batch=1, num_positions=7)
+    mask, _ = combine_masks(
+        None, num_queries=7, num_keys=7, causal=causal, window=window, documents=ids, device=q.device
+    )
+    torch.testing.assert_close(packed, attend(q, k, v, mask=mask, scale=0.125), atol=2e-2, rtol=2e-2)

@@ -206,7 +206,10 @@ def gated_attention(
     )
     reads = replace(reads, output=o_BTHD)
     y_BTM = gated("dense", _project_out(params["o_proj"], gated("output", o_BTHD)))
-    return y_BTM if cache is None else (y_BTM, cache)
+    if cache is None:
+        return y_BTM
+    # A traced length cannot be refused; what would be wrong in silence is nan instead.
+    return jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM), cache
 
 
 def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, causal: bool = True) -> AttentionArrays:

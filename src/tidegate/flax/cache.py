@@ -39,7 +39,7 @@ def init_cache(shape: HeadShape, *, batch: int, max_length: int, dtype: jax.typi
 def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:
     """The cache with the new positions after those that it holds.
 
-    What has been written past the end cannot be noticed while `length` is traced; give the cache room for all.
+    More than there is room for is refused, or, while `length` is traced, makes the layer's output nan.
     """
     batch, room, heads, _ = cache.key.shape
     if (key_BTGD.shape[0], key_BTGD.shape[2]) != (batch, heads):

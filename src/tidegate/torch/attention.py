@@ -22,7 +22,7 @@ from tidegate.tensors.layer_inputs import require_layer_inputs, require_layer_op
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
-from tidegate.torch.kernel import attend, inside_transform
+from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
@@ -180,16 +180,15 @@ class GatedAttention(nn.Module):
         q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
-        k_BGSD, v_BGSD, mask, causal = self._restricted(x, k_BGSD, v_BGSD, mask, documents)
-        o_BHTD = attend(
-            q_BHTD,
-            k_BGSD,
-            v_BGSD,
-            mask=mask,
-            causal=causal,
-            dropout=self.dropout if self.training else 0.0,
-            scale=self.scale,
-        )
+        dropout, causal = self.dropout if self.training else 0.0, self.causal
+        if not return_trace and packed_kernel_serves(q_BHTD, documents, mask=mask, dropout=dropout):
+            assert documents is not None
+            o_BHTD = attend_packed(
+                q_BHTD, k_BGSD, v_BGSD, documents, causal=self.causal, window=self.window, scale=self.scale
+            )
+        else:
+            k_BGSD, v_BGSD, mask, causal = self._restricted(x, k_BGSD, v_BGSD, mask, documents)
+            o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         reads = replace(reads, output=o_BHTD.transpose(1, 2))
         y_BTM = self._projected(reads)
         if not return_trace:

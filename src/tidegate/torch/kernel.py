@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attend", "inside_transform", "plain_kernel"]
+__all__ = ["attend", "attend_packed", "inside_transform", "packed_kernel_serves", "plain_kernel"]
 
 
 def plain_kernel() -> AbstractContextManager[Any]:
@@ -57,6 +57,45 @@ def attend(
         return o_BHTD
     sees = mask if mask.dtype == torch.bool else mask != float("-inf")
     return torch.where(sees.any(dim=-1, keepdim=True), o_BHTD, 0.0)
+
+
+def packed_kernel_serves(q_BHTD: Tensor, documents: Tensor | None, *, mask: Tensor | None, dropout: float) -> bool:
+    """Whether the variable-length kernel takes packed documents: on a GPU, in half precision, by boundaries alone."""
+    by_boundaries = documents is not None and documents.ndim == 1 and mask is None and dropout == 0
+    return by_boundaries and q_BHTD.device.type == "cuda" and q_BHTD.dtype in (torch.float16, torch.bfloat16)
+
+
+def attend_packed(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    boundaries: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> Tensor:
+    """Attention within each document of one packed row, (1, H, T, D), with no mask in memory; GPUs only.
+
+    boundaries : (documents + 1,), rising from 0 to T
+    """
+    # There is no such module in builds without a GPU's kernels.
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = boundaries.to(torch.int32)
+    back = -1 if window is None else window - 1
+    o_THD = varlen_attn(
+        *(x.squeeze(0).transpose(0, 1) for x in (q_BHTD, k_BGTD, v_BGTD)),
+        cu_seq_q=ends,
+        cu_seq_k=ends,
+        max_q=q_BHTD.shape[2],
+        max_k=k_BGTD.shape[2],
+        scale=scale,
+        window_size=(back, 0 if causal else back),
+        enable_gqa=q_BHTD.shape[1] != k_BGTD.shape[1],
+    )
+    assert isinstance(o_THD, Tensor)
+    return o_THD.transpose(0, 1).unsqueeze(0)
 
 
 def inside_transform(*tensors: Tensor) -> bool:
