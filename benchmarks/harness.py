@@ -36,7 +36,7 @@ class Timing:
         return first, third
 
 
-def interleave(contenders: dict[str, Callable[[], Any]], *, rounds: int, warmups: int = 2) -> dict[str, Timing]:
+def interleave(contenders: dict[str, Callable[[], Any]], *, rounds: int, warmups: int = 1) -> dict[str, Timing]:
     """Time each contender once a round, the order turning from round to round, so that drift falls on all alike."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}

@@ -102,7 +102,7 @@ def _marks(record: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds behind each median (default 11)")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds behind each median (default 9)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths T")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for jax_layers.json and jax_layers.md")
     options = parser.parse_args()

@@ -41,7 +41,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds behind each median (default 11)")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds behind each median (default 9)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths T")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for layers.json and layers.md")
     parser.add_argument("--peak-of", nargs=3, metavar=("NAME", "T", "WORK"), help=argparse.SUPPRESS)
