@@ -103,8 +103,8 @@ def place(
     """The positions of the tokens: those that were given, or where positions are learned those that are counted.
 
     Learned positions run on from `start`; in segments each counts the earlier positions of its own. They end with their
-    table: a traced start that leads beyond it cannot be refused, and gives NaN. None leaves counting to the attention
-    layers.
+    table: a traced start or a segment that leads beyond it cannot be refused, and gives NaN. None leaves counting to
+    the attention layers.
     """
     require_tokens(tuple(tokens.shape), str(tokens.dtype))
     batch, num_positions = tokens.shape
@@ -113,10 +113,12 @@ def place(
         return positions
     if config.positions != "learned":
         return None
-    start = jnp.zeros((), jnp.int32) if start is None else start
-    require_learned_positions(num_positions + (0 if isinstance(start, Tracer) else int(start)), config.max_length)
     if segment_ids is None:
+        start = jnp.zeros((), jnp.int32) if start is None else start
+        known = 0 if isinstance(start, Tracer) else int(start)
+        require_learned_positions(known + num_positions, config.max_length)
         return start + jnp.arange(num_positions)
+    # Positions begin anew in each segment, so that a row may be longer than the table.
     together_BTT = segment_mask(segment_ids, batch=batch, num_positions=num_positions)[:, 0]
     return jnp.sum(jnp.tril(together_BTT, -1), axis=-1)
 
