@@ -3,20 +3,25 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # One thread for each test process: two processes with two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test check coverage bench format
+.PHONY: help demo tour chromium test check coverage bench format
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 # PyTorch comes first and pinned: a looser request would fetch its CUDA build.
-$(READY): pyproject.toml constraints.txt
+$(DEMO_READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	$(PIP) --editable '.[lab]'
+	touch $@
+
+$(READY): $(DEMO_READY)
 	$(PIP) --editable '.[test]'
 	touch $@
 
@@ -24,7 +29,10 @@ $(BENCH_READY): $(READY)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-demo: $(READY) ## a short tour of what is here, with pictures in demo/
+demo: $(DEMO_READY) ## the main job: compare four gates on Python's own sources; the page is demo/report.html
+	$(BIN)/tidegate compare --out demo
+
+tour: $(DEMO_READY) ## a short tour of the mathematics, with pictures in tour/
 	$(BIN)/python examples/tour.py
 
 check: $(READY) ## format, lint and types
@@ -32,8 +40,13 @@ check: $(READY) ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/basedpyright
 
-test: check ## all that CI runs
-	$(PYTEST)
+# The page's tests open it in a browser; where none can be installed they are skipped, and say so.
+chromium:
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
+		|| echo "No chromium, and it cannot be installed here: the browser tests will be skipped."
+
+test: check chromium ## all that CI runs
+	$(PYTEST) -r s
 
 coverage: $(READY) ## the tests once more, with the lines that none of them reaches
 	$(PYTEST) --cov=src/tidegate --cov-report=term-missing:skip-covered

@@ -59,6 +59,14 @@ def paired_ratio(timings: dict[str, Timing], name: str, over: str) -> float:
     return statistics.median(a / b for a, b in zip(timings[name].seconds, timings[over].seconds, strict=True))
 
 
+def ratio_in_turns(contender: Callable[[], Any], peer: Callable[[], Any], *, rounds: int) -> float:
+    """Median of one's time over the other's, the two called back to back and by turns the first.
+
+    What else a machine does changes from second to second: only neighbours in time can be compared closely.
+    """
+    return paired_ratio(interleave({"contender": contender, "peer": peer}, rounds=rounds), "contender", "peer")
+
+
 def kept_bytes(forward: Callable[[], Any], parameters: Iterable[torch.Tensor]) -> int:
     """Bytes that autograd keeps between forward and backward, each storage once, the parameters left out."""
     owned = {parameter.untyped_storage().data_ptr() for parameter in parameters}

@@ -1,4 +1,4 @@
-"""A short tour: the gate vocabulary, attention as tensor calculus, gradients by hand, and pictures in demo/."""
+"""A short tour: the gate vocabulary, attention as tensor calculus, gradients by hand, and pictures in tour/."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ scores = decompose_attention(rng.standard_normal((12, 8)), rng.standard_normal((
 stored = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 memory = {"beta": 1.0, "noise_scale": 0.5, "num_trials": 200}
 success = {d: [retrieval_success(rng, d, count, **memory) for count in stored] for d in (4, 6, 8, 10)}
-pictures = Path("demo")
+pictures = Path("tour")
 pictures.mkdir(exist_ok=True)
 for name, figure in {
     "attention": plot_attention_weights(attention_weights(scores, causal_mask(12)), title="Causal attention weights"),

@@ -107,3 +107,17 @@ def test_what_makes_no_sense_is_refused_by_name(config, options, message):
 def test_json_that_is_no_configuration_is_refused_by_name(text, message):
     with pytest.raises(ValueError, match=message):
         TransformerConfig.from_json(text)
+
+
+def test_each_block_may_have_a_feed_forward_width_of_its_own():
+    config = TransformerConfig(num_layers=3, d_ff=(8, 9, 10))
+    assert [config.block(index).feedforward_width for index in range(3)] == [8, 9, 10]
+    assert TransformerConfig.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="a width for each block: ask config.block"):
+        _ = config.feedforward_width
+
+
+@pytest.mark.parametrize("widths", [(8, 9), (8, 0, 9), (8, 9.0, 10)])
+def test_widths_that_do_not_fit_the_blocks_are_refused(widths):
+    with pytest.raises(ValueError, match="d_ff must be one width, or one of each of 3 blocks"):
+        TransformerConfig(num_layers=3, d_ff=widths)

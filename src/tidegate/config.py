@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, final, get_args
 
 from tidegate.gates import GateLike, Gates
@@ -37,8 +37,8 @@ class StackConfig(ABC):
     """Key/value heads, dividing `num_heads`; None has as many as query heads."""
     head_dim: int | None = None
     """Width of a head; None is `d_model / num_heads`."""
-    d_ff: int | None = None
-    """Inner width of the feed-forward layers; None derives it, see `feedforward_width`."""
+    d_ff: int | tuple[int, ...] | None = None
+    """Inner width of the feed-forward layers, one for all or one for each; None derives it, see `feedforward_width`."""
     feedforward: FeedForwardKind = "swiglu"
     norm: NormKind = "rms"
     qk_norm: bool = False
@@ -60,7 +60,8 @@ class StackConfig(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", Gates.parse(self.gate))
-        self._require_whole("d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff")
+        self._require_whole("d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        self._require_widths()
         self._require_choice("feedforward", get_args(FeedForwardKind))
         self._require_choice("norm", get_args(NormKind))
         self._require_choice("metric", (*get_args(MetricKind), None))
@@ -97,11 +98,17 @@ class StackConfig(ABC):
     def feedforward_width(self) -> int:
         """`d_ff`, or 4 `d_model` for gelu and 8/3 `d_model`, rounded up to a multiple of 8, for swiglu.
 
-        Either way the layer has about 8 `d_model`² numbers.
+        Either way the layer has about 8 `d_model`² numbers. Blocks of several widths each have their own: ask `block`.
         """
+        if isinstance(self.d_ff, tuple):
+            raise ValueError(f"d_ff is {self.d_ff}, a width for each block: ask config.block(index).feedforward_width.")
         if self.d_ff is not None:
             return self.d_ff
         return 4 * self.d_model if self.feedforward == "gelu" else 8 * math.ceil(self.d_model / 3)
+
+    def block(self, index: int) -> Self:
+        """The configuration of one block, with its own feed-forward width."""
+        return replace(self, d_ff=self.d_ff[index]) if isinstance(self.d_ff, tuple) else self
 
     def to_json(self) -> str:
         """All fields as a JSON object, the gates as they are spelled; `from_json` reads it back."""
@@ -126,6 +133,14 @@ class StackConfig(ABC):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 otherwise = ", or None" if optional else ""
                 raise ValueError(f"{name} must be a whole number of at least 1{otherwise}; got {value!r}.")
+
+    def _require_widths(self) -> None:
+        if not isinstance(self.d_ff, tuple | list):
+            return self._require_whole("d_ff")
+        object.__setattr__(self, "d_ff", tuple(self.d_ff))
+        if len(self.d_ff) != self.num_layers or any(type(width) is not int or width < 1 for width in self.d_ff):
+            raise ValueError(f"d_ff must be one width, or one of each of {self.num_layers} blocks; got {self.d_ff!r}.")
+        return None
 
     def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
         if (value := getattr(self, name)) not in choices:

@@ -67,7 +67,7 @@ FORBIDDEN = {
     "data sets outside the tasks": ("lab/train.py", "import sklearn.datasets", 1, "sklearn.datasets"),
     "anything in the lab's root": ("lab/__init__.py", "import math", 1, "math"),
     "the lab downwards from its claims": ("lab/run.py", "from tidegate.claims import sink", 1, "tidegate.claims.sink"),
-    "more of the lab than its records": ("report/page.py", "from tidegate.lab import run", 1, "tidegate.lab.run"),
+    "more of the lab than its panels": ("report/page.py", "from tidegate.lab import run", 1, "tidegate.lab.run"),
     "a library of the cli elsewhere": ("lab/train.py", "from rich.progress import track", 1, "rich.progress.track"),
     "a verb's import for all verbs": ("cli.py", "import typer\nfrom tidegate.lab import run", 2, "tidegate.lab.run"),
     "a package without a row": ("orphans/one.py", "", 1, "orphans"),
@@ -101,7 +101,7 @@ ALLOWED = {
     "lab/statistics.py": "from scipy import stats",
     "lab/tasks/text/words.py": "import datasets, tokenizers, sklearn",
     "claims/sink.py": "from tidegate.lab import run\nfrom tidegate.torch import attention",
-    "report/page.py": "from tidegate.lab import records\nfrom tidegate.lab.records import Record\nimport jinja2",
+    "report/page.py": "from tidegate.lab import panels\nfrom tidegate.lab.panels import Page\nimport jinja2",
     "cli.py": "import typer\ndef compare():\n    from tidegate.lab import run",
 }
 

@@ -54,17 +54,22 @@ LAYERS: dict[str, Layer] = {
     ),
     "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
     "lab": Layer(
-        allowed=(*LIBRARY, "torch"),
+        allowed=(*LIBRARY, "torch", "numpy"),
         only_in={
+            "checkpoint.py": ("safetensors",),
             "executors/ray.py": ("ray",),
             "statistics.py": ("scipy",),
-            "tasks/*": ("tokenizers", "datasets", "sklearn"),
+            "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
         },
-        import_free=("__init__.py",),
+        import_free=("__init__.py", "tasks/__init__.py", "executors/__init__.py"),
     ),
     "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
-    "report": Layer(allowed=(*VOCABULARY, "tidegate.lab.records", "jinja2", "plotly")),
-    "cli": Layer(allowed=("tidegate", "typer", "rich"), deferred=("tidegate",)),
+    "report": Layer(allowed=(*VOCABULARY, "tidegate.lab.panels", "jinja2", "plotly")),
+    "cli": Layer(
+        allowed=("tidegate", "typer", "rich"),
+        # Every verb imports what it needs, so that `tidegate --help` needs nothing.
+        deferred=(*LIBRARY, "tidegate.lab", "tidegate.claims", "tidegate.report"),
+    ),
 }
 
 

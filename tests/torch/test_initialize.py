@@ -142,3 +142,12 @@ def test_a_deep_copy_is_equal_and_apart():
     twin.reset_parameters(1)
     assert torch.equal(model(tokens), before)
     assert not torch.equal(twin(tokens), before)
+
+
+def test_feed_forward_layers_of_different_widths_begin_alike():
+    narrow, wide = (TransformerLM(TransformerConfig(d_model=24, num_layers=2, d_ff=d_ff)) for d_ff in (7, (7, 50)))
+    for model in (narrow, wide):
+        model.reset_parameters(seed=3)
+    for name, weight in narrow.state_dict().items():
+        common = tuple(slice(size) for size in weight.shape)
+        assert torch.equal(wide.state_dict()[name][common], weight), name

@@ -121,7 +121,8 @@ def residual_block(
 
 def init_stack(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Starting parameters: `blocks`, a list, and the `norm` at the end."""
-    blocks = [init_block(jax.random.fold_in(key, layer), config, dtype=dtype) for layer in range(config.num_layers)]
+    keys = [jax.random.fold_in(key, index) for index in range(config.num_layers)]
+    blocks = [init_block(key, config.block(index), dtype=dtype) for index, key in enumerate(keys)]
     return {"blocks": blocks, "norm": _init_norm(config, dtype)}
 
 

@@ -101,7 +101,7 @@ class TransformerStack(nn.Module):
         self.checkpoint_blocks = config.checkpoint_blocks
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            TransformerBlock(config, device=device, dtype=dtype) for _ in range(config.num_layers)
+            TransformerBlock(config.block(index), device=device, dtype=dtype) for index in range(config.num_layers)
         )
         self.norm = _norm(config, device, dtype)
 

@@ -1,0 +1,204 @@
+"""Progress of many runs: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, final
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBars
+
+if TYPE_CHECKING:
+    from tidegate.lab.events import Ended, Event, Phase
+    from tidegate.lab.events import Progress as RunProgress
+
+__all__ = ["Display", "display"]
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+class Display(Protocol):
+    """Shows what the lab says."""
+
+    def show(self, event: Event) -> None:
+        """Take note of an event."""
+        ...
+
+
+@contextmanager
+def display(console: Console, *, quiet: bool) -> Generator[Display]:
+    """Bars if the console is a terminal, lines if not, nothing if it is to be quiet."""
+    if quiet:
+        yield _Silence()
+    elif console.is_terminal:
+        with _bars(console) as bars:
+            yield _Bars(bars)
+    else:
+        yield _Lines(console)
+
+
+@final
+class _Silence:
+    def show(self, event: Event) -> None:
+        """Say nothing."""
+
+
+@final
+class _Remaining:
+    """How long a phase still takes, judged by the work done since it began."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.total = 0
+        self.ended = 0
+        self.shares: dict[str, float] = {}
+        self.begun: dict[str, float] = {}
+
+    def phase(self, event: Phase) -> None:
+        """A phase begins."""
+        self.start, self.total, self.ended = time.monotonic(), event.num_runs, 0
+        self.shares.clear()
+        self.begun.clear()
+
+    def progress(self, event: RunProgress) -> None:
+        """A run went on; what it had done before this phase is not counted as work."""
+        share = event.step / event.steps
+        self.begun.setdefault(event.run, share)
+        self.shares[event.run] = share
+
+    def end(self, event: Ended) -> None:
+        """A run is over."""
+        self.begun.setdefault(event.run, 0.0)
+        self.shares[event.run] = 1.0
+        self.ended += 1
+
+    def seconds(self) -> float | None:
+        """Until the end of the phase; None before anything is known."""
+        done = sum(share - self.begun[run] for run, share in self.shares.items())
+        left = self.total - sum(self.shares.values())
+        return left * (time.monotonic() - self.start) / done if done > 0 else None
+
+
+@final
+class _Bars:
+    """One bar a run, and one for all."""
+
+    def __init__(self, bars: ProgressBars) -> None:
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {}
+        self.overall: TaskID | None = None
+        self.remaining = _Remaining()
+
+    def show(self, event: Event) -> None:
+        """Draw it."""
+        from tidegate.lab.events import Phase, Progress
+
+        if isinstance(event, Phase):
+            self._phase(event)
+        elif isinstance(event, Progress):
+            self._progress(event)
+        else:
+            self._ended(event)
+
+    def _phase(self, event: Phase) -> None:
+        if self.overall is not None:
+            self.bars.remove_task(self.overall)
+        self.remaining.phase(event)
+        before = f", {event.num_done} there already" if event.num_done else ""
+        self.overall = self.bars.add_task(f"[bold]{event.name}", total=event.num_runs or None, note=before)
+
+    def _progress(self, event: RunProgress) -> None:
+        if event.run not in self.tasks:
+            self.tasks[event.run] = self.bars.add_task(f"{event.variant}, seed {event.seed}", total=1.0, note="")
+        self.remaining.progress(event)
+        note = f"loss {event.loss:.3f}  {_speed(event)}  {_clock(_left(event))} left"
+        self.bars.update(self.tasks[event.run], completed=event.step / event.steps, note=note)
+        self._overall()
+
+    def _ended(self, event: Ended) -> None:
+        if (task := self.tasks.pop(event.run, None)) is not None:
+            self.bars.remove_task(task)
+        self.remaining.end(event)
+        self.bars.console.print(_end_line(event), highlight=False)
+        self._overall()
+
+    def _overall(self) -> None:
+        assert self.overall is not None
+        seconds = self.remaining.seconds()
+        left = "" if seconds is None else f", {_clock(seconds)} left"
+        note = f"{self.remaining.ended} of {self.remaining.total} runs{left}"
+        self.bars.update(self.overall, completed=sum(self.remaining.shares.values()), note=note)
+
+
+@final
+class _Lines:
+    """A line when something ends, and now and then in between."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.remaining = _Remaining()
+        self.last = time.monotonic()
+
+    def show(self, event: Event) -> None:
+        """Write it."""
+        from tidegate.lab.events import Phase, Progress
+
+        if isinstance(event, Phase):
+            self.remaining.phase(event)
+            self._write(_phase_line(event))
+        elif isinstance(event, Progress):
+            self._progress(event)
+        else:
+            self.remaining.end(event)
+            count = f"{self.remaining.ended} of {self.remaining.total}"
+            self._write(f"{_end_line(event)} ({count}{self._left()})")
+
+    def _progress(self, event: RunProgress) -> None:
+        self.remaining.progress(event)
+        if time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
+            run = f"{event.variant}, seed {event.seed}: step {event.step} of {event.steps}"
+            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event)}{self._left()}")
+
+    def _left(self) -> str:
+        seconds = self.remaining.seconds()
+        return "" if not seconds else f", about {_clock(seconds)} left in all"
+
+    def _write(self, line: str) -> None:
+        self.last = time.monotonic()
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+
+def _bars(console: Console) -> ProgressBars:
+    return ProgressBars(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _phase_line(event: Phase) -> str:
+    before = f" ({event.num_done} there already)" if event.num_done else ""
+    return f"{event.name}: {event.num_runs} runs{before}" if event.num_runs or event.num_done else f"{event.name}..."
+
+
+def _end_line(event: Ended) -> str:
+    result = event.status if event.loss is None else f"validation loss {event.loss:.4f}"
+    return f"{event.variant}, seed {event.seed}: {result}"
+
+
+def _speed(event: RunProgress) -> str:
+    return f"{event.tokens / event.seconds:,.0f}/s" if event.seconds else ""
+
+
+def _left(event: RunProgress) -> float:
+    return event.seconds / event.step * (event.steps - event.step)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

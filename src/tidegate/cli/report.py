@@ -1,0 +1,34 @@
+"""`tidegate report`: the page, from records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidegate.cli.errors import stop
+
+__all__ = ["report"]
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that a comparison wrote to.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Where to write the page; the same folder by default.")] = None,
+) -> None:
+    """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
+    from tidegate.lab.compare import records_path
+    from tidegate.lab.comparison_page import comparison_page
+    from tidegate.lab.records import RecordFile
+    from tidegate.report import write_page
+
+    path = records_path(folder)
+    if not path.is_file():
+        stop(f"{folder} has no records: {path} is not there. Give the folder that was --out of a comparison.")
+    try:
+        page = comparison_page(RecordFile(path).read())
+        written = write_page(page, folder if out is None else out)
+    except (ValueError, OSError) as problem:
+        stop(problem)
+    Console().print(f"The page: {written}", soft_wrap=True, highlight=False)

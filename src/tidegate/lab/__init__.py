@@ -1,0 +1,3 @@
+"""Experiments: data, training, records, statistics. Import its modules by name; the package itself imports nothing."""
+
+__all__: list[str] = []

@@ -1,0 +1,55 @@
+"""A training run on the disk, so that it can go on after a stop as if there had been none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+_MODEL, _OPTIMIZER = "model", "optimizer"
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Write all that is needed to go on, whole or not at all; tensors and JSON, nothing that runs when it is read."""
+    tensors = {f"{_MODEL}.{name}": value for name, value in model.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"{_OPTIMIZER}.{index}.{name}": value for name, value in values.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()},
+        partial,
+        metadata={"state": json.dumps(state, allow_nan=False)},
+    )
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Put model and optimiser back where they were, and give the loop's state; None if there is no checkpoint."""
+    if not path.exists():
+        return None
+    with safe_open(path, framework="pt") as file:
+        state = json.loads(file.metadata()["state"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, the file is no mapping
+    parts = {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
+    model.load_state_dict(parts[_MODEL])
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, value in parts[_OPTIMIZER].items():
+        index, _, own = name.partition(".")
+        states.setdefault(int(index), {})[own] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+    return state
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,238 @@
+"""The main job: train every variant under equal conditions, and keep a record of all that came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tidegate.lab.cost import measure_costs
+from tidegate.lab.environment import environment
+from tidegate.lab.events import Ended, Event, Phase
+from tidegate.lab.executors.executor import Executor
+from tidegate.lab.matching import matched_flops, matched_parameters, matched_time, num_parameters
+from tidegate.lab.presets import PRESETS, PresetName
+from tidegate.lab.records import Costs, Line, Match, Plan, Record, RecordFile
+from tidegate.lab.run import Run, content_hash
+from tidegate.lab.tasks.task import Task
+from tidegate.lab.tuning import chosen_rates, tuning_runs
+from tidegate.lab.variants import Variant
+
+__all__ = ["CHECKPOINTS", "Failed", "Request", "base_runs", "compare", "plan_of", "records_path"]
+
+CHECKPOINTS = "checkpoints"
+"""The folder, beside the records, in which runs that are under way lie."""
+
+
+class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
+    """Runs ended with an error: their records hold the tracebacks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to compare."""
+
+    variants: tuple[Variant, ...]
+    """The first is the control."""
+    task: Task
+    preset: PresetName = "tiny"
+    num_seeds: int = 5
+    budget: int | None = None
+    """Tokens, or images, that the control is trained on; None takes the preset's."""
+    match: Match = "tokens"
+    tune_lr: bool = False
+    margin: float = 0.005
+    """Differences below this share of the control's loss do not matter."""
+    command: str = ""
+    """What to type to get this again."""
+    study: tuple[Run, ...] = ()
+    """Runs that were made elsewhere; they take the place of all that the request would make."""
+
+    def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise ValueError(f"--seeds must be at least 1; got {self.num_seeds}. Three are needed for a verdict.")
+        if self.budget is not None and self.budget < 1:
+            raise ValueError(f"--tokens must be at least 1; got {self.budget}.")
+        if self.margin < 0:
+            raise ValueError(f"--margin must not be negative; got {self.margin}.")
+
+    @property
+    def control(self) -> Variant:
+        """What the others are compared with."""
+        return self.variants[0]
+
+
+def records_path(folder: Path) -> Path:
+    """Where a folder's records lie."""
+    return folder / "records.jsonl"
+
+
+def compare(request: Request, folder: Path, *, executor: Executor, tell: Callable[[Event], None]) -> list[Line]:
+    """Do all runs that are not in the folder's records yet, and give all records.
+
+    A second call with the same request goes on where the first stopped. A `ValueError` says that the folder holds
+    another comparison; `Failed` that runs ended with an error, after all others were done.
+    """
+    plan = plan_of(request)
+    base = base_runs(request)
+    file = RecordFile(records_path(folder))
+    _require_same(file.read(), plan, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.read():
+        file.append(plan)
+    work = _Work(file=file, checkpoints=folder / CHECKPOINTS, executor=executor, tell=tell)
+    costs = _costs(base, plan, work)
+    if request.tune_lr:
+        base = _tuned(request, base, work)
+    runs = list(request.study) or _designed(request, base, costs)
+    work.do("comparing", runs)
+    return file.read()
+
+
+def plan_of(request: Request) -> Plan:
+    """The first line of the records: all that decides numbers, and how to ask for it again."""
+    data = request.task.load()
+    variants = tuple(variant.plan() for variant in request.variants)
+    decisive: dict[str, Any] = {
+        "variants": [asdict(variant) for variant in variants],
+        "task": request.task.to_dict(location=False),
+        "preset": request.preset,
+        "num_seeds": request.num_seeds,
+        "budget": request.budget,
+        "match": request.match,
+        "tune_lr": request.tune_lr,
+        "margin": request.margin,
+        "study": [run.id for run in request.study],
+    }
+    return Plan(
+        command=request.command,
+        variants=variants,
+        control=request.control.name,
+        num_seeds=request.num_seeds,
+        match=request.match,
+        margin=request.margin,
+        tuned_lr=request.tune_lr,
+        task=data.facts,
+        description=data.description,
+        preset=request.preset,
+        budget=request.budget or PRESETS[request.task.kind][request.preset].budget,
+        request=content_hash(decisive),
+        environment=environment(),
+    )
+
+
+def base_runs(request: Request) -> dict[str, Run]:
+    """One run of each variant, its first, as it would be if nothing were matched or tuned."""
+    if request.study:
+        return {run.variant: run for run in reversed(request.study)}
+    data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
+    training = preset.training(request.task, request.budget)
+    runs = {
+        variant.name: Run(
+            variant=variant.name,
+            block=0,
+            seed=variant.first_seed,
+            model=preset.model(request.task, data, variant.gates),
+            task=request.task,
+            training=replace(training, **variant.overrides),
+        )
+        for variant in request.variants
+    }
+    if request.match == "params":
+        target = num_parameters(runs[request.control.name].model)
+        runs = {name: replace(run, model=matched_parameters(run.model, target)) for name, run in runs.items()}
+    return runs
+
+
+def _designed(request: Request, base: dict[str, Run], costs: Costs) -> list[Run]:
+    """Every variant under every seed, block by block, equal in what is to be matched."""
+    control = base[request.control.name]
+    if request.match == "flops":
+        base = {name: matched_flops(run, control) for name, run in base.items()}
+    if request.match == "time":
+        ratios = {cost.variant: cost.time_ratio for cost in costs.items}
+        base = {name: matched_time(run, control, time_ratio=ratios[name]) for name, run in base.items()}
+    return [
+        replace(run, block=block, seed=run.seed + block) for block in range(request.num_seeds) for run in base.values()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """Where runs are done and recorded."""
+
+    file: RecordFile
+    checkpoints: Path
+    executor: Executor
+    tell: Callable[[Event], None]
+
+    def do(self, phase: str, runs: Sequence[Run]) -> list[Record]:
+        """The records of these runs, those that are not there yet being made."""
+        done = _by_id(self.file.read())
+        missing = [run for run in runs if run.id not in done]
+        self.tell(Phase(name=phase, num_runs=len(missing), num_done=len(runs) - len(missing)))
+        failed: list[Record] = []
+        for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
+            self.file.append(record)
+            failed += [record] if record.status == "failed" else []
+            self.tell(
+                Ended(
+                    run=record.id,
+                    variant=record.run["variant"],
+                    seed=record.run["seed"],
+                    status=record.status,
+                    loss=record.loss,
+                )
+            )
+        if self.checkpoints.exists() and not any(self.checkpoints.iterdir()):
+            self.checkpoints.rmdir()
+        if failed:
+            names = ", ".join(f"{record.run['variant']} (seed {record.run['seed']})" for record in failed)
+            last = failed[-1].error.strip().splitlines()[-1]
+            raise Failed(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
+        done = _by_id(self.file.read())
+        return [done[run.id] for run in runs]
+
+
+def _by_id(lines: Sequence[Line]) -> dict[str, Record]:
+    """Every run that need not be done again: it ended, in a number or in divergence."""
+    return {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}
+
+
+def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
+    """The costs on record, or new ones: measured once, since matching by time rests on them."""
+    for line in work.file.read():
+        if isinstance(line, Costs):
+            return line
+    work.tell(Phase(name="measuring costs", num_runs=0))
+    costs = measure_costs(base, control=plan.control, request=plan.request)
+    work.file.append(costs)
+    return costs
+
+
+def _tuned(request: Request, base: dict[str, Run], work: _Work) -> dict[str, Run]:
+    """The runs, each with the learning rate that did best for its variant on seeds that the comparison does not use."""
+    trials = tuning_runs(base, num_seeds=request.num_seeds)
+    rates = chosen_rates(work.do("tuning learning rates", trials))
+    return {name: replace(run, training=replace(run.training, lr=rates[name])) for name, run in base.items()}
+
+
+def _require_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:
+    """A folder holds one comparison."""
+    for line in lines:
+        if isinstance(line, Plan) and line.request != plan.request:
+            raise ValueError(
+                f"{folder} holds another comparison: {line.command or line.request}. Choose another folder with --out, "
+                "or remove that one."
+            )
+        if isinstance(line, Plan) and (changed := _changed(line.environment, plan.environment)):
+            raise ValueError(
+                f"{folder} was begun elsewhere ({changed}), so that its numbers would not go together with new ones. "
+                "Choose another folder with --out."
+            )
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> str:
+    differing = [f"{name} {before.get(name)}, now {value}" for name, value in now.items() if before.get(name) != value]
+    return ", ".join(differing)

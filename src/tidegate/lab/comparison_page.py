@@ -1,0 +1,246 @@
+"""A comparison as a page: what differs, by how much, how surely, and why that may be believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.fairness import fairness_checks
+from tidegate.lab.mechanism_panels import mechanism_panels
+from tidegate.lab.panels import (
+    CellValue,
+    Column,
+    Estimate,
+    Intervals,
+    Page,
+    Panel,
+    Prose,
+    Section,
+    Snippet,
+    Table,
+    Verdicts,
+)
+from tidegate.lab.records import Line
+from tidegate.lab.summary import Summary, VariantSummary, summarise
+from tidegate.lab.verdicts import rule_text
+
+__all__ = ["comparison_page", "main_table"]
+
+
+def comparison_page(lines: Sequence[Line]) -> Page:
+    """The page of what the records hold; a `ValueError` says what is missing."""
+    summary = summarise(lines)
+    return Page(
+        title="Gates compared",
+        summary=_summary_words(summary),
+        sections=tuple(_sections(summary)),
+        data=summary.to_dict(),
+        footer="Made by tidegate from records alone.",
+    )
+
+
+def _sections(summary: Summary) -> Iterator[Section]:
+    yield Section(title="Verdicts", panels=_verdict_panels(summary))
+    yield Section(
+        title="All numbers",
+        lead="Means over seeds. Costs were measured side by side before the runs began.",
+        panels=(main_table(summary),),
+    )
+    yield Section(
+        title="Training",
+        lead="Each faint line is one run; the bold one is their mean.",
+        panels=(loss_views(summary), difference_panel(summary)),
+    )
+    yield Section(
+        title="Was it fair?",
+        lead="What was to be equal, read off the records.",
+        panels=(fairness_checks(summary), *_tuning_panels(summary)),
+    )
+    if panels := mechanism_panels(summary):
+        lead = (
+            "Measured on the same held-out examples for all runs; maps show the end of the training, means over seeds."
+        )
+        yield Section(title="What the gates do", lead=lead, panels=panels)
+    if (length := length_panel(summary)) is not None:
+        lead = "Held-out text in windows four times as long as those of the training."
+        yield Section(title="Beyond the training length", lead=lead, panels=(length,))
+    yield Section(title="Caution", panels=(_caution(summary),))
+    yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
+
+
+def _summary_words(summary: Summary) -> str:
+    plan, record = summary.plan, summary.control.records[0]
+    return (
+        f"{len(plan.variants)} variants, {plan.num_seeds} seeds each, equal in {_MATCHED[plan.match]}. "
+        f"The control, {plan.control}, has {record.num_parameters:,} parameters and saw "
+        f"{record.tokens:,} {summary.examples}. {plan.description}"
+    )
+
+
+_MATCHED = {
+    "tokens": "the examples that they see",
+    "params": "parameters and examples",
+    "flops": "training FLOPs",
+    "time": "training time",
+}
+
+
+def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
+    comparison, control = summary.comparison, summary.plan.control
+    items = tuple(
+        Estimate(
+            label=result.name,
+            value=result.difference,
+            low=result.low,
+            high=result.high,
+            verdict=result.verdict,
+            sentence=result.sentence,
+        )
+        for result in comparison.variants
+    )
+    panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
+    if comparison.warnings:
+        panels.append(Prose(paragraphs=comparison.warnings, caution=True))
+    judged = tuple(item for item in items if item.low is not None)
+    if judged:
+        panels.append(
+            Intervals(
+                title=f"Left of zero is better than {control}; inside the band a difference does not matter",
+                alternative=" ".join(item.sentence for item in judged),
+                x_label=f"difference to {control} in validation loss (nats)",
+                items=judged,
+                margin=comparison.margin,
+            )
+        )
+    return tuple(panels)
+
+
+def main_table(summary: Summary) -> Table:
+    """One row a variant, the control first."""
+    columns = [
+        Column(title="variant"),
+        Column(title="verdict"),
+        Column(title="parameters", better="low"),
+        Column(title="over control", unit="%", digits=2, signed=True, help="Parameters over the control's."),
+        Column(title="training FLOPs", unit="10¹²", digits=3, better="low"),
+        Column(title="validation loss", unit="nats", digits=4, better="low"),
+        Column(title="± sd", unit="nats", digits=4, help="Between seeds, which all variants share."),
+        *_metric_columns(summary),
+        Column(title="difference", unit="nats", digits=4, signed=True, help="To the control, within seeds."),
+        Column(title="from", unit="nats", digits=4, signed=True, help="Lower end of the adjusted interval."),
+        Column(title="to", unit="nats", digits=4, signed=True, help="Upper end of the adjusted interval."),
+        Column(title="adjusted p", digits=4),
+        Column(title="diverged", digits=0, better="low"),
+        Column(title="speed", unit="tokens/s" if summary.examples == "tokens" else "images/s", better="high"),
+        Column(title="step time", unit="× control", digits=3, better="low", help="Median of interleaved steps."),
+        Column(title="peak memory", unit="MiB", digits=1, better="low", help="Of a training step, above rest."),
+        Column(title="decode", unit="ms/token", digits=3, better="low", help="After a full context, with a cache."),
+        Column(title="cache", unit="bytes/token", better="low"),
+    ]
+    rows = tuple(tuple(_row(variant, summary)) for variant in summary.variants)
+    return Table(title="Every variant against the control", columns=tuple(columns), rows=rows)
+
+
+def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
+    result, cost = variant.result, variant.cost
+    own, control = variant.num_parameters, summary.control.num_parameters
+    yield from (variant.name, result.verdict, own, 100 * (own / control - 1))
+    yield max(record.flops for record in variant.records) / 1e12
+    yield from (result.mean, result.sd)
+    if summary.metric is not None:
+        yield from variant.metric(summary.metric) or (None, None)
+    yield from (result.difference, result.low, result.high, result.p_value, result.num_diverged)
+    if cost is None:
+        yield from [None] * 5
+        return
+    scale = 1 if summary.examples == "tokens" else 1 / variant.records[0].run["task"].get("length", 1)
+    yield from (round(cost.tokens_per_second * scale), cost.time_ratio)
+    yield None if cost.peak_bytes is None else cost.peak_bytes / 2**20
+    yield from (cost.decode_milliseconds, cost.cache_bytes_per_token)
+
+
+def _metric_columns(summary: Summary) -> Iterator[Column]:
+    match summary.metric:
+        case "bits_per_byte":
+            yield Column(title="bits per byte", digits=4, better="low")
+            yield Column(title="± sd, bits", digits=4)
+        case "accuracy":
+            yield Column(title="accuracy", digits=4, better="high")
+            yield Column(title="± sd, accuracy", digits=4)
+        case _:
+            return
+
+
+def _tuning_panels(summary: Summary) -> Iterator[Panel]:
+    """Loss of the short runs by variant and learning rate."""
+    if not summary.tuning:
+        return
+    losses: dict[tuple[str, float], list[float | None]] = {}
+    for record in summary.tuning:
+        losses.setdefault((record.run["variant"], record.run["training"]["lr"]), []).append(record.loss)
+    rates = sorted({rate for _, rate in losses})
+    rows = tuple(
+        (variant.name, *(_mean_or_none(losses.get((variant.name, rate), [])) for rate in rates))
+        for variant in summary.variants
+    )
+    columns = (Column(title="variant"), *(Column(title=f"lr {rate:g}", unit="nats", digits=4) for rate in rates))
+    note = "Short runs on seeds of their own; the lowest of each row was chosen. Empty: a run diverged."
+    yield Table(title="Learning rates tried", columns=columns, rows=rows, note=note)
+
+
+def _mean_or_none(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None
+
+
+def _caution(summary: Summary) -> Prose:
+    record = summary.control.records[0]
+    return Prose(
+        caution=True,
+        paragraphs=(
+            f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} {summary.examples}. "
+            "Differences between gates have been seen to shrink, and to change sign, from one size to the next. Run "
+            "another `--preset`, and more `--tokens`, before you build on this.",
+            "A verdict speaks of this data, this size and these training options, and of nothing else.",
+        ),
+    )
+
+
+def _reproduction(summary: Summary) -> Iterator[Panel]:
+    plan, run = summary.plan, summary.control.records[0].run
+    yield Snippet(title="Command", text=plan.command or "(made from Python)")
+    yield _differences(summary)
+    yield Snippet(title="Versions and machine", text=_indented(plan.environment))
+    yield Snippet(title="Data", text=_indented(plan.task))
+    yield Snippet(title=f"Model of {plan.control}", text=_indented(run["model"]))
+    yield Snippet(title=f"Training of {plan.control}", text=_indented(run["training"]))
+    prints = {f"{r.run['variant']}, seed {r.run['seed']}": r.id for v in summary.variants for r in v.records}
+    yield Snippet(title="Runs, by the hash of their content", text=_indented(prints))
+
+
+def _differences(summary: Summary) -> Table:
+    """What of the configuration differs from the control's."""
+    control = _flat(summary.control.records[0].run)
+    rows = [
+        (variant.name, name, str(control.get(name)), str(value))
+        for variant in summary.variants
+        for name, value in _flat(variant.records[0].run).items()
+        if name not in ("variant", "block") and value != control.get(name)
+    ]
+    titles = ("variant", "option", summary.plan.control, "variant's own")
+    return Table(
+        title="All that differs between the variants' runs",
+        columns=tuple(Column(title=title) for title in titles),
+        rows=tuple(rows),
+    )
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    nested = {f"{part}.{name}": value for part in ("model", "training") for name, value in run[part].items()}
+    return {name: value for name, value in run.items() if not isinstance(value, dict)} | nested
+
+
+def _indented(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,158 @@
+"""What each variant costs: time, memory, decoding, measured side by side."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from tidegate.lab.environment import environment
+from tidegate.lab.models import build_model
+from tidegate.lab.records import Cost, Costs
+from tidegate.lab.run import Run
+from tidegate.lab.train import make_optimizer, train_step
+from tidegate.torch.decoder import TransformerLM
+
+__all__ = ["measure_costs"]
+
+_ROUNDS = 15
+
+
+def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
+    """Time, memory and decoding of one run of each variant, in turns, so that noise falls on all alike.
+
+    runs    : one of each variant; all that is timed is a step of it
+    request : what the costs are recorded under
+    """
+    torch.set_num_threads(runs[control].training.num_threads)
+    steps = {name: _step(run) for name, run in runs.items()}
+    seconds = _in_turns(steps, rounds)
+    decoding = {name: step for name, run in runs.items() if (step := _decoding_step(run)) is not None}
+    decoded = _in_turns(decoding, 4 * rounds)
+    return Costs(
+        request=request,
+        items=tuple(
+            _cost(name, run, seconds, control=control, decoded=decoded.get(name)) for name, run in runs.items()
+        ),
+        environment=environment(),
+    )
+
+
+def _cost(
+    name: str, run: Run, seconds: Mapping[str, list[float]], *, control: str, decoded: list[float] | None
+) -> Cost:
+    ratios = [own / other for own, other in zip(seconds[name], seconds[control], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Cost(
+        variant=name,
+        tokens_per_second=run.training.batch_size * run.task.length / statistics.median(seconds[name]),
+        time_ratio=middle,
+        time_ratio_low=low,
+        time_ratio_high=high,
+        peak_bytes=_peak_bytes(run),
+        decode_milliseconds=None if decoded is None else 1e3 * statistics.median(decoded),
+        cache_bytes_per_token=None if decoded is None else _cache_bytes(run),
+    )
+
+
+def _step(run: Run) -> Callable[[], object]:
+    model = build_model(run.model, seed=run.seed)
+    optimizer = make_optimizer(model, run)
+    batch = run.task.load().batch(seed=run.seed, step=0, size=run.training.batch_size)
+    return lambda: train_step(model, optimizer, batch, run, 0)
+
+
+def _decoding_step(run: Run) -> Callable[[], object] | None:
+    """The last token of a context of the training length, with a cache; None for models that do not generate."""
+    model = build_model(run.model, seed=run.seed).eval()
+    if not isinstance(model, TransformerLM):
+        return None
+    # A table of learned positions has none beyond the training length.
+    length = max(1, run.task.length - 1)
+    caches = model.new_caches(length + 1)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    with torch.no_grad():
+        model(tokens, caches=caches, num_logits=1)
+
+    def step() -> None:
+        with torch.no_grad():
+            model(tokens[:, :1], caches=caches)
+        # Set back, so that all steps are alike.
+        for cache in caches:
+            cache.length = length
+
+    return step
+
+
+def _cache_bytes(run: Run) -> int:
+    shape = run.model.shape
+    return 2 * run.model.num_layers * shape.num_kv_heads * shape.head_dim * torch.float32.itemsize
+
+
+def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each, once a round after a round that does not count, the order turning from round to round."""
+    names = list(works)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    for turn in range(rounds + 1):
+        shift = turn % max(1, len(names))
+        for name in names[shift:] + names[:shift]:
+            start = time.perf_counter()
+            works[name]()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _peak_bytes(run: Run) -> int | None:
+    """Most memory of a training step above rest, in a process of its own; None where the system does not tell."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    # Large blocks go back to the system as soon as they are freed, so that a peak is of what is alive.
+    before = os.environ.get(_THRESHOLD)
+    os.environ[_THRESHOLD] = "65536"
+    try:
+        process = context.Process(target=_measure_peak, args=(run, sender))
+        process.start()
+    finally:
+        if before is None:
+            del os.environ[_THRESHOLD]
+        else:
+            os.environ[_THRESHOLD] = before
+    # Without this end of its own, a process that dies would be waited for in vain.
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+
+
+_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+
+
+def _measure_peak(run: Run, sender: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(run.training.num_threads)
+    step = _step(run)
+    # The first step makes the optimiser's state, and what libraries allocate once.
+    step()
+    gc.collect()
+    resting = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    step()
+    sender.send(_status_bytes("VmHWM") - resting)
+
+
+def _status_bytes(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,159 @@
+"""Curves of a comparison: loss in the course of the training, and beyond the training length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from tidegate.lab.panels import Lines, Numbers, Series, View, Views
+from tidegate.lab.records import Record
+from tidegate.lab.statistics import t_interval
+from tidegate.lab.summary import Summary, VariantSummary
+
+__all__ = ["difference_panel", "length_panel", "loss_views", "seeds_and_mean"]
+
+_MANY_TOKENS = 1e6
+_MANY_FLOPS = 1e12
+
+
+def loss_views(summary: Summary) -> Views:
+    """Validation loss against tokens, FLOPs and time."""
+    examples = summary.examples
+    axes: list[tuple[str, str, Callable[[Record], Numbers]]] = [
+        (examples, f"{examples} seen (millions)", lambda r: tuple(p.tokens / _MANY_TOKENS for p in r.curve)),
+        ("FLOPs", "training FLOPs (10¹²)", lambda r: tuple(p.flops / _MANY_FLOPS for p in r.curve)),
+        ("time", "time spent on training (seconds)", lambda r: r.timing.seconds if r.timing else ()),
+    ]
+    views = tuple(
+        View(
+            label=f"against {name}",
+            panel=Lines(
+                title=_loss_title(summary),
+                alternative=_ends_in_words(summary, f"Validation loss against {name}"),
+                x_label=label,
+                y_label="validation loss (nats)",
+                series=seeds_and_mean(summary, axis, lambda r: tuple(point.loss for point in r.curve)),
+            ),
+        )
+        for name, label, axis in axes
+    )
+    return Views(title="Loss in the course of the training", views=views)
+
+
+def difference_panel(summary: Summary) -> Lines:
+    """The mean difference to the control at each evaluation, within seeds, with pointwise intervals."""
+    series: list[Series] = []
+    for variant in summary.variants:
+        pairs = _finished_pairs(variant, summary.control)
+        if variant.name == summary.plan.control or not pairs:
+            continue
+        columns = list(zip(*(_differences(own, other) for own, other in pairs), strict=False))
+        intervals = [t_interval(column) if len(column) > 1 else None for column in columns]
+        share = tuple(100 * point.tokens / pairs[0][0].tokens for point in pairs[0][0].curve)[: len(columns)]
+        series.append(
+            Series(
+                label=variant.name,
+                group=variant.name,
+                x=share,
+                y=tuple(fmean(column) for column in columns),
+                low=tuple(interval and interval[0] for interval in intervals) if all(intervals) else None,
+                high=tuple(interval and interval[1] for interval in intervals) if all(intervals) else None,
+            )
+        )
+    return Lines(
+        title=f"Difference to {summary.plan.control} under the same seed: below zero is better",
+        alternative=_difference_in_words(summary),
+        x_label="share of the training (percent)",
+        y_label=f"loss minus that of {summary.plan.control} (nats)",
+        series=tuple(series),
+        zero_line=True,
+    )
+
+
+def length_panel(summary: Summary) -> Lines | None:
+    """Loss by position, up to four times the training length; None where the task has no length."""
+    if not any(record.loss_by_position for variant in summary.variants for record in variant.finished):
+        return None
+    length = summary.plan.task["length"]
+    series = seeds_and_mean(
+        summary,
+        lambda r: tuple(position for position, _ in r.loss_by_position),
+        lambda r: tuple(loss for _, loss in r.loss_by_position),
+    )
+    bold = [line for line in series if not line.faint]
+    rises = {line.label: _rise(line, length) for line in bold}
+    words = ", ".join(f"{name} {rise:+.3f}" for name, rise in rises.items() if rise is not None)
+    return Lines(
+        title=f"Beyond the training length of {length} tokens the loss changes by (nats): {words}",
+        alternative=f"Loss by position up to {4 * length}. Change from the second half of the training length to the "
+        f"positions beyond it, in nats: {words}.",
+        x_label="position (tokens)",
+        y_label="loss at that position (nats)",
+        series=series,
+        marker=float(length),
+        marker_label="training length",
+    )
+
+
+def seeds_and_mean(
+    summary: Summary, x: Callable[[Record], Numbers], y: Callable[[Record], Sequence[float | None]]
+) -> tuple[Series, ...]:
+    """Of each variant the runs, faint, and their mean, bold."""
+    series: list[Series] = []
+    for variant in summary.variants:
+        for record in variant.records:
+            label = f"{variant.name}, seed {record.run['seed']}"
+            if xs := x(record):
+                series.append(Series(label=label, group=variant.name, x=xs, y=tuple(y(record)), faint=True))
+    for variant in summary.variants:
+        if variant.finished:
+            xs, ys = (_means([function(record) for record in variant.finished]) for function in (x, y))
+            series.append(Series(label=variant.name, group=variant.name, x=xs, y=ys))
+    return tuple(series)
+
+
+def _means(rows: Sequence[Sequence[float | None]]) -> Numbers:
+    columns = zip(*rows, strict=False)
+    return tuple(fmean(known) if (known := [v for v in column if v is not None]) else None for column in columns)
+
+
+def _finished_pairs(variant: VariantSummary, control: VariantSummary) -> list[tuple[Record, Record]]:
+    pairs = zip(variant.records, control.records, strict=True)
+    return [(own, other) for own, other in pairs if own.status == other.status == "finished"]
+
+
+def _differences(record: Record, control: Record) -> list[float]:
+    points = zip(record.curve, control.curve, strict=False)
+    return [own.loss - other.loss for own, other in points if own.loss is not None and other.loss is not None]
+
+
+def _rise(line: Series, length: int) -> float | None:
+    """Mean loss beyond the training length minus that in its second half."""
+    pairs = [(x, y) for x, y in zip(line.x, line.y, strict=True) if x is not None and y is not None]
+    inside = [y for x, y in pairs if length / 2 <= x <= length]
+    beyond = [y for x, y in pairs if x > length]
+    return fmean(beyond) - fmean(inside) if inside and beyond else None
+
+
+def _loss_title(summary: Summary) -> str:
+    means = {v.name: v.result.mean for v in summary.variants if v.result.mean is not None and v.finished}
+    if not means:
+        return "No variant reached the end of its training"
+    lowest, highest = min(means.values()), max(means.values())
+    best = min(means, key=lambda name: means[name])
+    return f"The variants end within {highest - lowest:.3f} nats of one another; {best} ends lowest, at {lowest:.3f}"
+
+
+def _ends_in_words(summary: Summary, what: str) -> str:
+    ends = ", ".join(f"{v.name} {v.result.mean:.4f}" for v in summary.variants if v.result.mean is not None)
+    return f"{what}. Means at the end, in nats: {ends}."
+
+
+def _difference_in_words(summary: Summary) -> str:
+    ends = ", ".join(
+        f"{v.name} {v.result.difference:+.4f}" for v in summary.variants if v.result.difference is not None
+    )
+    return (
+        f"Mean difference to {summary.plan.control} within seeds, at each evaluation; the bands are 95 percent "
+        f"intervals for each point by itself. At the end, in nats: {ends or 'no numbers'}."
+    )

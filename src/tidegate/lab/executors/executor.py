@@ -1,0 +1,46 @@
+"""What every way of doing many runs has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from tidegate.lab.events import Progress
+from tidegate.lab.records import Record
+from tidegate.lab.run import Run
+
+__all__ = ["Executor", "ExecutorName", "executor_of"]
+
+ExecutorName: TypeAlias = Literal["serial", "processes", "ray"]
+
+
+class Executor(Protocol):
+    """Does runs. Which one does them changes no number of a record but its timing."""
+
+    def execute(
+        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
+    ) -> Iterator[Record]:
+        """The record of each run, as they end; a run that fails gives a record with its traceback.
+
+        Ctrl-C stops every run at its next step, saves what it needs to go on, and raises `KeyboardInterrupt`.
+        """
+        ...
+
+
+def executor_of(name: ExecutorName) -> Executor:
+    """An executor by its name."""
+    match name:
+        case "serial":
+            from tidegate.lab.executors.serial import SerialExecutor
+
+            return SerialExecutor()
+        case "processes":
+            from tidegate.lab.executors.processes import ProcessExecutor
+
+            return ProcessExecutor()
+        case "ray":
+            from tidegate.lab.executors.ray import RayExecutor
+
+            return RayExecutor()
+    raise ValueError(f"executor must be one of {', '.join(get_args(ExecutorName))}; got {name!r}.")

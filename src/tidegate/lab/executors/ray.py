@@ -1,0 +1,94 @@
+"""Runs on the machines of a Ray cluster, one processor each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import ray
+
+from tidegate.lab.events import Interrupted, Progress
+from tidegate.lab.executors.serial import noted_interrupt
+from tidegate.lab.records import Record
+from tidegate.lab.run import Run
+from tidegate.lab.train import Surroundings, execute_run
+
+__all__ = ["RayExecutor"]
+
+_POLL_SECONDS = 0.5
+
+
+@final
+class RayExecutor:
+    """Does runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
+
+    The checkpoints' folder must be one that all machines see, if a stopped run is to go on elsewhere; without one it
+    begins anew, and ends with the same numbers.
+    """
+
+    def execute(
+        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
+    ) -> Iterator[Record]:
+        """See `Executor`."""
+        if not runs:
+            return
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        board: Any = ray.remote(num_cpus=0)(_Board).remote()
+        task: Any = ray.remote(_task)
+        pending = [task.options(num_cpus=run.training.num_threads).remote(run, str(checkpoints), board) for run in runs]
+        with noted_interrupt() as interrupted:
+            while pending:
+                if interrupted:
+                    ray.get(board.stop.remote())
+                done, pending = ray.wait(pending, timeout=_POLL_SECONDS)
+                for progress in ray.get(board.read.remote()):
+                    report(progress)
+                for record in ray.get(done):
+                    if record is not None:
+                        yield record
+        if interrupted:
+            raise KeyboardInterrupt
+
+
+@final
+class _Board:
+    """Where tasks post their progress, and see whether to stop."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Progress] = {}
+        self._stopped = False
+
+    def post(self, progress: Progress) -> bool:
+        """Take a note of progress; whether the task is to stop."""
+        self._latest[progress.run] = progress
+        return self._stopped
+
+    def read(self) -> list[Progress]:
+        """What was posted since the last time, the latest of each run."""
+        latest, self._latest = list(self._latest.values()), {}
+        return latest
+
+    def stop(self) -> None:
+        """Ask every task to stop."""
+        self._stopped = True
+
+
+def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
+    """One run; None if it was stopped."""
+    posted = 0.0
+    stopped = False
+
+    def report(progress: Progress) -> None:
+        nonlocal posted, stopped
+        if time.monotonic() - posted > _POLL_SECONDS or progress.step == progress.steps:
+            posted = time.monotonic()
+            stopped = bool(ray.get(board.post.remote(progress)))
+
+    try:
+        return execute_run(run, Surroundings(folder=Path(checkpoints), report=report, stopping=lambda: stopped))
+    except Interrupted:
+        return None

@@ -1,0 +1,203 @@
+"""Whether a comparison was fair: what was to be equal, and whether the records say that it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from statistics import fmean
+from typing import Any
+
+from tidegate.lab.panels import Check, Checks
+from tidegate.lab.records import Record
+from tidegate.lab.summary import Summary, VariantSummary
+
+__all__ = ["fairness_checks"]
+
+_PARAMETER_SHARE = 0.001
+_FLOPS_SHARE = 0.01
+_LATE_GAIN = 0.05
+_TOKENS_PER_PARAMETER = 5
+_EPOCHS = 4
+
+
+def fairness_checks(summary: Summary) -> Checks:
+    """Every condition, red where one is violated."""
+    checks = (*_equal_conditions(summary), *_budgets(summary), *_trained_enough(summary), *_settings(summary))
+    return Checks(items=tuple(checks))
+
+
+def _equal_conditions(summary: Summary) -> Iterator[Check]:
+    seeds = [[record.run["seed"] for record in variant.records] for variant in summary.variants]
+    strangers = [v.name for v, own in zip(summary.variants, seeds, strict=True) if own != seeds[0]]
+    yield _check(
+        "The same seeds",
+        not strangers,
+        f"seeds {_listed(seeds[0])} for every variant",
+        f"{_listed(strangers)} ran on other seeds than the control, so that nothing is paired",
+    )
+    if not strangers:
+        yield from _shared(summary)
+    validations = {record.fingerprints["validation"] for record in _records(summary)}
+    yield _check(
+        "One evaluation set",
+        len(validations) == 1,
+        f"{summary.control.records[0].num_evaluated:,} targets, fingerprint {min(validations)}",
+        f"{len(validations)} different ones: {_listed(sorted(validations))}",
+    )
+    held_out = summary.plan.task.get("held_out")
+    if held_out:
+        yield Check(name="Held-out data", state="holds", detail=f"{held_out}; no training example comes from there")
+
+
+def _shared(summary: Summary) -> Iterator[Check]:
+    unequal_weights, unequal_batches = 0, 0
+    for block in range(summary.plan.num_seeds):
+        prints = [variant.records[block].fingerprints for variant in summary.variants]
+        names = {name for own in prints for name in own if name.startswith("weights:")}
+        unequal_weights += sum(len({own[name] for own in prints if name in own}) > 1 for name in names)
+        unequal_batches += len({own["batches"] for own in prints}) > 1
+    yield _check(
+        "Shared weights start alike",
+        unequal_weights == 0,
+        "every weight that variants have in common has one start for each seed; wider layers begin like narrower ones",
+        f"{unequal_weights} weights differ at the start",
+    )
+    if len({variant.records[0].tokens for variant in summary.variants}) > 1 or _diverged(summary):
+        detail = "batches depend on seed and step alone; runs of different lengths share those that they have in common"
+        yield Check(name="The same batches in the same order", state="note", detail=detail)
+        return
+    yield _check(
+        "The same batches in the same order",
+        unequal_batches == 0,
+        "the fingerprint of all batches is one for each seed",
+        f"batches differ under {unequal_batches} of {summary.plan.num_seeds} seeds",
+    )
+
+
+def _budgets(summary: Summary) -> Iterator[Check]:
+    match = summary.plan.match
+    yield _budget(summary.examples.capitalize(), lambda r: r.tokens, summary, match == "tokens", 0.0)
+    yield _budget("Parameters", lambda r: r.num_parameters, summary, match == "params", _PARAMETER_SHARE)
+    yield _budget("Training FLOPs", lambda r: r.flops, summary, match == "flops", _FLOPS_SHARE)
+    if match == "time":
+        detail = (
+            "steps were set from a measurement of speed before the runs, which no second measurement repeats exactly: "
+            "this comparison is the one kind that cannot be reproduced bit by bit"
+        )
+        yield Check(name="Time", state="note", detail=detail)
+
+
+def _budget(name: str, figure: Callable[[Record], float], summary: Summary, matched: bool, tolerance: float) -> Check:
+    control = figure(_longest(summary.control))
+    if not control:
+        return Check(name=name, state="note", detail="the control diverged at its first step: nothing to compare with")
+    shares = {v.name: figure(_longest(v)) / control - 1 for v in summary.variants if v.name != summary.plan.control}
+    widest = max(shares.values(), key=abs, default=0.0)
+    words = ", ".join(f"{variant} {share:+.2%}" for variant, share in shares.items() if share) or "equal for all"
+    if not matched:
+        return Check(name=f"{name} (not matched)", state="note", detail=f"over the control: {words}")
+    return _check(f"{name} matched", abs(widest) <= tolerance, words, f"over the control: {words}")
+
+
+def _trained_enough(summary: Summary) -> Iterator[Check]:
+    diverged = _diverged(summary)
+    words = ", ".join(f"{name} {number} of {summary.plan.num_seeds}" for name, number in diverged.items())
+    yield Check(
+        name="Runs that diverged",
+        state="warning" if diverged else "holds",
+        detail=f"{words}: a result like any other, and the mean of the rest says little" if diverged else "none",
+    )
+    control = summary.control
+    if not control.finished:
+        return
+    loss, chance = fmean(_losses(control)), math.log(summary.plan.task.get("vocab_size", 1) or 1)
+    if chance > 0:
+        yield _check(
+            "Better than guessing",
+            loss < 0.9 * chance,
+            f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a uniform guess, {chance:.3f}",
+            f"the control's loss {loss:.3f} is near that of a uniform guess, {chance:.3f}: under-trained",
+        )
+    yield _late_gain(control)
+    yield from _amounts(summary)
+
+
+def _late_gain(control: VariantSummary) -> Check:
+    """How much the loss still fell in the last fifth of the training."""
+    gains: list[float] = []
+    for record in control.finished:
+        late = [point for point in record.curve if point.tokens >= 0.79 * record.tokens]
+        if len(late) > 1 and late[0].loss and late[-1].loss:
+            gains.append(1 - late[-1].loss / late[0].loss)
+    gain = fmean(gains) if gains else 0.0
+    falling = gain > _LATE_GAIN
+    detail = f"in the last fifth of its training the control's loss still fell by {gain:.1%}"
+    advice = "; what differs now may not differ later: train for longer" if falling else ""
+    return Check(name="Trained to a plateau", state="warning" if falling else "holds", detail=detail + advice)
+
+
+def _amounts(summary: Summary) -> Iterator[Check]:
+    record = _longest(summary.control)
+    if summary.examples == "tokens":
+        ratio = record.tokens / record.num_parameters
+        yield Check(
+            name="Tokens for each parameter",
+            state="holds" if ratio >= _TOKENS_PER_PARAMETER else "warning",
+            detail=f"{ratio:.1f}" + ("" if ratio >= _TOKENS_PER_PARAMETER else ": few, train for longer"),
+        )
+    if available := summary.plan.task.get("num_training_tokens"):
+        epochs = record.tokens / available
+        yield Check(
+            name="Passes over the data",
+            state="holds" if epochs <= _EPOCHS else "warning",
+            detail=f"{epochs:.2f}" + ("" if epochs <= _EPOCHS else ": the models may learn it by heart"),
+        )
+
+
+def _settings(summary: Summary) -> Iterator[Check]:
+    own = {plan.name: plan.overrides for plan in summary.plan.variants if plan.overrides}
+    for name, overrides in own.items():
+        words = ", ".join(f"{option} = {value:g}" for option, value in overrides.items())
+        yield Check(
+            name=f"Options of {name}'s own", state="warning", detail=f"{words}: asked for, and not equal to all"
+        )
+    rates = {variant.name: variant.records[0].run["training"]["lr"] for variant in summary.variants}
+    words = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+    if summary.plan.tuned_lr:
+        yield Check(name="Learning rates tuned", state="holds", detail=f"one grid, other seeds; chosen: {words}")
+    else:
+        detail = f"{words}; --tune-lr gives each variant its best from one grid"
+        yield Check(name="Learning rates not tuned", state="note", detail=detail)
+    training = summary.control.records[0].run["training"]
+    detail = f"an optimiser group of their own: learning rate times {training['gate_lr']:g}, no weight decay"
+    yield Check(name="Gates' parameters", state="note", detail=detail)
+    places = {tuple(sorted(record.environment.items())) for record in _records(summary)}
+    yield _check(
+        "One machine, one set of versions", len(places) == 1, "for all runs", f"{len(places)} different ones, see below"
+    )
+
+
+def _check(name: str, holds: bool, good: str, bad: str) -> Check:
+    return Check(name=name, state="holds" if holds else "violated", detail=good if holds else bad)
+
+
+def _records(summary: Summary) -> list[Record]:
+    return [record for variant in summary.variants for record in variant.records]
+
+
+def _longest(variant: VariantSummary) -> Record:
+    """The run that went farthest: one that diverged stopped early."""
+    return max(variant.records, key=lambda record: record.tokens)
+
+
+def _losses(variant: VariantSummary) -> list[float]:
+    return [record.loss for record in variant.finished if record.loss is not None]
+
+
+def _diverged(summary: Summary) -> dict[str, int]:
+    counts = {variant.name: len(variant.records) - len(variant.finished) for variant in summary.variants}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _listed(items: Any) -> str:
+    return ", ".join(map(str, items))

@@ -1,0 +1,53 @@
+"""Frozen dataclasses from the JSON that `dataclasses.asdict` makes of them."""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin
+
+__all__ = ["read_as"]
+
+
+def read_as(kind: Any, value: Any) -> Any:
+    """A value of the annotated type, from JSON: dataclasses, tuples and dictionaries of them, and unions.
+
+    Dataclasses in a union are told apart by the default of their field `kind`. An unknown field or kind is refused.
+    """
+    if is_dataclass(kind):
+        return _read_fields(kind, value)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(read_as(arguments[0], item) for item in value)
+    if origin is dict:
+        return {name: read_as(arguments[1], item) for name, item in value.items()}
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(arguments, value)
+    return value
+
+
+def _read_fields(kind: Any, value: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    if unknown := sorted(set(value).difference(field.name for field in fields(kind))):
+        raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}.")
+    return kind(**{name: read_as(hints[name], item) for name, item in value.items()})
+
+
+def _read_union(choices: tuple[Any, ...], value: Any) -> Any:
+    classes = [choice for choice in choices if is_dataclass(choice)]
+    if isinstance(value, dict) and len(classes) == 1:
+        return read_as(classes[0], value)
+    if isinstance(value, dict) and classes:
+        by_kind = {_kind(choice): choice for choice in classes}
+        if value.get("kind") not in by_kind:
+            raise ValueError(f"kind must be one of {', '.join(sorted(by_kind))}; got {value.get('kind')!r}.")
+        return read_as(by_kind[value["kind"]], value)
+    if isinstance(value, list):
+        return read_as(next(choice for choice in choices if get_origin(choice) is tuple), value)
+    return value
+
+
+def _kind(choice: Any) -> str:
+    # A class with slots shows a descriptor where its default would be.
+    return next(str(field.default) for field in fields(choice) if field.name == "kind")

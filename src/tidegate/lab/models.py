@@ -1,0 +1,77 @@
+"""The model of a run, its loss, and what it says of its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
+from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.vit import VisionTransformer
+
+__all__ = ["Evaluation", "Model", "batch_loss", "build_model", "evaluate", "task_metrics", "training_flops"]
+
+Model: TypeAlias = TransformerLM | VisionTransformer
+
+
+class Evaluation(NamedTuple):
+    """Means over the targets of some batches."""
+
+    loss: float
+    """Nats; may be infinite or nan."""
+    accuracy: float
+    num_targets: int
+
+
+def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = None) -> Model:
+    """The model of a configuration; with a seed, variants share every weight that they have in common."""
+    model = TransformerLM(config) if isinstance(config, TransformerConfig) else VisionTransformer(config)
+    if seed is not None:
+        model.reset_parameters(seed=seed)
+    return model
+
+
+def batch_loss(model: Model, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the targets, in nats."""
+    logits = model(batch.inputs)
+    assert isinstance(logits, Tensor)
+    return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=NO_TARGET)
+
+
+@torch.no_grad()
+def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
+    """Loss and accuracy over all targets, each counting the same."""
+    loss, correct, count = 0.0, 0, 0
+    model.eval()
+    for batch in batches:
+        logits = model(batch.inputs)
+        assert isinstance(logits, Tensor)
+        targets = batch.targets
+        loss += F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+        ).item()
+        counted = targets != NO_TARGET
+        correct += int(((logits.argmax(dim=-1) == targets) & counted).sum())
+        count += int(counted.sum())
+    model.train()
+    return Evaluation(loss / count, correct / count, count)
+
+
+def training_flops(model: Model) -> float:
+    """Multiplications and additions of a training step for each token, or for each image."""
+    if isinstance(model, TransformerLM):
+        return 3 * model.flops_per_token()
+    return 3 * model.flops_per_token() * model.config.num_tokens
+
+
+def task_metrics(evaluation: Evaluation, data: TaskData) -> dict[str, float]:
+    """What a task reports besides the loss: bits per byte of text, accuracy of all else."""
+    if data.bytes_per_token is not None:
+        return {"bits_per_byte": evaluation.loss / math.log(2) / data.bytes_per_token}
+    return {"accuracy": evaluation.accuracy}

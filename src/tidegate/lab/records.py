@@ -1,0 +1,230 @@
+"""What a comparison leaves behind: one JSON object a line. The page is made from these alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tidegate.lab.jsonable import read_as
+
+__all__ = [
+    "Cost",
+    "Costs",
+    "GateObservation",
+    "Observation",
+    "Plan",
+    "Point",
+    "Record",
+    "RecordFile",
+    "Timing",
+    "VariantPlan",
+]
+
+Match: TypeAlias = Literal["tokens", "params", "flops", "time"]
+Status: TypeAlias = Literal["finished", "diverged", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantPlan:
+    """One of the things compared."""
+
+    name: str
+    gate: str
+    """As it is spelled."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Training options of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What was asked for: the first line of a file of records."""
+
+    command: str
+    """What to type to get this again."""
+    variants: tuple[VariantPlan, ...]
+    control: str
+    """The variant that the others are compared with."""
+    num_seeds: int
+    match: Match
+    margin: float
+    """Differences below this share of the control's loss do not matter."""
+    tuned_lr: bool
+    task: dict[str, Any]
+    """Kind, source, fingerprint and sizes of the data."""
+    description: str
+    """The data in a sentence."""
+    preset: str
+    budget: int
+    """Tokens, or images, that the control is trained on."""
+    request: str
+    """Hash of everything above that decides numbers."""
+    environment: dict[str, str]
+    """Versions and machine."""
+    kind: Literal["plan"] = "plan"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Where a run stood at one of its evaluations."""
+
+    step: int
+    tokens: int
+    """Tokens, or images, seen so far."""
+    flops: float
+    """Spent so far on training."""
+    loss: float | None
+    """On the validation set, nats; None if it is not finite."""
+    train_loss: float | None
+    """Mean over the batches since the last point."""
+    gradient_norm: float | None
+    """Mean since the last point, before clipping."""
+    gate_gradient_norm: float | None = None
+    """The same, of the gates' parameters alone."""
+
+
+LayerByHead: TypeAlias = tuple[tuple[float, ...], ...]
+"""One number for each head of each layer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateObservation:
+    """What the gates at one site did on the probe."""
+
+    mean: LayerByHead
+    below: LayerByHead
+    """Share of the gate's values below 0.1."""
+    spread: LayerByHead
+    """Standard deviation over tokens, the mean over channels: how much the gate depends on what it reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What attention did on the probe at one moment; means over queries, the first of a causal row left out."""
+
+    tokens: int
+    """Tokens, or images, seen so far."""
+    entropy: LayerByHead
+    """Of the attention weights, nats."""
+    sink_mass: LayerByHead
+    """Weight on the first position."""
+    sink_impact: LayerByHead
+    """Share of the first position in the sum of weighted value norms."""
+    gates: dict[str, GateObservation]
+    """By site."""
+    largest_activation: tuple[float, ...]
+    """Of the residual stream after each block."""
+    effective_rank: tuple[float, ...]
+    """Of the residual stream after each block: the exponential of the entropy of its normalised singular values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """What depends on the moment and not on the run."""
+
+    started: str
+    """ISO 8601, UTC."""
+    seconds: tuple[float, ...]
+    """Spent on training, at each point of the curve; evaluations left out."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One run and what came of it. All but `timing` is the same whenever and however it is run."""
+
+    id: str
+    """The content hash of the run."""
+    run: dict[str, Any]
+    """`Run.to_dict()`"""
+    status: Status
+    num_parameters: int = 0
+    num_gate_parameters: int = 0
+    flops: float = 0.0
+    """Of the whole training."""
+    tokens: int = 0
+    """Tokens, or images, that it was trained on."""
+    loss: float | None = None
+    """On the validation set at the end, nats; None unless finished."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """`bits_per_byte`, `accuracy`: what the task reports besides the loss."""
+    num_evaluated: int = 0
+    """Targets of the validation set."""
+    curve: tuple[Point, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    """What gates and attention did, in the course of the training."""
+    loss_by_position: tuple[tuple[float, float], ...] = ()
+    """Position and loss there, up to four times the training length; empty where a task has no length."""
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Of what the variants of a block share: `batches`, `validation`, `weights:<name>` of each at the start.
+
+    A gate's weights have its spelling in their name: another gate at the same site has none in common with it.
+    """
+    error: str = ""
+    """Where it failed, or the step at which it diverged."""
+    environment: dict[str, str] = field(default_factory=dict)
+    timing: Timing | None = None
+    kind: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one variant costs, measured beside the others after the runs."""
+
+    variant: str
+    tokens_per_second: float
+    """Of training steps, on the run's number of threads."""
+    time_ratio: float
+    """Seconds of a training step over the control's, the median of interleaved pairs."""
+    time_ratio_low: float
+    time_ratio_high: float
+    """The middle half of the pairs."""
+    peak_bytes: int | None
+    """Most memory of a training step above rest, in a process of its own."""
+    decode_milliseconds: float | None
+    """One token after a full context; None for models that do not generate."""
+    cache_bytes_per_token: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """The costs of all variants, from one interleaved measurement."""
+
+    request: str
+    items: tuple[Cost, ...]
+    environment: dict[str, str]
+    kind: Literal["costs"] = "costs"
+
+
+Line: TypeAlias = Plan | Record | Costs
+
+
+class RecordFile:
+    """A file of records that is only ever appended to. A line that was cut off by a crash is as if never written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Line]:
+        """Every whole line, in order; none if there is no file."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().split(b"\n")[:-1]
+        return [read_as(Line, json.loads(line)) for line in lines]
+
+    def append(self, line: Line) -> None:
+        """Add a line, and see it safely on the disk."""
+        text = json.dumps(asdict(line), allow_nan=False).encode() + b"\n"
+        with self.path.open("ab") as file:
+            if (torn := self._torn_bytes()) > 0:
+                file.truncate(file.tell() - torn)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _torn_bytes(self) -> int:
+        """Bytes after the last whole line."""
+        content = self.path.read_bytes()
+        return len(content) - (content.rfind(b"\n") + 1)

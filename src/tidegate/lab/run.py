@@ -1,0 +1,125 @@
+"""Everything that decides a training run: the same `Run` gives the same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.lab.tasks.task import Task
+
+__all__ = ["Role", "Run", "Training", "content_hash"]
+
+ModelConfig: TypeAlias = TransformerConfig | VisionConfig
+
+Role: TypeAlias = Literal["comparison", "tuning"]
+"""Whether a run is one of those compared, or helped to choose a learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How a model is trained: AdamW under a warm-up and a cosine, in float32."""
+
+    steps: int
+    """Updates."""
+    batch_size: int = 32
+    """Sequences, or images, of an update."""
+    lr: float = 3e-3
+    """The largest learning rate."""
+    gate_lr: float = 1.0
+    """The gates' learning rate as a multiple of `lr`."""
+    weight_decay: float = 0.1
+    """Of matrices; gates, norms and biases have none."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises from 0."""
+    final_lr: float = 0.1
+    """The learning rate at the end, as a share of `lr`."""
+    clip: float = 1.0
+    """Largest norm of a gradient; longer ones are shortened."""
+    num_evaluations: int = 10
+    """Times that the validation loss is taken, evenly spread, the last at the end."""
+    num_observations: int = 5
+    """Times that gates and attention are looked at on the task's probe, evenly spread, the last at the end."""
+    num_threads: int = 1
+    """Of each run: several runs side by side are faster than one on several threads, while models are small."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "num_evaluations", "num_observations", "num_threads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        for name in ("lr", "gate_lr", "clip"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
+        for name in ("weight_decay", "warmup", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1; got {getattr(self, name)!r}.")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1); got {getattr(self, name)!r}.")
+
+    def lr_share(self, step: int) -> float:
+        """The learning rate of a step, counted from 0, as a share of `lr`: a line up, then half a cosine down."""
+        warmup = max(1, round(self.warmup * self.steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step + 1 - warmup) / (self.steps - warmup)
+        return self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+    def evaluated(self, step: int) -> bool:
+        """Whether the validation loss is taken after a step, counted from 0."""
+        return _marks(step, self.num_evaluations, self.steps)
+
+    def observed(self, step: int) -> bool:
+        """Whether gates and attention are looked at after a step, counted from 0."""
+        return _marks(step, self.num_observations, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One model, trained once."""
+
+    variant: str
+    """The name of what is compared."""
+    block: int
+    """Which row of the design: the runs of a block, one a variant, are compared with each other."""
+    seed: int
+    """Decides initial values, batches and dropout."""
+    model: ModelConfig
+    task: Task
+    training: Training
+    role: Role = "comparison"
+
+    @property
+    def id(self) -> str:
+        """Hash of the content, less where the data lies: its fingerprint stands for it."""
+        return content_hash(self.to_dict(location=False))
+
+    def to_dict(self, *, location: bool = True) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "variant": self.variant,
+            "block": self.block,
+            "seed": self.seed,
+            "role": self.role,
+            "model": json.loads(self.model.to_json()),
+            "task": self.task.to_dict(location=location),
+            "training": {name: getattr(self.training, name) for name in self.training.__dataclass_fields__},
+        }
+
+
+def content_hash(value: Any) -> str:
+    """Sixteen hexadecimal digits that stand for a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _marks(step: int, times: int, steps: int) -> bool:
+    """Whether one of `times` evenly spread marks, the last at the last step, lies in this step."""
+    return (step + 1) * times // steps > step * times // steps

@@ -1,0 +1,152 @@
+"""What a comparison found, in numbers: the terminal, the page and `results.json` all read these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from tidegate.lab.records import Cost, Costs, Line, Plan, Record
+from tidegate.lab.statistics import compare_to_control
+from tidegate.lab.verdicts import Comparison, VariantResult
+
+__all__ = ["Summary", "VariantSummary", "summarise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantSummary:
+    """One variant: its runs, and what they say."""
+
+    name: str
+    gate: str
+    records: tuple[Record, ...]
+    """One a block, in the order of the blocks."""
+    result: VariantResult
+    cost: Cost | None
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers it learns."""
+        return self.records[0].num_parameters
+
+    @property
+    def finished(self) -> tuple[Record, ...]:
+        """The runs that ended in a number."""
+        return tuple(record for record in self.records if record.status == "finished")
+
+    def metric(self, name: str) -> tuple[float, float] | None:
+        """Mean and standard deviation of what the task reports besides the loss; None where it does not."""
+        values = [record.metrics[name] for record in self.finished if name in record.metrics]
+        return (fmean(values), stdev(values) if len(values) > 1 else 0.0) if values else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """A whole comparison."""
+
+    plan: Plan
+    comparison: Comparison
+    variants: tuple[VariantSummary, ...]
+    """In the order of the plan, the control first."""
+    tuning: tuple[Record, ...]
+    """The runs that chose learning rates."""
+
+    @property
+    def control(self) -> VariantSummary:
+        """What the others are compared with."""
+        return next(variant for variant in self.variants if variant.name == self.plan.control)
+
+    @property
+    def metric(self) -> str | None:
+        """The name of what the task reports besides the loss."""
+        return next((name for variant in self.variants for record in variant.finished for name in record.metrics), None)
+
+    @property
+    def examples(self) -> str:
+        """What is counted as seen: tokens, or images."""
+        return "images" if self.plan.task["kind"] == "image" else "tokens"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain JSON values: `results.json`."""
+        return {
+            "plan": asdict(self.plan),
+            "comparison": asdict(self.comparison),
+            "variants": [
+                {
+                    "name": variant.name,
+                    "gate": variant.gate,
+                    "num_parameters": variant.num_parameters,
+                    "num_gate_parameters": variant.records[0].num_gate_parameters,
+                    "training_flops": variant.records[0].flops,
+                    "tokens": variant.records[0].tokens,
+                    "losses": [record.loss for record in variant.records],
+                    **{name: mean[0] for name in _METRICS if (mean := variant.metric(name)) is not None},
+                    "cost": None if variant.cost is None else asdict(variant.cost),
+                }
+                for variant in self.variants
+            ],
+            "records": [asdict(record) for variant in self.variants for record in variant.records],
+            "tuning": [asdict(record) for record in self.tuning],
+        }
+
+
+_METRICS = ("bits_per_byte", "accuracy")
+
+
+def summarise(lines: Sequence[Line]) -> Summary:
+    """Judge what the records hold. A `ValueError` says what is missing if the comparison is not complete."""
+    plan = next((line for line in lines if isinstance(line, Plan)), None)
+    if plan is None:
+        raise ValueError("There is no plan among these records: they are not of a comparison.")
+    runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
+    records = {
+        variant.name: _in_blocks([record for record in runs if _is_compared(record, variant.name)])
+        for variant in plan.variants
+    }
+    _require_complete(plan, records)
+    comparison = compare_to_control(
+        {name: [record.loss for record in own] for name, own in records.items()},
+        control=plan.control,
+        margin=plan.margin,
+        identical=[name for name, own in records.items() if name != plan.control and _same(own, records[plan.control])],
+        unit="nats",
+    )
+    costs = {cost.variant: cost for line in lines if isinstance(line, Costs) for cost in line.items}
+    return Summary(
+        plan=plan,
+        comparison=comparison,
+        variants=tuple(
+            VariantSummary(
+                name=variant.name,
+                gate=variant.gate,
+                records=records[variant.name],
+                result=comparison[variant.name],
+                cost=costs.get(variant.name),
+            )
+            for variant in plan.variants
+        ),
+        tuning=tuple(record for record in runs if record.run["role"] == "tuning"),
+    )
+
+
+def _is_compared(record: Record, variant: str) -> bool:
+    return record.run["role"] == "comparison" and record.run["variant"] == variant
+
+
+def _in_blocks(records: list[Record]) -> tuple[Record, ...]:
+    return tuple(sorted(records, key=lambda record: record.run["block"]))
+
+
+def _require_complete(plan: Plan, records: dict[str, tuple[Record, ...]]) -> None:
+    missing = {name: plan.num_seeds - len(own) for name, own in records.items() if len(own) != plan.num_seeds}
+    if missing:
+        words = ", ".join(f"{name} lacks {number}" for name, number in missing.items())
+        again = plan.command or "the same command"
+        raise ValueError(f"The comparison is not complete: of {plan.num_seeds} runs each, {words}. Go on with: {again}")
+
+
+def _same(records: tuple[Record, ...], others: tuple[Record, ...]) -> bool:
+    """Whether the runs differ in their names alone."""
+    pairs = zip(records, others, strict=True)
+    return all({**own.run, "variant": ""} == {**other.run, "variant": ""} for own, other in pairs)

@@ -1,0 +1,58 @@
+"""The one door to all tasks: from what a command line says, and from JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, get_args
+
+from tidegate.lab.jsonable import read_as
+from tidegate.lab.tasks.image import ImageTask, image_task
+from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.tasks.task import DataError, Task, TaskKind
+from tidegate.lab.tasks.text import TextTask, text_task
+
+__all__ = ["task_from_dict", "task_of"]
+
+AnyTask: TypeAlias = TextTask | ImageTask | RecallTask
+
+
+def task_of(
+    kind: TaskKind,
+    data: str | None = None,
+    *,
+    tokenizer: str = "bytes",
+    field: str | None = None,
+    length: int | None = None,
+) -> Task:
+    """The task that the options of a command line describe, with its data found and fingerprinted.
+
+    A `DataError` says what cannot be found or read, and which option has no meaning for this kind of task.
+    """
+    if kind == "lm":
+        return text_task(data, tokenizer=tokenizer, field=field, length=128 if length is None else length)
+    if kind not in get_args(TaskKind):
+        raise DataError(f"--task must be one of {', '.join(get_args(TaskKind))}; got {kind!r}.")
+    _require_absent(kind, "tokenizer", tokenizer, "bytes")
+    _require_absent(kind, "field", field, None)
+    if kind == "image":
+        _require_absent(kind, "length", length, None)
+        return image_task(data)
+    _require_absent(kind, "data", data, None)
+    return RecallTask() if length is None else _recall_task(length)
+
+
+def task_from_dict(data: dict[str, Any]) -> Task:
+    """The task of which `to_dict` made this; an unknown kind or field is refused."""
+    return read_as(AnyTask, data)
+
+
+def _require_absent(kind: TaskKind, option: str, value: str | int | None, default: str | None) -> None:
+    if value != default:
+        raise DataError(f"--{option} {value} has no meaning for --task {kind}; leave it out.")
+
+
+def _recall_task(length: int) -> RecallTask:
+    """As many pairs as fit, all of them asked for; keys enough for four times as many."""
+    num_pairs, rest = divmod(length, 3)
+    if num_pairs < 1 or rest:
+        raise DataError(f"--length of --task recall must be a multiple of 3, three tokens a pair; got {length}.")
+    return RecallTask(num_pairs=num_pairs, num_keys=max(RecallTask().num_keys, 4 * num_pairs))

@@ -1,0 +1,159 @@
+"""Texts with names: from a file, a folder, a pattern or JSON lines, and the fingerprint of a list of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tidegate.lab.tasks.task import DataError
+
+__all__ = [
+    "Document",
+    "exists",
+    "file_documents",
+    "files_below",
+    "fingerprint",
+    "is_pattern",
+    "read_bytes",
+    "record_text",
+]
+
+_SNIFFED_BYTES = 8192
+"""How much of a file is looked at for a zero byte, which no text has."""
+
+
+class Document(NamedTuple):
+    """One text."""
+
+    name: str
+    """Relative to where its corpus lies, so that a corpus can be moved."""
+    content: bytes
+
+
+def fingerprint(*groups: Sequence[Document]) -> str:
+    """Sixteen hexadecimal digits that stand for names and contents, their order, and who is in which group."""
+    whole = hashlib.sha256()
+    for group in groups:
+        whole.update(len(group).to_bytes(8))
+        for document in group:
+            whole.update(hashlib.sha256(document.name.encode(errors="surrogateescape")).digest())
+            whole.update(hashlib.sha256(document.content).digest())
+    return whole.hexdigest()[:16]
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file; a `DataError` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; a `DataError` if that may not be known."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
+
+
+def is_pattern(source: str) -> bool:
+    """Whether a source is a pattern of file names and not the name of one."""
+    return any(mark in source for mark in "*?[") and not exists(Path(source))
+
+
+def file_documents(source: str, field: str) -> tuple[Document, ...]:
+    """The documents of a file, of all files of a folder, or of those that match a pattern, sorted by name.
+
+    A name that ends in `.jsonl` holds one document a line, in `field`. In folders and patterns hidden and binary files
+    are passed over; a file that is named itself is taken as it is. Empty documents are dropped.
+    """
+    documents = tuple(document for document in _all_documents(source, field) if document.content)
+    if not documents:
+        raise DataError(f"--data {source} holds no text; name a file with text in it, or a folder of such files.")
+    return documents
+
+
+def record_text(record: Any, field: str, place: str) -> bytes:
+    """The text in a field of a JSON object, or of a row of a dataset; `place` says where that was found.
+
+    Nothing where the field holds null.
+    """
+    if not isinstance(record, dict):
+        raise DataError(f"--data {place} is {type(record).__name__}, not an object with the field {field!r}.")
+    fields = cast("dict[str, Any]", record)
+    if field not in fields:
+        found = ", ".join(map(repr, fields)) or "none"
+        raise DataError(f"--data {place} has no field {field!r}; it has {found}. Choose one with --field.")
+    text = "" if fields[field] is None else fields[field]
+    if not isinstance(text, str):
+        raise DataError(f"--data {place} has {type(text).__name__} in the field {field!r}, not text; choose another.")
+    # A lone surrogate can stand in JSON, and in no UTF-8.
+    return text.encode(errors="replace")
+
+
+def _all_documents(source: str, field: str) -> Iterator[Document]:
+    path = Path(source)
+    if is_pattern(source):
+        root = _fixed_part(path)
+        named = ((found.relative_to(root).as_posix(), found) for found in _matches(path, root))
+    elif path.is_dir():
+        named = ((found.relative_to(path).as_posix(), found) for found in files_below(path))
+    else:
+        yield from _of_file(path, path.name, read_bytes(path), field)
+        return
+    for name, found in sorted(named):
+        content = read_bytes(found)
+        if b"\0" not in content[:_SNIFFED_BYTES]:
+            yield from _of_file(found, name, content, field)
+
+
+def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Document]:
+    if path.suffix != ".jsonl":
+        yield Document(name, content)
+        return
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield Document(f"{name}:{number}", record_text(_parsed(line, path, number), field, f"{path}:{number}"))
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"--data {path}:{number} is not JSON ({error}); each line must be one JSON object.") from error
+
+
+def _matches(pattern: Path, root: Path) -> list[Path]:
+    """All files that match, hidden ones left out."""
+    below = pattern.relative_to(root)
+    # Whether a last `**` means files as well depends on the version of Python.
+    found = root.glob(str(below / "*" if below.name == "**" else below))
+    files = [path for path in found if not _hidden(path.relative_to(root)) and path.is_file()]
+    if not files:
+        raise DataError(f"--data {pattern} matches no file; quote the pattern, and check where it starts.")
+    return files
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder in which a pattern starts to be one."""
+    return next(parent for parent in pattern.parents if not any(mark in str(parent) for mark in "*?["))
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder; hidden ones, and those in hidden folders, left out."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"--data {error.filename} cannot be read: {error.strerror}.") from error
+
+    for here, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(here, name) for name in files if not name.startswith("."))

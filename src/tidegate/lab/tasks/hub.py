@@ -1,0 +1,62 @@
+"""Documents of a dataset on the Hugging Face hub, or in its cache on this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, cast
+
+from tidegate.lab.tasks.documents import Document, record_text
+from tidegate.lab.tasks.task import DataError
+
+__all__ = ["hub_documents"]
+
+
+def hub_documents(name: str, field: str) -> tuple[Document, ...]:
+    """The rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.
+
+    What the cache of `datasets` holds is read without the network. A `DataError` says if the package is missing, or
+    if the dataset cannot be had.
+    """
+    rows = _rows(name, field)
+    documents = (Document(str(number), record_text(row, field, f"hf:{name}")) for number, row in enumerate(rows))
+    kept = tuple(document for document in documents if document.content)
+    if not kept:
+        raise DataError(f"--data hf:{name} holds no text in the field {field!r}; choose another with --field.")
+    return kept
+
+
+def _rows(name: str, field: str) -> Iterable[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"--data {name} is no file or folder here, and reading it from the Hugging Face hub needs the package "
+            "datasets: pip install 'tidegate[hf]'."
+        ) from error
+    dataset, _, configuration = name.partition("@")
+    try:
+        with _quiet():
+            rows: Any = cast("Any", datasets).load_dataset(dataset, configuration or None, split="train")
+    # The hub's libraries raise errors of a dozen unrelated classes, their own and those of what they call.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise DataError(
+            f"--data {name} is no file or folder here, and cannot be had from the Hugging Face hub "
+            f"({type(error).__name__}: {reason}). Check the name and the network, or give a file."
+        ) from error
+    # Other columns may be images, that take long to decode.
+    return rows.select_columns([field]) if field in rows.column_names else rows
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep the hub's client from telling of each attempt: the error at the end says it all."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,126 @@
+"""Where images come from: scikit-learn's digits, or a folder with a folder for each class.
+
+Legend: N images, C channels, S height and width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.lab.tasks.documents import Document, exists, files_below, fingerprint, read_bytes
+from tidegate.lab.tasks.task import DataError
+
+__all__ = ["DIGITS", "Pictures", "digit_pictures", "folder_pictures", "picture_folder"]
+
+DIGITS = "digits"
+"""The source that needs no path."""
+
+
+class Pictures(NamedTuple):
+    """Images of one size, with their classes."""
+
+    images: npt.NDArray[np.uint8]
+    """(N, C, S, S)"""
+    labels: npt.NDArray[np.int64]
+    """(N,)"""
+    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    """A hash of each image, by which some are held out."""
+    fingerprint: str
+    title: str
+
+
+def digit_pictures() -> Pictures:
+    """The 1797 handwritten digits that come with scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("--data digits needs the package scikit-learn: pip install 'tidegate[lab]'.") from error
+    digits: Any = load_digits()
+    images = np.ascontiguousarray(digits.images, dtype=np.uint8)[:, None]
+    labels = np.asarray(digits.target, dtype=np.int64)
+    documents = [Document(str(label), image.tobytes()) for image, label in zip(images, labels, strict=True)]
+    classes = tuple(map(str, range(10)))
+    return Pictures(images, labels, classes, _keys(documents), fingerprint(documents), "Handwritten digits")
+
+
+def picture_folder(source: str) -> str:
+    """A folder with at least two folders in it, in full; a `DataError` if it is not that."""
+    folder = Path(source).expanduser().absolute()
+    if not exists(folder):
+        raise DataError(f"--data {source} does not exist; give a folder of images, or 'digits'.")
+    if not folder.is_dir() or len(_class_folders(folder)) < 2:
+        raise DataError(f"--data {source} must be a folder with one folder of images for each of two or more classes.")
+    return str(folder)
+
+
+def folder_pictures(source: str, image_size: int) -> Pictures:
+    """The images of a folder, the shorter side brought to `image_size` and the longer one cut.
+
+    Grey if all of them are, else in colour. Hidden files, and those without an ending of an image, are passed over.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("--data with images needs the package pillow: pip install 'tidegate[lab]'.") from error
+    folders = _class_folders(Path(source))
+    endings = frozenset(Image.registered_extensions())
+    paths = [(label, path) for label, folder in enumerate(folders) for path in _image_files(folder, endings)]
+    labels = np.asarray([label for label, _ in paths], dtype=np.int64)
+    _require_two_each(folders, labels)
+    documents: list[Document] = []
+    opened: list[npt.NDArray[np.uint8]] = []
+    for _, path in paths:
+        content = read_bytes(path)
+        # Hashes stand for the files, which together may be larger than the memory.
+        documents.append(Document(path.relative_to(source).as_posix(), hashlib.sha256(content).digest()))
+        opened.append(_opened(path, content, image_size))
+    images = np.stack(opened if all(image.shape[0] == 1 for image in opened) else [_coloured(each) for each in opened])
+    names = tuple(folder.name for folder in folders)
+    return Pictures(images, labels, names, _keys(documents), fingerprint(documents), f"Images of {Path(source).name}")
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"--data {folder} cannot be read: {error.strerror or error}.") from error
+
+
+def _image_files(folder: Path, endings: frozenset[str]) -> list[Path]:
+    return sorted(path for path in files_below(folder) if path.suffix.lower() in endings)
+
+
+def _require_two_each(folders: Sequence[Path], labels: npt.NDArray[np.int64]) -> None:
+    for label, folder in enumerate(folders):
+        if (count := int((labels == label).sum())) < 2:
+            raise DataError(f"--data {folder} holds {count} images; each class needs at least two, one to be held out.")
+
+
+def _opened(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+    """(1, S, S) if the image is grey, else (3, S, S)."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(BytesIO(content)) as image:
+            grey = image.mode in ("1", "L", "LA")
+            fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"--data {path} cannot be read as an image: {error}. Mend it or take it out.") from error
+    array = np.asarray(fitted, dtype=np.uint8)
+    return array[None] if grey else np.moveaxis(array, -1, 0)
+
+
+def _coloured(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image
+
+
+def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
+    return tuple(hashlib.sha256(document.content).hexdigest() for document in documents)

@@ -1,0 +1,125 @@
+"""What `--data` means for text: the embedded corpus, files, token arrays or a dataset on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.lab.tasks.corpus import embedded_corpus
+from tidegate.lab.tasks.documents import Document, exists, file_documents, fingerprint, is_pattern
+from tidegate.lab.tasks.hub import hub_documents
+from tidegate.lab.tasks.task import DataError
+
+__all__ = ["EMBEDDED", "Corpus", "SourceKind", "TokenFile", "read_corpus", "read_tokens", "resolved", "source_kind"]
+
+EMBEDDED = "stdlib"
+"""The source that needs no path."""
+
+_HUB = "hf:"
+
+SourceKind: TypeAlias = Literal["embedded", "files", "tokens", "hub"]
+
+
+class Corpus(NamedTuple):
+    """Text, as documents."""
+
+    documents: tuple[Document, ...]
+    held_out: tuple[Document, ...] | None
+    """Documents that are held out; None leaves the choice among `documents` to who divides them."""
+    fingerprint: str
+    title: str
+    """What it is, as the subject of a sentence."""
+    missing: tuple[str, ...] = ()
+    """Names that were looked for and not found."""
+
+
+class TokenFile(NamedTuple):
+    """Text that was made into tokens elsewhere, left on the disk."""
+
+    tokens: npt.NDArray[np.integer[Any]]
+    vocab_size: int
+    fingerprint: str
+    title: str
+
+
+def source_kind(source: str) -> SourceKind:
+    """Which of the four a source is. What is neither there nor looks like a path is taken for a name on the hub."""
+    if not source:
+        raise DataError("--data must name a file, a folder, a pattern or hf:NAME; got nothing.")
+    if source == EMBEDDED:
+        return "embedded"
+    if source.startswith(_HUB):
+        return "hub"
+    path = Path(source).expanduser()
+    if exists(path) or is_pattern(str(path)):
+        return "tokens" if path.suffix == ".npy" and path.is_file() else "files"
+    if _looks_like_path(source, path):
+        raise DataError(f"--data {source} does not exist; give a file, a folder, a pattern or hf:NAME.")
+    return "hub"
+
+
+def resolved(source: str) -> str:
+    """The source as every process can find it: paths in full."""
+    if source_kind(source) == "embedded":
+        return source
+    if source_kind(source) == "hub":
+        return _HUB + source.removeprefix(_HUB)
+    return str(Path(source).expanduser().absolute())
+
+
+def read_corpus(source: str, field: str | None) -> Corpus:
+    """The documents of a source that is text; `field` names where JSON lines and datasets have it, "text" if None."""
+    kind = source_kind(source)
+    if kind == "tokens":
+        raise DataError(f"--data {source} holds tokens, not text; its tokenizer is 'none'.")
+    if kind == "embedded":
+        training, held_out, missing = embedded_corpus()
+        title = f"sources of the standard library of Python {platform.python_version()}"
+        return Corpus(training, held_out, fingerprint(training, held_out), title, missing)
+    read = hub_documents if kind == "hub" else file_documents
+    documents = read(source.removeprefix(_HUB), field or "text")
+    if field is not None and kind == "files" and not any(".jsonl:" in document.name for document in documents):
+        raise DataError(f"--field {field} is for JSON lines and datasets, and --data {source} has none; leave it out.")
+    return Corpus(documents, None, fingerprint(documents), _title(source, documents))
+
+
+def read_tokens(source: str) -> TokenFile:
+    """The whole numbers of a one-dimensional `.npy` file, mapped and not read into memory."""
+    try:
+        tokens: Any = np.load(source, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"--data {source} cannot be read as a NumPy array: {error}.") from error
+    if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
+        raise DataError(
+            f"--data {source} must be a one-dimensional array of whole numbers, one a token; "
+            f"got {tokens.ndim} dimensions of {tokens.dtype}."
+        )
+    if tokens.size == 0:
+        raise DataError(f"--data {source} holds no tokens.")
+    if (lowest := int(tokens.min())) < 0:
+        raise DataError(f"--data {source} must hold token numbers from 0 on; got {lowest}.")
+    digest = hashlib.sha256(f"{tokens.dtype.str} ".encode())
+    digest.update(tokens)
+    return TokenFile(tokens, int(tokens.max()) + 1, digest.hexdigest()[:16], Path(source).name)
+
+
+def _looks_like_path(source: str, path: Path) -> bool:
+    """Whether someone who wrote this meant a file: an absolute path, an ending, a folder that is there."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", source, re.ASCII):
+        return True
+    # Names on the hub end in versions, v1.2, and files in letters.
+    return source.startswith(".") or path.suffix[1:2].isalpha() or (len(path.parts) > 1 and path.parent.is_dir())
+
+
+def _title(source: str, documents: Sequence[Document]) -> str:
+    if source.startswith(_HUB):
+        return f"the dataset {source.removeprefix(_HUB)}"
+    name = Path(source).name
+    return name if len(documents) == 1 else f"{len(documents)} documents of {name}"

@@ -1,0 +1,73 @@
+"""A source of text, divided into what is trained on and what is held out, as two streams of tokens."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
+from tidegate.lab.tasks.source import Corpus, TokenFile
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, num_merged_tokens, trained_tokenizer
+
+__all__ = ["Streams", "text_streams", "token_streams"]
+
+_BYTES_PER_TOKEN = 8
+"""More than merged byte pairs average: enough bytes for a held-out window, before tokens can be counted."""
+
+
+class Streams(NamedTuple):
+    """Tokens on both sides, and where they came from."""
+
+    training: npt.NDArray[np.integer[Any]]
+    held_out: npt.NDArray[np.integer[Any]]
+    vocab_size: int
+    token_bytes: npt.NDArray[np.int64] | None
+    """(vocabulary,): bytes that a token stands for; None if that is not known."""
+    title: str
+    rule: str
+    """How the held-out part was chosen, in words."""
+    num_documents: int
+    missing: tuple[str, ...] = ()
+
+
+def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -> Streams:
+    """Documents as tokens; byte pairs are learnt from the training documents alone.
+
+    share, window : how much is held out, as a share, and the tokens that there must be at least
+    """
+    num_tokens = num_merged_tokens(tokenizer)
+    at_least = window if num_tokens is None else window * _BYTES_PER_TOKEN
+    split = _split(corpus, share, at_least)
+    encoder = byte_tokenizer() if num_tokens is None else trained_tokenizer(split.training, num_tokens)
+    return Streams(
+        training=encoder.encode(split.training),
+        held_out=encoder.encode(split.held_out),
+        vocab_size=len(encoder.token_bytes),
+        token_bytes=encoder.token_bytes,
+        title=corpus.title,
+        rule=split.rule,
+        num_documents=len(corpus.documents) + len(corpus.held_out or ()),
+        missing=corpus.missing,
+    )
+
+
+def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
+    """Tokens as they came; the last of them are held out."""
+    count = len(file.tokens) - num_held_out(len(file.tokens), share=share, at_least=window)
+    return Streams(
+        training=file.tokens[:count],
+        held_out=file.tokens[count:],
+        vocab_size=file.vocab_size,
+        token_bytes=None,
+        title=file.title,
+        rule=f"the last {100 * (1 - count / len(file.tokens)):.3g} % of the tokens",
+        num_documents=1,
+    )
+
+
+def _split(corpus: Corpus, share: float, at_least: int) -> Split:
+    if corpus.held_out is None:
+        return hold_out(corpus.documents, share=share, at_least=at_least)
+    return Split(corpus.documents, corpus.held_out, f"{len(corpus.held_out)} files that are always held out")

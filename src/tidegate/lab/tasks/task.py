@@ -1,0 +1,93 @@
+"""What a task is: a frozen description that finds its data, and the data once it is loaded.
+
+Legend: B batch, T positions, C channels, S image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from torch import Tensor
+
+__all__ = ["NO_TARGET", "Batch", "DataError", "Task", "TaskData", "TaskKind"]
+
+TaskKind: TypeAlias = Literal["lm", "image", "recall"]
+
+NO_TARGET = -100
+"""A target that is not one: the loss leaves it out."""
+
+
+class DataError(ValueError):
+    """Data that cannot be used, with the remedy: the command line shows its words alone."""
+
+
+class Batch(NamedTuple):
+    """Examples, and what a model should say of them."""
+
+    inputs: Tensor
+    """(B, T) tokens, int64, or (B, C, S, S) images, float32."""
+    targets: Tensor
+    """(B, T) next tokens, or (B,) classes, int64; `NO_TARGET` where there is none."""
+
+
+class TaskData(Protocol):
+    """A task's examples, loaded. Nothing here depends on what was asked before: a run can go on at any step."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the page says of the data, as JSON: sizes, files, fingerprints."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The data in a sentence."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, or classes."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean over the validation text; None where the targets are no text."""
+        ...
+
+    def batch(self, *, seed: int, step: int, size: int) -> Batch:
+        """Training examples: a function of its arguments alone."""
+        ...
+
+    def validation(self) -> Sequence[Batch]:
+        """The same held-out examples for every run."""
+        ...
+
+    def probe(self) -> Batch:
+        """A few held-out examples on which gates and attention are looked at."""
+        ...
+
+    def long(self) -> Batch | None:
+        """Held-out rows of four times the training length, if the task has a length to go beyond."""
+        ...
+
+
+class Task(Protocol):
+    """Describes a task: a frozen dataclass of JSON values, so that it can be part of a `Run`."""
+
+    @property
+    def kind(self) -> TaskKind:
+        """Which model it wants, and which words the page uses."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of a training example; 1 for images."""
+        ...
+
+    def load(self) -> TaskData:
+        """Read or make the data. Raises `DataError` if that cannot be, or if it is not what the fingerprint says."""
+        ...
+
+    def to_dict(self, *, location: bool = True) -> dict[str, Any]:
+        """As plain JSON values, `kind` among them; without what only says where the data lies if not `location`."""
+        ...

@@ -1,0 +1,209 @@
+"""Language modelling: the next token of a text.
+
+Legend: B batch, T positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tidegate.lab.tasks.draws import draws
+from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolved, source_kind
+from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
+from tidegate.lab.tasks.task import Batch, DataError
+from tidegate.lab.tasks.tokenizer import num_merged_tokens
+
+__all__ = ["TextData", "TextTask", "text_task"]
+
+_LOCATION = ("source", "field")
+_ROWS = 64
+"""Rows of a validation batch."""
+_PROBE_ROWS = 8
+_LONGER = 4
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextTask:
+    """The next token of a text, from all before it."""
+
+    source: str = EMBEDDED
+    """`stdlib`, a file, a folder, a pattern, JSON lines, a `.npy` file of tokens, or `hf:NAME`."""
+    field: str | None = None
+    """Where JSON lines and datasets have their text; None is "text"."""
+    tokenizer: str = "bytes"
+    """`bytes`, `bpe:N`, or `none` for what is tokens already."""
+    length: int = 128
+    """Tokens of a training window."""
+    validation_share: float = 0.05
+    """How much of the text is held out, about; at least one window. The embedded corpus has a fixed list instead."""
+    num_validation_tokens: int = 65_536
+    """How much of what is held out is evaluated, at most."""
+    fingerprint: str = ""
+    """What the text must be; empty takes what is there."""
+    kind: Literal["lm"] = "lm"
+
+    def __post_init__(self) -> None:
+        for name in ("length", "num_validation_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise DataError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        if not 0 < self.validation_share <= 0.5:
+            raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
+        if self.tokenizer != "none":
+            num_merged_tokens(self.tokenizer)
+
+    def load(self) -> TextData:
+        """Read the text and make tokens of it; once in a process. A `DataError` if it is no longer what it was."""
+        return _load(self)
+
+    def to_dict(self, *, location: bool = True) -> dict[str, Any]:
+        """As plain JSON values; without `location`, the fingerprint stands for where the text lies."""
+        dropped = () if location or not self.fingerprint else _LOCATION
+        return {name: value for name, value in asdict(self).items() if name not in dropped}
+
+
+def text_task(
+    data: str | None = None, *, tokenizer: str = "bytes", field: str | None = None, length: int = 128
+) -> TextTask:
+    """The task that `--data` names, found and fingerprinted; a `DataError` if there is no such text.
+
+    data      : None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub
+    tokenizer : `.npy` files hold tokens already and admit none but the default
+    """
+    source = resolved(EMBEDDED if data is None else data)
+    if source_kind(source) == "tokens":
+        if field is not None or tokenizer not in ("bytes", "none"):
+            option = f"--field {field}" if field is not None else f"--tokenizer {tokenizer}"
+            raise DataError(f"{option} is for text, and --data {data} holds tokens already; leave it out.")
+        task = TextTask(source=source, tokenizer="none", length=length)
+        return replace(task, fingerprint=read_tokens(source).fingerprint)
+    num_merged_tokens(tokenizer)
+    task = TextTask(source=source, field=field, tokenizer=tokenizer, length=length)
+    return replace(task, fingerprint=read_corpus(source, field).fingerprint)
+
+
+@final
+class TextData:
+    """Two streams of tokens: one for training, one held out. No window reaches from one into the other."""
+
+    def __init__(self, task: TextTask, streams: Streams) -> None:
+        self._length = task.length
+        self._budget = task.num_validation_tokens
+        self._streams = streams
+        self._task = task
+        self._require_windows()
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return self._streams.vocab_size
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean over the targets of the validation batches; None for tokens of which the text is not known."""
+        lengths = self._streams.token_bytes
+        if lengths is None:
+            return None
+        targets = torch.cat([batch.targets.flatten() for batch in self.validation()])
+        return float(lengths[targets.numpy()].mean())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Source, fingerprint, sizes in tokens, and what is held out."""
+        streams = self._streams
+        return {
+            **self._task.to_dict(),
+            "vocab_size": streams.vocab_size,
+            "num_documents": streams.num_documents,
+            "num_training_tokens": len(streams.training),
+            "num_held_out_tokens": len(streams.held_out),
+            "num_validation_tokens": sum(batch.targets.numel() for batch in self.validation()),
+            "bytes_per_token": self.bytes_per_token,
+            "held_out": streams.rule,
+            "missing": list(streams.missing),
+        }
+
+    @property
+    def description(self) -> str:
+        """What is read, as what, and what is held out."""
+        streams = self._streams
+        read_as = {"bytes": "read byte by byte", "none": "tokens as they came"}
+        how = read_as.get(self._task.tokenizer, f"as {streams.vocab_size:,} byte pairs")
+        return (
+            f"{streams.title[:1].upper()}{streams.title[1:]}, {how}: {len(streams.training):,} tokens to train on "
+            f"and {len(streams.held_out):,} held out ({streams.rule})."
+        )
+
+    def batch(self, *, seed: int, step: int, size: int) -> Batch:
+        """Windows at random starts, (B, T) each."""
+        training = self._streams.training
+        starts = draws("training", seed=seed, step=step).integers(0, len(training) - self._length, size=size)
+        return _windows(training, starts, self._length)
+
+    def validation(self) -> list[Batch]:
+        """Windows of the held-out stream that do not overlap, evenly spread over it, (64, T) each but the last."""
+        starts = self._spread(self._length)
+        return [
+            _windows(self._streams.held_out, starts[first : first + _ROWS], self._length)
+            for first in range(0, len(starts), _ROWS)
+        ]
+
+    def probe(self) -> Batch:
+        """Eight of the validation windows, or all if there are fewer."""
+        starts = self._spread(self._length)
+        rows = np.arange(min(_PROBE_ROWS, len(starts))) * len(starts) // _PROBE_ROWS
+        return _windows(self._streams.held_out, starts[rows], self._length)
+
+    def long(self) -> Batch | None:
+        """Windows of four times the length, as much text as the validation has; None if not even one is held out."""
+        length = _LONGER * self._length
+        starts = self._spread(length)
+        return _windows(self._streams.held_out, starts, length) if len(starts) else None
+
+    def _spread(self, length: int) -> npt.NDArray[np.int64]:
+        """Starts of windows within the budget, evenly spread over the held-out stream."""
+        available = (len(self._streams.held_out) - 1) // length
+        count = min(available, max(self._budget // length, 1))
+        return np.arange(count) * available // max(count, 1) * length
+
+    def _require_windows(self) -> None:
+        training, held_out = len(self._streams.training), len(self._streams.held_out)
+        if min(training, held_out) <= self._length:
+            raise DataError(
+                f"--data {self._task.source} has {training + held_out:,} tokens, {held_out:,} of them held out; "
+                f"--length {self._length} needs {self._length + 1:,} to train on and as many held out. "
+                "Give more text or a smaller --length."
+            )
+
+
+def _windows(stream: npt.NDArray[np.integer[Any]], starts: npt.NDArray[np.int64], length: int) -> Batch:
+    """Inputs and targets (B, T) of the windows that start there."""
+    tokens = torch.from_numpy(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+@lru_cache(maxsize=4)
+def _load(task: TextTask) -> TextData:
+    share, window = task.validation_share, task.length + 1
+    if task.tokenizer == "none":
+        file = read_tokens(task.source)
+        _require_fingerprint(task, file.fingerprint)
+        return TextData(task, token_streams(file, share=share, window=window))
+    corpus = read_corpus(task.source, task.field)
+    _require_fingerprint(task, corpus.fingerprint)
+    return TextData(task, text_streams(corpus, tokenizer=task.tokenizer, share=share, window=window))
+
+
+def _require_fingerprint(task: TextTask, found: str) -> None:
+    if task.fingerprint not in ("", found):
+        raise DataError(
+            f"--data {task.source} has changed: its fingerprint was {task.fingerprint} and is {found}. "
+            "Bring the old text back, or start anew with another --out."
+        )

@@ -1,0 +1,309 @@
+"""One run, from its description to its record."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tidegate.lab.checkpoint import load_checkpoint, save_checkpoint
+from tidegate.lab.environment import environment
+from tidegate.lab.events import Interrupted, Progress
+from tidegate.lab.jsonable import read_as
+from tidegate.lab.models import Evaluation, Model, batch_loss, build_model, evaluate, task_metrics, training_flops
+from tidegate.lab.observe import loss_by_position, observe
+from tidegate.lab.records import Observation, Point, Record, Timing
+from tidegate.lab.run import Run
+from tidegate.lab.tasks.task import Batch, TaskData
+from tidegate.torch.gate import AttentionGate, gate_parameters
+
+__all__ = ["Surroundings", "execute_run", "make_optimizer", "train_step"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What a run needs of the world: nothing here changes its numbers."""
+
+    folder: Path | None = None
+    """Where checkpoints lie while the run lasts; None keeps none."""
+    report: Callable[[Progress], None] = lambda _: None
+    stopping: Callable[[], bool] = lambda: False
+    """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
+    checkpoint_seconds: float = 20.0
+    """Time between two checkpoints."""
+
+
+def execute_run(run: Run, surroundings: Surroundings) -> Record:
+    """Train, or go on training; a failure becomes a record with its traceback, a stop raises `Interrupted`."""
+    try:
+        return _Trainer(run, surroundings).record()
+    except Interrupted:
+        raise
+    except Exception:
+        return Record(
+            id=run.id, run=run.to_dict(), status="failed", error=traceback.format_exc(), environment=environment()
+        )
+
+
+def make_optimizer(model: nn.Module, run: Run) -> torch.optim.AdamW:
+    """AdamW in three groups: matrices with weight decay, norms and biases without, gates without, at their own rate."""
+    gates = list(gate_parameters(model))
+    others = [parameter for parameter in model.parameters() if all(parameter is not gate for gate in gates)]
+    options = run.training
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": options.weight_decay, "multiple": 1.0},
+        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0, "multiple": 1.0},
+        {"params": gates, "weight_decay": 0.0, "multiple": options.gate_lr},
+    ]
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(filled, lr=options.lr, betas=(options.beta1, options.beta2), fused=True)
+
+
+def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run: Run, step: int) -> tuple[float, ...]:
+    """One update; gives the loss, the norm of the gradient before clipping, and that of the gates' part."""
+    rate = run.training.lr * run.training.lr_share(step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]
+    optimizer.zero_grad()
+    loss = batch_loss(model, batch)
+    loss.backward()
+    of_gates = _norm([gate.grad for gate in gate_parameters(model)])
+    norm = nn.utils.clip_grad_norm_(model.parameters(), run.training.clip)
+    optimizer.step()
+    return loss.item(), norm.item(), of_gates
+
+
+@dataclass(slots=True)
+class _State:
+    """Where a run stands, as JSON: what a checkpoint holds besides tensors."""
+
+    step: int = 0
+    elapsed: float = 0.0
+    started: str = ""
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of loss, gradient norm and the gates' gradient norm since the last point."""
+    summed: int = 0
+    batches: str = ""
+    """Hash of all batches so far."""
+    curve: list[Point] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+
+
+class _Trainer:
+    """A run under way."""
+
+    def __init__(self, run: Run, surroundings: Surroundings) -> None:
+        torch.set_num_threads(run.training.num_threads)
+        self.run = run
+        self.around = surroundings
+        self.data: TaskData = run.task.load()
+        self.device = torch.device(run.training.device)
+        self.model = build_model(run.model, seed=run.seed)
+        self.weights = _weight_fingerprints(self.model)
+        self.model.to(self.device)
+        self.has_gates = any(True for _ in gate_parameters(self.model))
+        self.optimizer = make_optimizer(self.model, run)
+        self.flops_per_token = training_flops(self.model)
+        self.tokens_per_step = run.training.batch_size * run.task.length
+        self.validation = [self._placed(batch) for batch in self.data.validation()]
+        folder = surroundings.folder
+        self.checkpoint = None if folder is None else folder / f"{run.id}.safetensors"
+        self.state = self._resumed()
+        self.evaluation: Evaluation | None = None
+
+    def record(self) -> Record:
+        """Train to the end, or to divergence, and say what came of it."""
+        diverged = self._train()
+        record = self._diverged(diverged) if diverged else self._finished()
+        if self.checkpoint is not None:
+            # Also what a kill in the middle of saving has left.
+            for file in self.checkpoint.parent.glob(f"{self.run.id}.*"):
+                file.unlink(missing_ok=True)
+        return record
+
+    def _resumed(self) -> _State:
+        state = None if self.checkpoint is None else load_checkpoint(self.checkpoint, self.model, self.optimizer)
+        if state is None:
+            return _State(started=datetime.now(UTC).isoformat(timespec="seconds"))
+        curve = [read_as(Point, point) for point in state.pop("curve")]
+        observations = [read_as(Observation, observation) for observation in state.pop("observations")]
+        return _State(**state, curve=curve, observations=observations)
+
+    def _train(self) -> str:
+        """All steps that are left; gives where it diverged, or nothing."""
+        state, options = self.state, self.run.training
+        saved = time.monotonic()
+        while state.step < options.steps:
+            start = time.perf_counter()
+            batch = self.data.batch(seed=self.run.seed, step=state.step, size=options.batch_size)
+            if self._uses_dropout():
+                torch.manual_seed(_mixed(self.run.seed, state.step))
+            figures = train_step(self.model, self.optimizer, self._placed(batch), self.run, state.step)
+            state.elapsed += time.perf_counter() - start
+            state.batches = _chained(state.batches, batch)
+            if not all(math.isfinite(figure) for figure in figures):
+                return f"The loss or its gradient was no longer finite at step {state.step + 1} of {options.steps}."
+            state.sums = [total + figure for total, figure in zip(state.sums, figures, strict=True)]
+            state.summed += 1
+            state.step += 1
+            self._look(state.step - 1)
+            self._tell(figures[0])
+            if self.around.stopping():
+                self._save()
+                raise Interrupted(self.run.id)
+            if time.monotonic() - saved > self.around.checkpoint_seconds:
+                self._save()
+                saved = time.monotonic()
+        return ""
+
+    def _look(self, step: int) -> None:
+        """Evaluate and observe, where it is time to."""
+        state, options = self.state, self.run.training
+        if options.observed(step):
+            observation = observe(self.model, self._placed(self.data.probe()), tokens=self._tokens())
+            state.observations += [] if observation is None else [observation]
+        if not options.evaluated(step):
+            return
+        self.evaluation = evaluate(self.model, self.validation)
+        loss = self.evaluation.loss
+        means = [total / state.summed for total in state.sums]
+        state.curve.append(
+            Point(
+                step=state.step,
+                tokens=self._tokens(),
+                flops=self.flops_per_token * self._tokens(),
+                loss=loss if math.isfinite(loss) else None,
+                train_loss=means[0],
+                gradient_norm=means[1],
+                gate_gradient_norm=means[2] if self.has_gates else None,
+            )
+        )
+        state.seconds.append(state.elapsed)
+        state.sums, state.summed = [0.0, 0.0, 0.0], 0
+
+    def _finished(self) -> Record:
+        # The last step is always evaluated, unless it was before a stop.
+        evaluation = self.evaluation or evaluate(self.model, self.validation)
+        if not math.isfinite(evaluation.loss):
+            return self._diverged("The validation loss at the end is not finite.")
+        long = self.data.long()
+        return self._record(
+            "finished",
+            loss=evaluation.loss,
+            metrics=task_metrics(evaluation, self.data),
+            num_evaluated=evaluation.num_targets,
+            loss_by_position=() if long is None else loss_by_position(self.model, self._placed(long)),
+        )
+
+    def _diverged(self, where: str) -> Record:
+        return self._record("diverged", error=where)
+
+    def _record(self, status: Any, **results: Any) -> Record:
+        state, tokens = self.state, self._tokens()
+        return Record(
+            id=self.run.id,
+            run=self.run.to_dict(),
+            status=status,
+            num_parameters=self.model.num_parameters(),
+            num_gate_parameters=sum(gate.numel() for gate in gate_parameters(self.model)),
+            flops=self.flops_per_token * tokens,
+            tokens=tokens,
+            curve=tuple(state.curve),
+            observations=tuple(state.observations),
+            fingerprints={
+                "batches": state.batches,
+                "validation": _hash_of(self.data.validation()),
+                **self.weights,
+            },
+            environment=environment(),
+            timing=Timing(
+                started=state.started,
+                seconds=tuple(state.seconds),
+                tokens_per_second=tokens / state.elapsed if state.elapsed else 0.0,
+            ),
+            **results,
+        )
+
+    def _tell(self, loss: float) -> None:
+        state = self.state
+        self.around.report(
+            Progress(
+                run=self.run.id,
+                variant=self.run.variant,
+                seed=self.run.seed,
+                role=self.run.role,
+                step=state.step,
+                steps=self.run.training.steps,
+                tokens=self._tokens(),
+                loss=loss,
+                seconds=state.elapsed,
+            )
+        )
+
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            save_checkpoint(self.checkpoint, self.model, self.optimizer, asdict(self.state))
+
+    def _tokens(self) -> int:
+        return self.state.step * self.tokens_per_step
+
+    def _uses_dropout(self) -> bool:
+        return self.run.model.dropout > 0 or self.run.model.attention_dropout > 0
+
+    def _placed(self, batch: Batch) -> Batch:
+        return Batch(batch.inputs.to(self.device), batch.targets.to(self.device))
+
+
+def _norm(gradients: list[Tensor | None]) -> float:
+    present = [gradient for gradient in gradients if gradient is not None]
+    return float(nn.utils.get_total_norm(present)) if present else 0.0
+
+
+def _weight_fingerprints(model: nn.Module) -> dict[str, str]:
+    """A hash of each parameter's leading channels, those that layers of other widths have as well."""
+    prints: dict[str, str] = {}
+    for path, module in model.named_modules():
+        # Gates at one site have no weight in common unless they are one and the same gate.
+        gate = f" of {module.gate}" if isinstance(module, AttentionGate) else ""
+        for name, weight in module.named_parameters(prefix=path, recurse=False):
+            corner = weight[tuple(slice(_LEADING) for _ in weight.shape)].detach()
+            prints[f"weights:{name}{gate}"] = _digest(_bytes(corner))
+    return prints
+
+
+_LEADING = 32
+
+
+def _hash_of(batches: Any) -> str:
+    chained = ""
+    for batch in batches:
+        chained = _chained(chained, batch)
+    return chained
+
+
+def _chained(before: str, batch: Batch) -> str:
+    """A hash of everything so far: a run that goes on needs no more than the last one."""
+    return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().numpy().tobytes()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _mixed(seed: int, step: int) -> int:
+    """A seed for one step's dropout."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=4).digest())

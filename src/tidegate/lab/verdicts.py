@@ -1,0 +1,199 @@
+"""What a comparison with a control says: its results as data, and the words for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tidegate.lab.panels import VerdictWord
+
+__all__ = ["RULE", "Comparison", "VariantResult", "rule_text", "with_sentences"]
+
+RULE = (
+    "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
+    "the residual of the variant × seed table, which is what the variant and the seed leave unexplained. The "
+    "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Better or worse: the interval "
+    "excludes zero. Equivalent: it includes zero and lies within ±{margin}, the margin. Inconclusive: neither. If the "
+    "residuals of one spread wider than the others' (by an F test at 10 %), each variant is judged by its own "
+    "differences to {control} instead (paired t, Bonferroni's adjustment). A variant with a diverged run is called "
+    "diverged, one that is the control under another name identical; neither enters the table. With fewer than three "
+    "seeds, or a control that diverged, no verdict is given. The judgement is made once, after the last run."
+)
+"""The rule by which variants are judged; `rule_text` fills in its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantResult:
+    """One variant against the control. None stands where there is no number."""
+
+    name: str
+    mean: float | None
+    """Over the runs that ended."""
+    sd: float | None
+    """Between the runs that ended: the seeds' part is in it, so it says little of the difference."""
+    difference: float | None = None
+    """The variant's mean minus the control's, whichever sign is the good one."""
+    relative_difference: float | None = None
+    """The difference as a share of the control's mean."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the interval by which it is judged."""
+    p_value: float | None = None
+    """Adjusted like the interval, which excludes zero where this is below one minus the confidence."""
+    verdict: VerdictWord = "undecided"
+    negligible: bool = False
+    """Whether it is better or worse with an interval that lies inside the margin."""
+    sentence: str = ""
+    num_diverged: int = 0
+    own_low: float | None = None
+    own_high: float | None = None
+    """Ends of the interval from this variant's and the control's runs alone: paired t, Bonferroni's adjustment."""
+    detectable: float | None = None
+    """The true difference that is called by the right word 4 times in 5, were the estimated spread the true one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Every variant against the control, in the order in which they were given."""
+
+    control: str
+    num_blocks: int
+    confidence: float = 0.95
+    lower_is_better: bool = True
+    unit: str = ""
+    """Of the figures."""
+    margin: float | None
+    """In the unit of the figures; None if the control diverged."""
+    relative_margin: float
+    pooled: bool = True
+    """Whether all are judged by the table's residual; if spreads are unequal, each is by its own differences."""
+    degrees_of_freedom: int | None = None
+    """Of what they are judged by; None, like what follows, where nothing was judged."""
+    residual_sd: float | None = None
+    critical_value: float | None = None
+    """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""
+    detectable: float | None = None
+    """The true difference that is called by the right word 4 times in 5, were the estimated spread the true one; if
+    not pooled, the largest of the variants'."""
+    variants: tuple[VariantResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why nobody is judged; empty where somebody is, or nobody is left to be."""
+
+    def __getitem__(self, name: str) -> VariantResult:
+        """The result of the variant of that name."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(f"no variant {name!r} in this comparison; there are {[v.name for v in self.variants]}.")
+
+
+def rule_text(comparison: Comparison) -> str:
+    """The rule with the numbers of one comparison, for people who read its page."""
+    show = _Writer(comparison)
+    share = f"{_percent(comparison.relative_margin)} of {comparison.control}'s mean"
+    margin = share if comparison.margin is None else f"{show(comparison.margin)} ({share})"
+    text = RULE.format(
+        control=comparison.control,
+        seeds=_seeds(comparison.num_blocks),
+        confidence=_percent(comparison.confidence),
+        margin=margin,
+    )
+    if comparison.refusal:
+        return f"{text} Here no verdict is given: {comparison.refusal}."
+    if comparison.detectable is None or comparison.residual_sd is None:
+        return text
+    judged = "All are judged by it" if comparison.pooled else "Spreads are unequal, and each is judged by its own runs"
+    return (
+        f"{text} Here the residual has a standard deviation of {show(comparison.residual_sd)}. {judged}, with "
+        f"{comparison.degrees_of_freedom} degrees of freedom and the critical value {comparison.critical_value:.3f}; a "
+        f"true difference of {show(comparison.detectable)} would be called better or worse with a chance of 80 % "
+        "(noncentral t)."
+    )
+
+
+def with_sentences(comparison: Comparison) -> Comparison:
+    """The same comparison, in which every variant has its sentence."""
+    return replace(
+        comparison, variants=tuple(replace(v, sentence=_sentence(v, comparison)) for v in comparison.variants)
+    )
+
+
+def _sentence(variant: VariantResult, comparison: Comparison) -> str:
+    control = comparison.control
+    match variant.verdict:
+        case "control":
+            return f"{variant.name}: the control, {_ended(variant, comparison)}"
+        case "identical":
+            return f"{variant.name}: identical to {control}, and not judged"
+        case "diverged":
+            return (
+                f"{variant.name}: diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}, and not judged"
+            )
+        case "undecided":
+            return f"{variant.name}: no verdict, because {comparison.refusal}"
+        case _:
+            return f"{variant.name}: {_judgement(variant, comparison)}"
+
+
+def _ended(variant: VariantResult, comparison: Comparison) -> str:
+    show = _Writer(comparison)
+    if variant.num_diverged:
+        return f"diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}"
+    spread = "" if variant.sd is None else f" ± {show(variant.sd, unit=False)}"
+    return (
+        f"mean {show(_known(variant.mean), unit=False)}{spread}{_unit(comparison)} over {_seeds(comparison.num_blocks)}"
+    )
+
+
+def _judgement(variant: VariantResult, comparison: Comparison) -> str:
+    """Better and worse are told by how much, as a positive number; the others with the sign of the difference."""
+    show = _Writer(comparison)
+    difference, low, high = _known(variant.difference), _known(variant.low), _known(variant.high)
+    one_sided = variant.verdict in ("better", "worse")
+    if one_sided and difference < 0:
+        difference, low, high = -difference, -high, -low
+    sign = "" if one_sided else "+"
+    ends = f"{show(low, sign=sign, unit=False)} to {show(high, sign=sign, unit=False)}"
+    evidence = (
+        f"({_percent(comparison.confidence)} interval {ends}; {_seeds(comparison.num_blocks)}; this run could have "
+        f"seen {show(_known(variant.detectable), unit=False)})"
+    )
+    size = show(difference, sign=sign)
+    margin = show(_known(comparison.margin), unit=False)
+    if one_sided:
+        less = f" by less than the margin of {margin}," if variant.negligible else ""
+        return f"{variant.verdict} than {comparison.control}{less} by {size} {evidence}"
+    if variant.verdict == "equivalent":
+        return f"equivalent to {comparison.control} within ±{margin}, difference {size} {evidence}"
+    return f"inconclusive against {comparison.control}, difference {size} {evidence}"
+
+
+def _known(number: float | None) -> float:
+    assert number is not None
+    return number
+
+
+class _Writer:
+    """Writes numbers with four decimals, or as many as give the detectable difference two digits."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.unit = _unit(comparison)
+        scale = comparison.detectable or 1.0
+        self.decimals = min(max(4, 1 - math.floor(math.log10(scale))), 15)
+
+    def __call__(self, number: float, *, sign: str = "", unit: bool = True) -> str:
+        # z: what rounds to zero has no minus.
+        return f"{number:{sign}z.{self.decimals}f}{self.unit if unit else ''}"
+
+
+def _unit(comparison: Comparison) -> str:
+    return f" {comparison.unit}" if comparison.unit else ""
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed" if number == 1 else f"{number} seeds"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.6g} %"

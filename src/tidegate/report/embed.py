@@ -1,0 +1,44 @@
+"""JSON and scripts inside a page, so that no text of theirs can end the element that holds them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from typing import Any, cast
+
+from tidegate.report.formats import finite
+
+__all__ = ["embedded_json", "json_text", "packed", "script_hash"]
+
+
+def json_text(value: Any) -> str:
+    """Any JSON value as text; nan and infinities, which JSON does not have, become null."""
+    return json.dumps(_without_nan(value), allow_nan=False, ensure_ascii=False, indent=1)
+
+
+def embedded_json(value: Any) -> str:
+    """JSON for a script element of a data type: the same value, without the letters that HTML would read."""
+    text = json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def packed(text: str) -> str:
+    """Text through gzip and base64, the same for the same text."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def script_hash(source: str) -> str:
+    """A script's name in a Content-Security-Policy: only scripts that are named there run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in cast(list[Any], value)]
+    return value

@@ -1,0 +1,94 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from tidegate.lab.panels import CellValue, Column, Estimate
+
+__all__ = [
+    "cell_text",
+    "estimate_digits",
+    "estimate_text",
+    "finite",
+    "heading",
+    "number_text",
+    "scale_digits",
+    "slug",
+    "typographic",
+]
+
+_MOST_DIGITS = 6
+
+
+def finite(value: float | None) -> float | None:
+    """The number, or None in place of nan and infinities, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def number_text(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
+    """A number with separators of thousands and a given number of decimals; empty where there is none.
+
+    Without digits a whole number has no decimals, and any other has four significant digits. Zero carries no sign.
+    """
+    value = finite(value)
+    if value is None:
+        return ""
+    if digits is None:
+        text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+    else:
+        text = f"{value:,.{digits}f}"
+    if not re.search("[1-9]", text):
+        return text.removeprefix("-")
+    return f"+{text}" if signed and value > 0 else text
+
+
+def cell_text(value: CellValue, column: Column) -> str:
+    """A cell of a table: text as it is, numbers as the column says."""
+    if isinstance(value, str):
+        return value
+    return number_text(value, column.digits, signed=column.signed)
+
+
+def heading(column: Column) -> str:
+    """A column's title with its unit."""
+    return f"{column.title} ({column.unit})" if column.unit else column.title
+
+
+def estimate_digits(items: Iterable[Estimate]) -> int:
+    """Decimals that give the narrowest interval's half width two significant digits, or the smallest value three."""
+    items = list(items)
+    widths = [(item.high - item.low) / 2 for item in items if item.low is not None and item.high is not None]
+    if widths := [width for width in widths if math.isfinite(width) and width > 0]:
+        return _decimals(min(widths), significant=2)
+    values = [abs(value) for item in items if (value := finite(item.value))]
+    return _decimals(min(values), significant=3) if values else 0
+
+
+def estimate_text(item: Estimate, digits: int) -> str:
+    """An estimate and its interval, as `-0.012 [-0.020, -0.004]`; without a value, empty."""
+    value = number_text(item.value, digits, signed=True)
+    low, high = number_text(item.low, digits, signed=True), number_text(item.high, digits, signed=True)
+    return f"{value} [{low}, {high}]" if value and low and high else value
+
+
+def scale_digits(low: float, high: float) -> int:
+    """Decimals that tell about a hundred values of a scale apart."""
+    span = high - low
+    return min(max(2 - math.ceil(math.log10(span)), 0), _MOST_DIGITS) if span > 0 else 2
+
+
+def typographic(text: str) -> str:
+    """The text with a minus sign for each hyphen that stands before a digit and after neither letter nor digit."""
+    return re.sub(r"(?<![\w-])-(?=[\d.])", "\u2212", text)
+
+
+def slug(title: str) -> str:
+    """A title as the name of a place on the page: letters, digits and hyphens. Other names there have underscores."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
+
+
+def _decimals(value: float, *, significant: int) -> int:
+    return min(max(significant - 1 - math.floor(math.log10(value)), 0), _MOST_DIGITS)

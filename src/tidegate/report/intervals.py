@@ -1,0 +1,126 @@
+"""Estimates with their intervals: a forest plot, and the small interval beside a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.lab.panels import Estimate, Intervals
+from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers, vertical_line
+from tidegate.report.colours import Palette
+from tidegate.report.formats import estimate_digits, estimate_text, finite, typographic
+
+__all__ = ["Whisker", "intervals_figure", "whisker"]
+
+_ROW = 46
+"""Pixels for one estimate: its words above, its interval below."""
+_TALL_ROW = 64
+"""The same where its numbers stand below it."""
+_LONGEST = 26
+"""Letters of a name that fit beside its numbers on a phone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whisker:
+    """An interval on a scale that it shares with others, in percent of the scale's width."""
+
+    value: float
+    low: float
+    high: float
+    zero: float
+
+
+def whisker(item: Estimate, items: Sequence[Estimate]) -> Whisker | None:
+    """The item's interval on the scale of all items, zero included; None without a value.
+
+    An estimate without an interval is an interval of no width.
+    """
+    value = finite(item.value)
+    if value is None:
+        return None
+    start, stop = _extent(items)
+    span = (stop - start) or 1.0
+
+    def place(number: float | None) -> float:
+        return round(4 + 92 * (((value if number is None else number) - start) / span), 2)
+
+    return Whisker(value=place(value), low=place(finite(item.low)), high=place(finite(item.high)), zero=place(0.0))
+
+
+def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
+    """The panel as a figure: names and numbers stand above their interval, so that it needs no margin."""
+    items, digits = panel.items, estimate_digits(panel.items)
+    margin = panel.margin or 0.0
+    start, stop = _extent(items, margin)
+    pad = 0.04 * ((stop - start) or 1.0)
+    words = [note for row, item in enumerate(items) for note in _words(item, row, digits)]
+    return {
+        "data": [_trace(item, row, palette, digits) for row, item in enumerate(items)],
+        "layout": {
+            **base_layout(height=_ROW * len(items) + 60),
+            "xaxis": axis(
+                title=panel.x_label,
+                range=[start - pad, stop + pad],
+                fixedrange=True,
+                showline=True,
+                showgrid=False,
+                ticks="outside",
+                tickcolor="var(--line)",
+            ),
+            "yaxis": axis(range=[len(items) - 0.5, -0.75], visible=False, fixedrange=True),
+            "shapes": [*_band(margin), vertical_line(0.0)],
+            "annotations": words,
+            "hovermode": "closest",
+            "dragmode": False,
+            "margin": {"l": 14, "r": 14, "t": 4, "b": 8},
+        },
+        "narrow": {"height": _TALL_ROW * len(items) + 60, "annotations": [_stacked(note) for note in words]},
+    }
+
+
+def _extent(items: Sequence[Estimate], margin: float = 0.0) -> tuple[float, float]:
+    numbers = [0.0, -margin, margin]
+    for item in items:
+        numbers += [number for number in map(finite, (item.value, item.low, item.high)) if number is not None]
+    return min(numbers), max(numbers)
+
+
+def _band(margin: float) -> list[dict[str, Any]]:
+    if not margin:
+        return []
+    place = {"x0": -margin, "x1": margin, "y0": 0, "y1": 1, "yref": "paper"}
+    fill = {"fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"}
+    return [{"type": "rect", **place, **fill}]
+
+
+def _trace(item: Estimate, row: int, palette: Palette, digits: int) -> dict[str, Any]:
+    colour = palette.colour(item.label)
+    x = plot_numbers((item.low, item.value, item.high))
+    return {
+        "type": "scatter",
+        "name": label(item.label),
+        "x": x,
+        "y": [row] * 3,
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": 2.4},
+        "marker": {"color": colour, "size": [1, 10, 1], "opacity": 1, "line": {"width": 0}},
+        "hovertemplate": label(f"{item.label}: {typographic(estimate_text(item, digits))}") + "<extra></extra>",
+    }
+
+
+def _words(item: Estimate, row: int, digits: int) -> list[dict[str, Any]]:
+    name = item.label if len(item.label) <= _LONGEST else f"{item.label[: _LONGEST - 1]}…"
+    numbers = typographic(estimate_text(item, digits)) or "no estimate"
+    words = numbers if item.verdict is None else f"{numbers} · {item.verdict}"
+    place = {"y": row, "yanchor": "bottom", "yshift": 6, "xref": "paper", "showarrow": False}
+    ink = {"color": "var(--ink)", "size": 12.5}
+    return [
+        {"text": f"<b>{label(name)}</b>", "x": 0, "xanchor": "left", "font": ink, **place},
+        {"text": label(words), "x": 1, "xanchor": "right", **place},
+    ]
+
+
+def _stacked(note: dict[str, Any]) -> dict[str, Any]:
+    """Where names and numbers have no place side by side, the numbers stand below their interval."""
+    return note if note["xanchor"] == "left" else {**note, "yanchor": "top", "yshift": -5}

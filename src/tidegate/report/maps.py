@@ -1,0 +1,110 @@
+"""Matrices as small multiples: one figure each, all on one colour scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidegate.lab.panels import Map, Maps
+from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers
+from tidegate.report.colours import DIVERGING, SEQUENTIAL
+from tidegate.report.formats import finite, number_text, scale_digits, typographic
+
+__all__ = ["ColourScale", "colour_scale", "map_figures", "map_size"]
+
+_COLUMNS_WITH_TEXT = 6
+"""Up to so many columns the cells are wide enough to show their numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColourScale:
+    """The scale that a panel's maps share."""
+
+    low: float
+    high: float
+    stops: tuple[str, ...]
+    digits: int
+
+    def text(self, value: float) -> str:
+        """A value of the scale, in writing."""
+        return typographic(number_text(value, self.digits))
+
+
+def colour_scale(panel: Maps) -> ColourScale:
+    """The scale's ends, from the panel or from its numbers; zero is the middle of a diverging scale.
+
+    Without any number it runs from 0 to 1, and around a single number by a half to each side.
+    """
+    cells = [finite(value) for map_ in panel.maps for row in map_.values for value in row]
+    numbers = [cell for cell in cells if cell is not None]
+    low = min(numbers, default=0.0) if panel.low is None else panel.low
+    high = max(numbers, default=1.0) if panel.high is None else panel.high
+    if panel.diverging:
+        high = max(abs(low), abs(high))
+        low = -high
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    stops = DIVERGING if panel.diverging else SEQUENTIAL
+    return ColourScale(low=low, high=high, stops=stops, digits=scale_digits(low, high))
+
+
+def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
+    """How much room each map wants, by the columns of the widest."""
+    columns = max((len(row) for map_ in panel.maps for row in map_.values), default=0)
+    return "small" if columns <= 4 else "medium" if columns <= 8 else "large"
+
+
+def map_figures(panel: Maps) -> list[Figure]:
+    """A figure for each map; rows run downwards and are counted from 0, as columns are."""
+    scale = colour_scale(panel)
+    return [_figure(map_, panel, scale) for map_ in panel.maps]
+
+
+def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
+    rows, columns = len(map_.values), max(map(len, map_.values), default=0)
+    return {
+        "data": [_heatmap(map_, panel, scale, columns)],
+        "layout": {
+            **base_layout(height=_cell_height(rows) * rows + 52),
+            "xaxis": _index_axis(panel.column_label, columns),
+            "yaxis": {**_index_axis(panel.row_label, rows), "autorange": "reversed"},
+            "dragmode": False,
+            "hovermode": "closest",
+            "margin": {"l": 8, "r": 4, "t": 4, "b": 8},
+        },
+    }
+
+
+def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[str, Any]:
+    number = f"%{{z:.{scale.digits}f}}"
+    place = f"{label(panel.row_label)} %{{y}}, {label(panel.column_label)} %{{x}}"
+    last = len(scale.stops) - 1
+    return {
+        "type": "heatmap",
+        "name": label(map_.label),
+        "z": [plot_numbers(row) for row in map_.values],
+        "zmin": scale.low,
+        "zmax": scale.high,
+        "colorscale": [[stop / last, colour] for stop, colour in enumerate(scale.stops)],
+        "showscale": False,
+        "xgap": 1.5,
+        "ygap": 1.5,
+        "hoverongaps": False,
+        "hovertemplate": f"{place}<br>{label(panel.value_label)} <b>{number}</b><extra></extra>",
+        **({"texttemplate": number, "textfont": {"size": 11}} if columns <= _COLUMNS_WITH_TEXT else {}),
+    }
+
+
+def _index_axis(title: str, count: int) -> dict[str, Any]:
+    step = 1 if count <= 8 else 2 if count <= 16 else 4
+    return axis(
+        title=title,
+        tickvals=list(range(0, count, step)),
+        ticklabelstandoff=3,
+        showgrid=False,
+        fixedrange=True,
+    )
+
+
+def _cell_height(rows: int) -> int:
+    return 34 if rows <= 6 else 24 if rows <= 12 else 18

@@ -1,0 +1,74 @@
+"""Tables ready to be written: each cell as text, with its number, and the best ones marked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tidegate.lab.panels import CellValue, Column, Estimate, Map, Table
+from tidegate.report.formats import cell_text, finite, heading
+
+__all__ = ["Cell", "estimates_table", "map_table", "numeric_columns", "written_rows"]
+
+_STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One cell."""
+
+    text: str
+    number: float | None
+    """None for text, and for an empty cell."""
+    best: bool
+
+
+def written_rows(table: Table) -> list[list[Cell]]:
+    """The table's rows as cells."""
+    best = [_best(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+    return [
+        [
+            Cell(text=cell_text(value, column), number=_number(value), best=_number(value) is not None and value == top)
+            for value, column, top in zip(row, table.columns, best, strict=True)
+        ]
+        for row in table.rows
+    ]
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Whether each column is one of numbers, be it as text such as `1.25 ± 0.01`; a column without any cell is not."""
+    return [_is_numeric([row[place] for row in table.rows]) for place in range(len(table.columns))]
+
+
+def estimates_table(items: tuple[Estimate, ...], *, title: str, unit: str, digits: int) -> Table:
+    """Estimates with their intervals as a table."""
+    titles = (heading(Column(title="estimate", unit=unit)), "low", "high")
+    numbers = (Column(title=title, digits=digits, signed=True) for title in titles)
+    columns = (Column(title=""), *numbers, Column(title="verdict"))
+    rows = tuple((item.label, item.value, item.low, item.high, item.verdict) for item in items)
+    return Table(title=title, columns=columns, rows=rows)
+
+
+def map_table(map_: Map, *, row_label: str, column_label: str, digits: int) -> Table:
+    """A map as a table, rows and columns counted from 0."""
+    width = max(map(len, map_.values), default=0)
+    columns = [Column(title=f"{column_label} {place}", digits=digits) for place in range(width)]
+    rows = tuple((f"{row_label} {place}", *row, *[None] * (width - len(row))) for place, row in enumerate(map_.values))
+    return Table(title=map_.label, columns=(Column(title=""), *columns), rows=rows)
+
+
+def _number(value: CellValue) -> float | None:
+    return None if isinstance(value, str) else finite(value)
+
+
+def _best(column: Column, values: list[CellValue]) -> float | None:
+    """The best number, where there are two that differ."""
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    if column.better is None or len(set(numbers)) < 2:
+        return None
+    return min(numbers) if column.better == "low" else max(numbers)
+
+
+def _is_numeric(values: list[CellValue]) -> bool:
+    filled = [value for value in values if value not in (None, "")]
+    return bool(filled) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in filled)

@@ -1,0 +1,45 @@
+"""A page and its twins on disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from tidegate.lab.panels import Page
+from tidegate.report.embed import json_text
+from tidegate.report.html import html_page
+from tidegate.report.markdown import markdown_page
+
+__all__ = ["write_page"]
+
+
+def write_page(page: Page, folder: Path) -> Path:
+    """Write `report.html`, `report.md` and `results.json`, and give the path of the first.
+
+    The folder is made where it is missing. Nothing is written unless all three could be made. Each file is written
+    beside its place and then moved there, so that a reader never meets half of one.
+    """
+    texts = {
+        "results.json": json_text(page.data) + "\n",
+        "report.md": markdown_page(page),
+        "report.html": html_page(page),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        _replace(folder / name, text)
+    return folder / "report.html"
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp makes files that only their owner may read; a page is made to be handed on.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

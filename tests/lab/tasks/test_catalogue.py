@@ -1,0 +1,81 @@
+import json
+import pickle
+from typing import get_args
+
+import pytest
+
+from tidegate.lab.tasks.catalogue import task_from_dict, task_of
+from tidegate.lab.tasks.image import ImageTask
+from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.tasks.task import DataError, TaskKind
+from tidegate.lab.tasks.text import TextTask
+
+KINDS = get_args(TaskKind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_task_that_needs_no_data(kind):
+    task = task_of(kind)
+    data = task.load()
+    inputs, targets = data.batch(seed=0, step=0, size=3)
+    assert task.kind == data.facts["kind"] == task.to_dict()["kind"] == kind
+    assert len(inputs) == len(targets) == 3
+    assert inputs[0].numel() % task.length == 0
+    assert 2 <= len(data.validation()[0].inputs) <= 64
+    assert len(data.probe().inputs) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_comes_back_from_json(kind):
+    task = task_of(kind)
+    assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert hash(task) == hash(task_of(kind))
+
+
+def test_a_length_reaches_the_task():
+    assert task_of("lm", length=17).length == 17
+    assert task_of("recall", length=48) == RecallTask()
+    longer = task_of("recall", length=300)
+    assert longer.length == 300
+    assert longer.load().long().inputs.shape[1] == 1200
+
+
+def test_a_source_reaches_the_task(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"body": f"line {number}"}) + "\n" for number in range(500)))
+    task = task_of("lm", str(path), tokenizer="bpe:300", field="body", length=8)
+    assert isinstance(task, TextTask)
+    assert (task.source, task.field, task.tokenizer) == (str(path), "body", "bpe:300")
+    assert task.load().vocab_size == 300
+
+
+def test_digits_may_be_named():
+    assert task_of("image", "digits") == task_of("image")
+    assert isinstance(task_of("image"), ImageTask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("image", {"tokenizer": "bpe:4096"}, "--tokenizer bpe:4096 has no meaning for --task image; leave it out"),
+        ("image", {"field": "text"}, "--field text has no meaning for --task image"),
+        ("image", {"length": 64}, "--length 64 has no meaning for --task image"),
+        ("recall", {"tokenizer": "bpe:4096"}, "--tokenizer bpe:4096 has no meaning for --task recall"),
+        ("recall", {"field": "text"}, "--field text has no meaning for --task recall"),
+        ("recall", {"data": "corpus.txt"}, r"--data corpus\.txt has no meaning for --task recall"),
+        ("recall", {"length": 50}, "--length of --task recall must be a multiple of 3, three tokens a pair; got 50"),
+        ("recall", {"length": 0}, "must be a multiple of 3"),
+        ("lm", {"length": 0}, "length must be a whole number of at least 1; got 0"),
+        ("speech", {}, "--task must be one of lm, image, recall; got 'speech'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(kind, options, words):
+    with pytest.raises(DataError, match=words):
+        task_of(kind, **options)
+
+
+@pytest.mark.parametrize("data", [{"kind": "speech"}, {}, {"kind": "lm", "lenght": 3}])
+def test_json_that_is_no_task_is_refused(data):
+    with pytest.raises(ValueError, match=r"kind must be one of image, lm, recall|TextTask has no field lenght"):
+        task_from_dict(data)

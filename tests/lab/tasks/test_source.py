@@ -1,0 +1,271 @@
+import json
+import re
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tidegate.lab.tasks.documents import Document, read_bytes
+from tidegate.lab.tasks.source import read_corpus
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.text import TextTask, text_task
+
+
+def text_of(batch):
+    return [bytes(row.tolist()) for row in batch.inputs]
+
+
+# Kinds of sources
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_binary_files(folder):
+    (folder / ".hidden").write_text("secret")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("secret")
+    (folder / "picture.bin").write_bytes(b"ab\0cd")
+    (folder / "empty.txt").touch()
+    names = [document.name for document in read_corpus(str(folder), None).documents]
+    assert names == sorted(names)
+    assert len(names) == 40
+
+
+def test_a_pattern_reads_what_matches(folder):
+    (folder / "shelf1" / ".hidden.txt").write_text("secret")
+    assert len(read_corpus(str(folder / "shelf1" / "*.txt"), None).documents) == 13
+    assert len(read_corpus(str(folder / "**" / "*.txt"), None).documents) == 40
+    assert len(read_corpus(str(folder / "**"), None).documents) == 40
+    names = {document.name for document in read_corpus(str(folder / "shelf[01]" / "*3.txt"), None).documents}
+    assert names == {"shelf0/3.txt", "shelf0/33.txt", "shelf1/13.txt"}
+
+
+def test_json_lines_are_documents(json_lines, sentences):
+    corpus = read_corpus(str(json_lines), "body")
+    assert corpus.documents[7] == Document("sums.jsonl:8", sentences[7].encode())
+    assert len(corpus.documents) == len(sentences)
+    assert text_task(str(json_lines), field="body").load().facts["num_documents"] == len(sentences)
+
+
+def test_json_lines_in_a_folder_are_documents_too(folder):
+    (folder / "more.jsonl").write_text('{"text": "one"}\n\n{"text": null}\n{"text": "two\\ud800"}\n')
+    contents = [document.content for document in read_corpus(str(folder), None).documents if "more" in document.name]
+    assert contents == [b"one", b"two?"]
+
+
+def test_documents_are_ended_by_a_line_break(tmp_path):
+    path = tmp_path / "words.jsonl"
+    path.write_text("".join(json.dumps({"text": f"a{number}b"}) + "\n" for number in range(10, 50)))
+    data = TextTask(source=str(path), length=9).load()
+    rows = text_of(data.batch(seed=0, step=0, size=50))
+    assert all(re.search(rb"b\na", row) for row in rows)
+    assert not any(b"ba" in row for row in rows)
+
+
+def test_token_arrays_stay_on_the_disk_and_have_no_bytes(token_file):
+    task = text_task(str(token_file), length=64)
+    data = task.load()
+    assert task.tokenizer == "none"
+    assert data.vocab_size == 777
+    assert data.bytes_per_token is None
+    assert isinstance(data._streams.training, np.memmap)
+    batch = data.batch(seed=0, step=0, size=20)
+    assert torch.equal((batch.inputs + 1) % 777, batch.targets)
+    assert data.facts["held_out"] == "the last 5 % of the tokens"
+
+
+def test_a_dataset_of_the_hub_is_a_list_of_documents(monkeypatch, sentences):
+    def load(name, configuration, *, split):
+        assert (name, configuration, split) == ("owner/sums", "small", "train")
+        return datasets.Dataset.from_dict({"text": [*sentences, ""], "id": list(range(len(sentences) + 1))})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    task = text_task("owner/sums@small")
+    assert task.source == "hf:owner/sums@small"
+    assert task.load().facts["num_documents"] == len(sentences)
+
+
+def test_an_embedded_corpus_needs_no_data():
+    data = text_task().load()
+    assert data.vocab_size == 256
+    assert data.facts["num_validation_tokens"] == 65_536
+    assert data.long().inputs.shape == (128, 512)
+    assert "standard library of Python" in data.description
+
+
+# Bad data
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "./missing", "a/b/c", "~/missing.jsonl", "missing.npy"])
+def test_a_missing_file_is_named(name):
+    with pytest.raises(DataError, match=f"--data {name} does not exist; give a file"):
+        text_task(name)
+
+
+def test_a_missing_file_of_a_folder_is_no_name_on_the_hub(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match="--data shelf1/99 does not exist"):
+        text_task("shelf1/99")
+
+
+def test_no_data_at_all_is_refused():
+    with pytest.raises(DataError, match="got nothing"):
+        text_task("")
+
+
+def test_an_unreadable_file_is_named(text_file, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    with pytest.raises(DataError, match=r"sums\.txt cannot be read: Permission denied\."):
+        read_bytes(text_file)
+    with pytest.raises(DataError, match=r"sums\.txt cannot be read: Permission denied\."):
+        text_task(str(text_file))
+
+
+def test_a_name_too_long_for_a_file_is_an_error_of_the_data():
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        text_task("x" * 5000)
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"empty\.txt holds no text"):
+        text_task(str(tmp_path / "empty.txt"))
+    with pytest.raises(DataError, match="holds no text"):
+        text_task(str(tmp_path))
+
+
+def test_a_pattern_without_a_match_is_refused(tmp_path):
+    with pytest.raises(DataError, match="matches no file; quote the pattern"):
+        text_task(str(tmp_path / "*.txt"))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3, 200, 255])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_a_corpus_shorter_than_a_window_says_what_there_is_and_what_is_needed(tmp_path, num_bytes, tokenizer):
+    path = tmp_path / "short.txt"
+    path.write_bytes(b"x" * num_bytes)
+    task = text_task(str(path), length=128, tokenizer=tokenizer)
+    with pytest.raises(DataError, match=r"short\.txt has \d+ tokens, \d+ of them held out; --length 128 needs 129"):
+        task.load()
+
+
+def test_json_lines_without_the_field_name_those_found(json_lines):
+    with pytest.raises(DataError, match=r"sums\.jsonl:1 has no field 'text'; it has 'body', 'id'\. Choose.*--field"):
+        text_task(str(json_lines))
+
+
+def test_a_field_that_is_no_text_is_refused(json_lines):
+    with pytest.raises(DataError, match=r"sums\.jsonl:1 has int in the field 'id', not text"):
+        text_task(str(json_lines), field="id")
+
+
+@pytest.mark.parametrize(("line", "words"), [('{"text": ', "is not JSON"), ("[1]", "is list, not an object")])
+def test_bad_json_is_named_with_its_line(tmp_path, line, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f'{{"text": "fine"}}\n\n{line}\n')
+    with pytest.raises(DataError, match=rf"bad\.jsonl:3 {words}"):
+        text_task(str(path))
+
+
+def test_a_field_for_plain_text_is_refused(text_file, folder):
+    for path in (text_file, folder):
+        with pytest.raises(DataError, match="--field body is for JSON lines and datasets"):
+            text_task(str(path), field="body")
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros(9), "got 1 dimensions of float64"),
+        (np.zeros((3, 3), dtype=int), "got 2 dimensions of int64"),
+        (np.zeros(0, dtype=int), "holds no tokens"),
+        (np.arange(-1, 9), "from 0 on; got -1"),
+    ],
+)
+def test_arrays_that_are_no_tokens_are_refused(tmp_path, array, words):
+    np.save(tmp_path / "bad.npy", array)
+    with pytest.raises(DataError, match=rf"bad\.npy .*{words}"):
+        text_task(str(tmp_path / "bad.npy"))
+
+
+def test_a_file_that_is_no_array_is_refused_and_never_unpickled(tmp_path):
+    np.save(tmp_path / "objects.npy", np.asarray([{}], dtype=object))
+    (tmp_path / "text.npy").write_text("no array")
+    for name in ("objects", "text"):
+        with pytest.raises(DataError, match=rf"{name}\.npy cannot be read as a NumPy array"):
+            text_task(str(tmp_path / f"{name}.npy"))
+
+
+def test_tokens_admit_no_tokenizer_and_no_field(token_file):
+    with pytest.raises(DataError, match="--tokenizer bpe:300 is for text"):
+        text_task(str(token_file), tokenizer="bpe:300")
+    with pytest.raises(DataError, match="--field text is for text"):
+        text_task(str(token_file), field="text")
+    with pytest.raises(DataError, match="holds tokens, not text"):
+        TextTask(source=str(token_file)).load()
+
+
+def test_a_short_token_array_says_what_is_needed(tmp_path):
+    np.save(tmp_path / "short.npy", np.arange(100))
+    with pytest.raises(DataError, match=r"has 100 tokens, 50 of them held out; --length 128 needs 129"):
+        text_task(str(tmp_path / "short.npy")).load()
+
+
+# The hub
+
+
+@pytest.mark.parametrize("name", ["nosuch", "owner/nosuch", "hf:nosuch", "owner/nosuch-v1.2"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Couldn't reach 'nosuch' on the Hub (OfflineModeIsEnabled)"),
+        datasets.exceptions.DatasetNotFoundError("Dataset 'nosuch' doesn't exist on the Hub or cannot be accessed."),
+        ValueError("Config name is missing.\nPlease pick one"),
+    ],
+)
+def test_a_dataset_that_cannot_be_had_says_so_and_what_to_do(name, error, monkeypatch, tmp_path):
+    def refuse(*args, **options):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError) as raised:
+        text_task(name)
+    assert name.removeprefix("hf:") in str(raised.value)
+    assert f"({type(error).__name__}: {str(error).splitlines()[0].rstrip('.')})" in str(raised.value)
+    assert "Check the name and the network" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unreachable_hub_is_an_error_of_the_data():
+    code = (
+        "from tidegate.lab.tasks.task import DataError\n"
+        "from tidegate.lab.tasks.text import text_task\n"
+        "try: text_task('hf:owner/nosuch')\n"
+        "except DataError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"HF_HUB_OFFLINE": "1"}, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("--data owner/nosuch is no file or folder here, and cannot be had")
+
+
+def test_without_the_package_the_hub_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"needs the package datasets: pip install 'tidegate\[hf\]'"):
+        text_task("owner/name")
+
+
+def test_a_dataset_without_text_says_which_fields_it_has(monkeypatch):
+    rows = datasets.Dataset.from_dict({"body": ["a"], "id": [1]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: rows)
+    with pytest.raises(DataError, match="hf:name has no field 'text'; it has 'body', 'id'"):
+        text_task("hf:name")
+    empty = datasets.Dataset.from_dict({"text": ["", None]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: empty)
+    with pytest.raises(DataError, match="hf:name holds no text in the field 'text'"):
+        text_task("hf:name")

@@ -1,0 +1,74 @@
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+from tidegate.lab.tasks.holdout import hold_out
+from tidegate.lab.tasks.source import read_corpus
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.text import text_task
+
+
+def test_bytes_have_one_byte_a_token(text_file):
+    data = text_task(str(text_file)).load()
+    assert data.bytes_per_token == 1.0
+    assert bytes(data.batch(seed=0, step=0, size=1).inputs[0].tolist()) in text_file.read_bytes()
+
+
+def test_byte_pairs_come_back_as_the_text_and_count_its_bytes(folder):
+    (folder / "shelf0" / "accents.txt").write_text("déjà vu 日本 🌊\n" * 30)
+    data = text_task(str(folder), tokenizer="bpe:400", length=32).load()
+    split = hold_out(read_corpus(str(folder), None).documents, share=0.05, at_least=33 * 8)
+    text = b"".join(document.content for document in split.held_out)
+    merges = data._streams.token_bytes
+    assert int(merges[data._streams.held_out].sum()) == len(text)
+    assert data.vocab_size == 400
+    assert 1.2 < data.bytes_per_token < 8
+    targets = np.concatenate([batch.targets.numpy().ravel() for batch in data.validation()])
+    assert_close(np.asarray(data.bytes_per_token), np.asarray(merges[targets].mean()))
+
+
+def test_byte_pairs_are_the_same_in_another_process(folder):
+    task = text_task(str(folder), tokenizer="bpe:400", length=32)
+    code = (
+        "import pickle, sys; task = pickle.loads(bytes.fromhex(sys.argv[1]));"
+        "print(task.load().batch(seed=1, step=2, size=4).inputs.tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickle.dumps(task).hex()], check=True, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == task.load().batch(seed=1, step=2, size=4).inputs.tolist()
+
+
+def test_byte_pairs_are_learnt_from_the_training_text_alone(tmp_path):
+    path = tmp_path / "two.txt"
+    path.write_text("abab " * 2000 + "xyzxyz " * 60)
+    merges = text_task(str(path), tokenizer="bpe:300", length=8).load()
+    held_out = merges.validation()[-1].targets
+    # The end was never seen in training, so that each of its letters is a token.
+    assert set(merges._streams.token_bytes[held_out[-1].numpy()].tolist()) == {1}
+
+
+def test_text_with_few_pairs_has_fewer_tokens_than_asked_for(tmp_path):
+    path = tmp_path / "ab.txt"
+    path.write_text("ab" * 3000)
+    data = text_task(str(path), tokenizer="bpe:4096", length=2).load()
+    assert 256 < data.vocab_size < 300
+
+
+@pytest.mark.parametrize("spelling", ["bpe", "bpe:256", "bpe:-5", "words", "bpe:1e4", "", "none"])
+def test_other_tokenizers_are_refused(spelling, text_file):
+    with pytest.raises(DataError, match="--tokenizer must be 'bytes', or 'bpe:N'"):
+        text_task(str(text_file), tokenizer=spelling)
+
+
+def test_byte_pairs_want_utf8(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("é".encode("latin-1") * 3000)
+    assert text_task(str(path)).load().vocab_size == 256
+    with pytest.raises(DataError, match=r"latin\.txt is something else \(byte 0\); use --tokenizer bytes"):
+        text_task(str(path), tokenizer="bpe:300").load()

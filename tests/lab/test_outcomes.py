@@ -1,0 +1,113 @@
+import pytest
+
+from tidegate.lab.statistics import compare_to_control
+
+NONE = (1.50, 1.62, 1.41, 1.55, 1.48)
+G1 = (1.47, 1.60, 1.385, 1.524, 1.452)
+BMA = (1.503, 1.615, 1.412, 1.553, 1.479)
+
+
+def judge(losses, **options):
+    return compare_to_control(losses, control="none", **options)
+
+
+def without(result):
+    return (result.low, result.high, result.p_value, result.own_low, result.own_high, result.detectable)
+
+
+class TestDivergence:
+    def test_a_diverged_variant_is_counted_and_leaves_the_others_as_they_are_without_it(self):
+        diverged = (None, 9.0, None, 1.0, 2.0)
+        comparison, plain = (
+            judge(rows) for rows in ({"none": NONE, "g1": G1, "x": diverged}, {"none": NONE, "g1": G1})
+        )
+        assert (comparison["x"].verdict, comparison["x"].num_diverged, comparison["x"].mean) == ("diverged", 2, 4.0)
+        assert comparison["x"].difference is None
+        assert without(comparison["x"]) == (None,) * 6
+        assert comparison["g1"] == plain["g1"]
+        assert comparison.degrees_of_freedom == plain.degrees_of_freedom == 4
+
+    def test_a_variant_that_never_ends_has_no_mean(self):
+        result = judge({"none": NONE, "g1": G1, "x": (None,) * 5})["x"]
+        assert (result.verdict, result.num_diverged, result.mean, result.sd) == ("diverged", 5, None, None)
+
+    def test_against_a_diverged_control_nobody_is_judged(self):
+        comparison = judge({"none": (None, *NONE[1:]), "g1": G1, "x": (None, *G1[1:])})
+        assert [variant.verdict for variant in comparison.variants] == ["control", "undecided", "diverged"]
+        assert comparison.refusal == "the control, none, diverged in 1 of 5 runs"
+        assert comparison.margin is comparison["g1"].difference is None
+        assert comparison["none"].num_diverged == 1
+
+    def test_if_all_variants_diverged_there_is_nothing_to_fit(self):
+        comparison = judge({"none": NONE, "x": (None,) * 5})
+        assert comparison.degrees_of_freedom is comparison.residual_sd is comparison.detectable is None
+        assert comparison.refusal == ""
+
+
+class TestFewSeeds:
+    @pytest.mark.parametrize("num_seeds", [1, 2])
+    def test_fewer_than_three_give_differences_and_no_verdict(self, num_seeds):
+        comparison = judge({"none": NONE[:num_seeds], "g1": G1[:num_seeds]})
+        assert comparison["g1"].verdict == "undecided"
+        assert comparison["g1"].difference < 0
+        assert without(comparison["g1"]) == (None,) * 6
+        assert comparison.refusal == f"a verdict needs at least 3 seeds, and there are {num_seeds}"
+
+    def test_three_are_enough(self):
+        assert judge({"none": NONE[:3], "g1": G1[:3]})["g1"].verdict == "better"
+
+
+class TestIdentity:
+    def test_equal_figures_in_every_run_are_found_without_being_named(self):
+        comparison, plain = judge({"none": NONE, "g1": G1, "same": NONE}), judge({"none": NONE, "g1": G1})
+        assert comparison["same"].verdict == "identical"
+        assert comparison["same"].difference == 0
+        assert comparison["g1"] == plain["g1"]
+
+    def test_named_ones_are_identical_with_any_number_of_seeds(self):
+        comparison = judge({"none": NONE[:1], "same": NONE[:1]}, identical=["same"])
+        assert comparison["same"].verdict == "identical"
+        assert comparison.warnings == ()
+
+    def test_named_ones_with_other_figures_are_warned_of(self):
+        comparison = judge({"none": NONE, "g1": G1, "same": BMA}, identical={"same"})
+        assert comparison["same"].verdict == "identical"
+        assert comparison.warnings[0].startswith("same is said to be identical to none, yet their figures differ")
+
+    def test_one_differing_run_is_enough_to_be_judged(self):
+        comparison = judge({"none": NONE, "g1": (*NONE[:4], 1.4801)})
+        assert comparison["g1"].verdict == "equivalent"
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "words"),
+    [
+        ({"g1": G1, "bma": BMA}, {}, r"control must be one of the variants \['g1', 'bma'\]; got 'none'"),
+        ({}, {}, r"control must be one of the variants \[\]"),
+        ({"none": NONE}, {}, "the control 'none' alone; give at least one variant"),
+        ({"none": NONE, "g1": G1[:4]}, {}, r"one figure for each seed in every variant.*'none': 5, 'g1': 4"),
+        ({"none": (), "g1": ()}, {}, "one figure for each seed"),
+        (
+            {"none": NONE, "g1": (NAN, *G1[1:])},
+            {},
+            "losses of 'g1' must be finite, or None where the run diverged; got nan",
+        ),
+        ({"none": (*NONE[:4], INF), "g1": G1}, {}, "losses of 'none' must be finite.*got inf"),
+        (
+            {"none": NONE, "g1": G1},
+            {"margin": -0.1},
+            "margin must be a share of the control's mean, 0 or more; got -0.1",
+        ),
+        ({"none": NONE, "g1": G1}, {"margin": NAN}, "margin must be"),
+        ({"none": NONE, "g1": G1}, {"confidence": 95}, "confidence must lie between 0 and 1, such as 0.95; got 95"),
+        ({"none": NONE, "g1": G1}, {"identical": ["g2"]}, r"identical must name variants.*got \['g2'\]"),
+        ({"none": NONE, "g1": G1}, {"identical": ["none"]}, "other than the control"),
+        ({"none": NONE, "g1": G1}, {"identical": "g1"}, "identical must name variants"),
+    ],
+)
+def test_bad_input_is_named(losses, options, words):
+    with pytest.raises(ValueError, match=words):
+        judge(losses, **options)

@@ -1,0 +1,199 @@
+import math
+import shutil
+from dataclasses import fields, replace
+
+import pytest
+from lab_runs import model_of, run_of
+
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.lab.run import Run, Training, content_hash
+from tidegate.lab.tasks.catalogue import task_from_dict
+from tidegate.lab.tasks.recall import RecallTask
+from tidegate.tensors.rotary import Rotary
+
+OTHER_RUN = {"variant": "other", "block": 1, "seed": 7, "role": "tuning"}
+OTHER_TRAINING = {
+    "steps": 13,
+    "batch_size": 5,
+    "lr": 1e-3,
+    "gate_lr": 2.0,
+    "weight_decay": 0.2,
+    "beta1": 0.8,
+    "beta2": 0.9,
+    "warmup": 0.5,
+    "final_lr": 0.2,
+    "clip": 0.5,
+    "num_evaluations": 3,
+    "num_observations": 1,
+    "num_threads": 2,
+    "device": "meta",
+}
+OTHER_MODEL = {
+    "gate": "g1",
+    "d_model": 32,
+    "num_layers": 1,
+    "num_heads": 4,
+    "num_kv_heads": 1,
+    "head_dim": 4,
+    "d_ff": (8, 9),
+    "feedforward": "gelu",
+    "norm": "layer",
+    "qk_norm": True,
+    "metric": "diagonal",
+    "temperature": 2.0,
+    "bias": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "recompute_gate": True,
+    "checkpoint_blocks": True,
+    "vocab_size": 300,
+    "max_length": 17,
+    "positions": "none",
+    "rotary": Rotary(base=100.0),
+    "window": 3,
+    "tie_embeddings": False,
+}
+SCHEDULES = [
+    (1, 0.05),
+    (2, 0.05),
+    (3, 0.05),
+    (12, 0.0),
+    (12, 0.05),
+    (100, 0.1),
+    (100, 0.99),
+    (7, 0.5),
+]
+
+
+class TestTheContentHash:
+    def test_the_tables_below_name_every_field(self):
+        assert set(OTHER_TRAINING) == {field.name for field in fields(Training)}
+        assert set(OTHER_MODEL) == {field.name for field in fields(TransformerConfig)}
+        assert {*OTHER_RUN, "model", "task", "training"} == {field.name for field in fields(Run)}
+
+    @pytest.mark.parametrize("name", OTHER_RUN)
+    def test_it_changes_with_every_field_of_the_run(self, task, name):
+        run = run_of(task)
+        assert replace(run, **{name: OTHER_RUN[name]}).id != run.id
+
+    @pytest.mark.parametrize("name", OTHER_TRAINING)
+    def test_it_changes_with_every_field_of_the_training(self, task, name):
+        run = run_of(task)
+        assert replace(run, training=replace(run.training, **{name: OTHER_TRAINING[name]})).id != run.id
+
+    @pytest.mark.parametrize("name", OTHER_MODEL)
+    def test_it_changes_with_every_field_of_the_model(self, task, name):
+        run = run_of(task)
+        assert replace(run, model=replace(run.model, **{name: OTHER_MODEL[name]})).id != run.id
+
+    @pytest.mark.parametrize(
+        "change", [{"length": 8}, {"validation_share": 0.2}, {"num_validation_tokens": 64}, {"tokenizer": "bpe:300"}]
+    )
+    def test_it_changes_with_what_is_done_to_the_text(self, task, change):
+        assert run_of(replace(task, **change)).id != run_of(task).id
+
+    def test_it_does_not_depend_on_where_the_text_lies(self, task, tmp_path):
+        elsewhere = tmp_path / "elsewhere.txt"
+        shutil.copy(task.source, elsewhere)
+        assert run_of(replace(task, source=str(elsewhere))).id == run_of(task).id
+
+    def test_it_changes_with_the_text(self, task):
+        assert run_of(replace(task, fingerprint="0" * 16)).id != run_of(task).id
+
+    def test_a_text_without_a_fingerprint_is_known_by_its_place(self, task):
+        here = replace(task, fingerprint="")
+        assert run_of(replace(here, source="elsewhere")).id != run_of(here).id
+
+    def test_it_is_the_same_tomorrow(self):
+        run = Run(variant="a", block=0, seed=0, model=model_of(), task=RecallTask(), training=Training(steps=1))
+        assert run.id == content_hash(run.to_dict())
+        assert content_hash({"b": [1, 2.5], "a": None}) == content_hash({"a": None, "b": [1, 2.5]}) == "e57f5d37865437a8"
+
+    def test_it_refuses_what_json_has_no_word_for(self):
+        with pytest.raises(ValueError, match="JSON"):
+            content_hash({"lr": math.nan})
+
+    def test_models_of_two_kinds_differ(self, task):
+        run = run_of(task)
+        assert replace(run, model=VisionConfig()).id != run.id
+
+
+def test_a_run_as_json_holds_all_that_makes_it_again(task):
+    run = run_of(task, gate="g1+bma", seed=3, block=1)
+    data = run.to_dict()
+    again = Run(
+        variant=data["variant"],
+        block=data["block"],
+        seed=data["seed"],
+        role=data["role"],
+        model=TransformerConfig(**data["model"] | {"rotary": Rotary(**data["model"]["rotary"])}),
+        task=task_from_dict(data["task"]),
+        training=Training(**data["training"]),
+    )
+    assert again == run
+    assert again.id == run.id
+
+
+class TestTheLearningRate:
+    @pytest.mark.parametrize(("steps", "warmup"), SCHEDULES)
+    def test_it_is_above_zero_from_the_first_step_and_never_above_its_peak(self, steps, warmup):
+        shares = [Training(steps=steps, warmup=warmup).lr_share(step) for step in range(steps)]
+        assert min(shares) > 0
+        assert max(shares) == 1
+
+    @pytest.mark.parametrize(("steps", "warmup"), SCHEDULES)
+    def test_it_rises_in_equal_steps_to_its_peak_at_the_end_of_the_warm_up_and_falls_from_there(self, steps, warmup):
+        shares = [Training(steps=steps, warmup=warmup).lr_share(step) for step in range(steps)]
+        risen = max(1, round(warmup * steps))
+        assert shares[:risen] == [(step + 1) / risen for step in range(risen)]
+        assert all(later < earlier for earlier, later in zip(shares[risen - 1 :], shares[risen:], strict=False))
+
+    @pytest.mark.parametrize("final", [0.0, 0.1, 0.3])
+    @pytest.mark.parametrize(("steps", "warmup"), SCHEDULES)
+    def test_it_ends_where_it_is_told_to(self, steps, warmup, final):
+        training = Training(steps=steps, warmup=warmup, final_lr=final)
+        only_warm_up = round(warmup * steps) == steps or steps == 1
+        assert training.lr_share(steps - 1) == pytest.approx(1 if only_warm_up else final, abs=1e-15)
+
+    def test_halfway_down_it_is_halfway_between_peak_and_end(self):
+        training = Training(steps=101, warmup=1 / 101, final_lr=0.2)
+        assert training.lr_share(50) == pytest.approx(0.6)
+
+
+class TestLooks:
+    @pytest.mark.parametrize("steps", [1, 2, 7, 10, 11, 100, 997])
+    @pytest.mark.parametrize("times", [1, 3, 10])
+    def test_there_are_as_many_as_asked_for_evenly_spread_the_last_at_the_end(self, steps, times):
+        training = Training(steps=steps, num_evaluations=times, num_observations=times)
+        marks = [step for step in range(steps) if training.evaluated(step)]
+        assert marks == [step for step in range(steps) if training.observed(step)]
+        assert len(marks) == min(times, steps)
+        assert marks[-1] == steps - 1
+        gaps = [later - earlier for earlier, later in zip([-1, *marks], marks, strict=False)]
+        assert max(gaps) - min(gaps) <= 1
+
+
+class TestARefusal:
+    @pytest.mark.parametrize("name", ["steps", "batch_size", "num_evaluations", "num_observations", "num_threads"])
+    @pytest.mark.parametrize("value", [0, -1, 1.5, True])
+    def test_of_counts_that_are_none(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1"):
+            Training(**{"steps": 3, name: value})
+
+    @pytest.mark.parametrize("name", ["lr", "gate_lr", "clip"])
+    @pytest.mark.parametrize("value", [0.0, -1e-3, math.nan, math.inf])
+    def test_of_rates_that_are_none(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} must be a finite number above 0"):
+            Training(steps=3, **{name: value})
+
+    @pytest.mark.parametrize("name", ["weight_decay", "warmup", "final_lr"])
+    @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+    def test_of_shares_that_are_none(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1"):
+            Training(steps=3, **{name: value})
+
+    @pytest.mark.parametrize("name", ["beta1", "beta2"])
+    @pytest.mark.parametrize("value", [-0.1, 1.0])
+    def test_of_averages_that_never_move(self, name, value):
+        with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\)"):
+            Training(steps=3, **{name: value})

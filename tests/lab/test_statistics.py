@@ -1,0 +1,368 @@
+import math
+from dataclasses import astuple
+from itertools import chain
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from scipy import integrate, special, stats
+
+from tidegate.lab import statistics
+from tidegate.lab.statistics import (
+    compare_to_control,
+    dunnett_critical_value,
+    dunnett_p_value,
+    false_positive_rate,
+    mean_and_sd,
+    t_interval,
+)
+
+NAMES = ("none", "g1", "bma", "bma-query")
+NOISE = 0.003
+
+
+def figures(*, num_blocks=5, effects=(0.0, 0.0, 0.0), spreads=(1, 1, 1, 1), seed=0):
+    """Losses of the control and of variants that differ from it by the effects; seeds differ far more than runs."""
+    rng = np.random.default_rng(seed)
+    shape = (len(effects) + 1, num_blocks)
+    noise = NOISE * np.array(spreads[: shape[0]])[:, None] * rng.standard_normal(shape)
+    return 1.5 + 0.2 * rng.standard_normal(num_blocks) + np.array([0.0, *effects])[:, None] + noise
+
+
+def judge(table, **options):
+    losses = {name: row.tolist() for name, row in zip(NAMES, table, strict=False)}
+    return compare_to_control(losses, control="none", **options)
+
+
+def numbers(comparison, *fields):
+    return np.array([[getattr(variant, field) for field in fields] for variant in comparison.variants[1:]])
+
+
+def verdicts(comparison):
+    return {variant.name: variant.verdict for variant in comparison.variants}
+
+
+class TestDunnettsDistribution:
+    @pytest.mark.parametrize("degrees", [1, 2, 4, 12, 60, 10_000])
+    @pytest.mark.parametrize("statistic", [0.0, 0.3, 2.0, 5.0])
+    def test_of_one_comparison_it_is_students(self, degrees, statistic):
+        student = 2 * stats.t.sf(statistic, degrees)
+        assert_close(np.float64(dunnett_p_value(statistic, 1, degrees)), np.float64(student))
+
+    def test_its_critical_values_are_those_of_the_printed_tables(self):
+        printed = {
+            5: (2.57, 3.03, 3.29, 3.48, 3.62),
+            12: (2.18, 2.50, 2.68, 2.81, 2.90),
+            20: (2.09, 2.38, 2.54, 2.65, 2.73),
+            10**6: (1.96, 2.21, 2.35, 2.44, 2.51),
+        }
+        computed = {
+            degrees: tuple(round(dunnett_critical_value(k, degrees), 2) for k in (1, 2, 3, 4, 5)) for degrees in printed
+        }
+        assert computed == printed
+
+    @pytest.mark.parametrize(("k", "degrees", "statistic"), [(2, 2, 5.0), (3, 12, 2.6), (5, 4, 3.0), (9, 40, 1.0)])
+    def test_it_is_the_largest_of_a_multivariate_t_with_correlation_one_half(self, k, degrees, statistic):
+        joint = stats.multivariate_t(shape=np.full((k, k), 0.5) + 0.5 * np.eye(k), df=degrees, seed=0)
+        inside = joint.cdf([statistic] * k, lower_limit=[-statistic] * k, random_state=0)
+        # The quasi-random integration of scipy is good to about 2e-4.
+        assert abs(dunnett_p_value(statistic, k, degrees) - (1 - inside)) < 1e-3
+
+    def test_it_is_what_adaptive_quadrature_finds(self):
+        k, degrees, statistic = 3, 12, 2.5
+
+        def density(z, s):
+            reach = math.sqrt(2) * statistic * s
+            inside = (special.ndtr(z + reach) - special.ndtr(z - reach)) ** k
+            return inside * math.exp(-(z**2) / 2) * s ** (degrees - 1) * math.exp(-degrees * s**2 / 2)
+
+        inside, _ = integrate.dblquad(density, 0, 4, -9, 9, epsabs=1e-9)
+        inside /= (
+            math.sqrt(2 * math.pi) * special.gamma(degrees / 2) * 2 ** (degrees / 2 - 1) / degrees ** (degrees / 2)
+        )
+        assert abs(dunnett_p_value(statistic, k, degrees) - (1 - inside)) < 1e-8
+
+    def test_its_p_values_are_those_of_scipys_one_way_comparison(self):
+        samples = np.random.default_rng(3).standard_normal((4, 6)) + np.array([[0.0], [0.4], [1.5], [-0.8]])
+        peer = stats.dunnett(*samples[1:], control=samples[0], random_state=np.random.default_rng(0))
+        ours = [dunnett_p_value(statistic, 3, 20) for statistic in peer.statistic]
+        np.testing.assert_allclose(ours, peer.pvalue, atol=1e-3)
+
+    def test_p_grows_with_the_comparisons_and_falls_with_the_statistic_and_the_degrees_of_freedom(self):
+        by_comparisons = [dunnett_p_value(2.5, k, 12) for k in range(1, 9)]
+        by_statistic = [-dunnett_p_value(t, 3, 12) for t in np.linspace(0, 8, 9)]
+        by_degrees = [-dunnett_p_value(2.5, 3, degrees) for degrees in (1, 2, 5, 12, 50, 500)]
+        assert all(np.diff(values).min() > 0 for values in (by_comparisons, by_statistic, by_degrees))
+
+    def test_it_asks_for_less_than_independent_comparisons_would(self):
+        sidak = stats.t.isf((1 - 0.95 ** (1 / 3)) / 2, 12)
+        assert stats.t.isf(0.025, 12) < dunnett_critical_value(3, 12) < sidak
+
+    @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+    def test_the_critical_value_is_where_p_is_the_level(self, confidence):
+        critical = dunnett_critical_value(4, 12, confidence)
+        assert dunnett_p_value(critical, 4, 12) == pytest.approx(1 - confidence, rel=1e-9)
+
+    def test_its_ends(self):
+        assert dunnett_p_value(0.0, 3, 12) == pytest.approx(1, abs=1e-12)
+        assert dunnett_p_value(float("inf"), 3, 12) == 0
+        assert dunnett_p_value(-2.0, 3, 12) == dunnett_p_value(2.0, 3, 12)
+
+    @pytest.mark.parametrize("arguments", [(2.0, 0, 12), (2.0, 3, 0)])
+    def test_it_needs_a_comparison_and_a_degree_of_freedom(self, arguments):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            dunnett_p_value(*arguments)
+
+
+class TestTheModel:
+    def test_with_two_variants_it_is_the_paired_t_test(self):
+        table = figures(effects=(0.004,), num_blocks=6)
+        (result,) = judge(table).variants[1:]
+        peer = stats.ttest_rel(table[1], table[0])
+        interval = peer.confidence_interval(0.95)
+        assert judge(table).degrees_of_freedom == 5
+        assert_close(np.array([result.low, result.high]), np.array([interval.low, interval.high]))
+        assert_close(np.array([result.own_low, result.own_high]), np.array([interval.low, interval.high]))
+        assert_close(np.float64(result.p_value), np.float64(peer.pvalue))
+
+    def test_the_residual_is_that_of_least_squares(self):
+        table = figures(effects=(0.01, -0.02, 0.0))
+        variant, block = np.indices(table.shape)
+        columns = [np.ones(20), *(variant.ravel() == v for v in (1, 2, 3)), *(block.ravel() == b for b in (1, 2, 3, 4))]
+        design = np.stack(columns, axis=1).astype(float)
+        _, (sum_of_squares,), rank, _ = np.linalg.lstsq(design, table.ravel())
+        comparison = judge(table)
+        assert comparison.degrees_of_freedom == 20 - rank == 12
+        assert_close(np.float64(comparison.residual_sd), np.sqrt(sum_of_squares / 12))
+
+    def test_intervals_are_the_difference_of_means_and_dunnetts_multiple_of_its_error(self):
+        table = figures(effects=(0.01, -0.02, 0.0))
+        comparison = judge(table)
+        half = dunnett_critical_value(3, 12) * comparison.residual_sd * np.sqrt(2 / 5)
+        difference = table[1:].mean(axis=1) - table[0].mean()
+        expected = np.stack([difference, difference - half, difference + half], axis=1)
+        assert_close(numbers(comparison, "difference", "low", "high"), expected)
+        assert_close(numbers(comparison, "relative_difference")[:, 0], difference / table[0].mean())
+
+    def test_an_interval_ends_at_zero_where_p_is_the_level(self):
+        comparison = judge(figures(effects=(0.004, -0.006, 0.008), seed=4))
+        for result in comparison.variants[1:]:
+            assert (result.p_value < 0.05) == (result.low > 0 or result.high < 0)
+
+    @pytest.mark.parametrize("spreads", [(1, 1, 1, 1), (1, 1, 12, 1)])
+    def test_adding_a_constant_to_a_seed_changes_nothing(self, spreads):
+        table = figures(effects=(0.01, -0.02, 0.0), spreads=spreads)
+        shift = np.array([0.0, 3.0, -1.0, 0.5, 0.0])
+        shifted, plain = judge(table + shift - shift.mean()), judge(table)
+        fields = ("difference", "low", "high", "p_value", "own_low", "own_high", "detectable")
+        assert_close(numbers(shifted, *fields), numbers(plain, *fields))
+        assert verdicts(shifted) == verdicts(plain)
+
+    def test_the_order_of_variants_and_of_seeds_changes_nothing(self):
+        table = figures(effects=(0.01, -0.02, 0.0))
+        plain = judge(table)
+        losses = dict(zip(NAMES, table[:, [3, 1, 0, 4, 2]].tolist(), strict=True))
+        turned = compare_to_control({name: losses[name] for name in reversed(NAMES)}, control="none")
+        for name in NAMES[1:]:
+            fields = ("difference", "low", "high", "p_value", "own_low", "own_high", "detectable")
+            expected, actual = (np.array([getattr(c[name], field) for field in fields]) for c in (plain, turned))
+            assert_close(actual, expected)
+            assert turned[name].verdict == plain[name].verdict
+
+    def test_scaling_the_figures_scales_the_intervals_and_keeps_the_verdicts(self):
+        table = figures(effects=(0.01, -0.02, 0.0))
+        plain, scaled = judge(table), judge(1000 * table)
+        fields = ("difference", "low", "high", "own_low", "own_high", "detectable", "sd")
+        assert_close(numbers(scaled, *fields) / 1000, numbers(plain, *fields))
+        assert_close(
+            numbers(scaled, "p_value", "relative_difference"), numbers(plain, "p_value", "relative_difference")
+        )
+        assert verdicts(scaled) == verdicts(plain)
+
+    def test_turning_the_good_side_round_swaps_better_and_worse_and_no_number(self):
+        table = figures(effects=(0.02, -0.02, 0.0))
+        low, high = judge(table), judge(table, lower_is_better=False)
+        assert verdicts(low) == {
+            "none": "control",
+            "g1": "worse",
+            "bma": "better",
+            "bma-query": verdicts(low)["bma-query"],
+        }
+        swapped = {"better": "worse", "worse": "better"}
+        assert verdicts(high) == {name: swapped.get(word, word) for name, word in verdicts(low).items()}
+        assert (numbers(low, "low", "high") == numbers(high, "low", "high")).all()
+
+    def test_the_result_depends_on_nothing_but_the_figures(self):
+        assert astuple(judge(figures())) == astuple(judge(figures()))
+
+
+class TestErrorRates:
+    """Two thousand tables each: four standard deviations of a binomial 5 % are 2 %."""
+
+    NUM_TABLES = 2000
+
+    def test_the_family_is_wrong_in_one_of_twenty_tables_without_differences(self):
+        comparisons = [judge(figures(seed=seed)) for seed in range(self.NUM_TABLES)]
+        wrong = [any(v.verdict in ("better", "worse") for v in c.variants) for c in comparisons]
+        assert 0.03 < np.mean(wrong) < 0.07
+
+    def test_all_intervals_hold_the_truth_at_once_in_nineteen_of_twenty_tables(self):
+        effects = np.array([0.01, -0.003, 0.0])
+        tables = np.stack([figures(effects=effects, seed=seed) for seed in range(self.NUM_TABLES)])
+        residual = tables - tables.mean(axis=1, keepdims=True)
+        residual = residual - residual.mean(axis=2, keepdims=True)
+        half = dunnett_critical_value(3, 12) * np.sqrt((residual**2).sum(axis=(1, 2)) / 12 * 2 / 5)
+        error = np.abs(tables[:, 1:].mean(axis=2) - tables[:, :1].mean(axis=2) - effects)
+        assert 0.93 < np.mean(error.max(axis=1) < half) < 0.97
+
+    @pytest.mark.parametrize("spreads", [(1, 1, 1, 5), (5, 1, 1, 1), (1, 1, 5, 5)])
+    def test_unequal_spreads_make_it_wrong_hardly_more_often(self, spreads):
+        comparisons = [judge(figures(seed=seed, spreads=spreads)) for seed in range(600)]
+        wrong = [any(v.verdict in ("better", "worse") for v in c.variants) for c in comparisons]
+        # By the residual of the table alone it would be 14 % with a noisy control.
+        assert np.mean(wrong) < 0.1
+
+    def test_the_detectable_difference_is_called_four_times_in_five(self):
+        standard_error = NOISE * np.sqrt(2 / 5)
+        # What a run reports for a residual that is just the true noise.
+        comparison = judge(figures())
+        effect = comparison.detectable / comparison.residual_sd * NOISE
+        comparisons = [judge(figures(effects=(effect, 0, 0), seed=seed)) for seed in range(800)]
+        called = [c["g1"].verdict == "worse" for c in comparisons if c.pooled]
+        assert 3 < effect / standard_error < 4
+        # Four standard deviations of some 650 draws at 80 % are 6 %.
+        assert len(called) > 600
+        assert 0.74 < np.mean(called) < 0.86
+
+    def test_recorded_noise_gives_the_rate_of_its_own_tables(self):
+        noise = (1.5 + 0.01 * np.random.default_rng(1).standard_normal(60)).tolist()
+        rate = false_positive_rate(noise, num_comparisons=400)
+        assert 0.01 < rate < 0.09
+        assert false_positive_rate(noise, num_comparisons=400) == rate
+
+    def test_the_rate_is_that_of_tables_in_which_no_figure_comes_twice(self, monkeypatch):
+        noise = (1.5 + 0.01 * np.random.default_rng(2).standard_normal(20)).tolist()
+        seen = []
+
+        def watched(losses, **options):
+            seen.append((losses, compare_to_control(losses, **options)))
+            return seen[-1][1]
+
+        monkeypatch.setattr(statistics, "compare_to_control", watched)
+        rate = false_positive_rate(noise, num_comparisons=100)
+        wrong = [{"better", "worse"} & set(verdicts(comparison).values()) for _, comparison in seen]
+        assert all(sorted(chain.from_iterable(losses.values())) == sorted(noise) for losses, _ in seen)
+        assert rate == sum(map(bool, wrong)) / 100 > 0
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"num_variants": 1}, "num_variants must be at least 2"),
+            ({"num_blocks": 2}, "num_blocks at least 3"),
+            ({"num_comparisons": 0}, "num_comparisons at least 1"),
+            ({"num_blocks": 12}, "each of the 48 cells of a table; got 20"),
+        ],
+    )
+    def test_a_rate_needs_enough_noise_for_a_table(self, options, words):
+        with pytest.raises(ValueError, match=words):
+            false_positive_rate([1.0 + index for index in range(20)], **options)
+
+
+class TestVerdicts:
+    def test_planted_effects_are_found_and_their_absence_is_not_called_a_difference(self):
+        comparison = judge(figures(effects=(0.03, -0.03, 0.0), seed=1))
+        found = verdicts(comparison)
+        assert (found["g1"], found["bma"]) == ("worse", "better")
+        assert found["bma-query"] in ("equivalent", "inconclusive")
+
+    def test_equivalence_needs_precision(self):
+        table = figures(num_blocks=8, seed=2)
+        precise, coarse = judge(table, margin=0.005), judge(table, margin=0.001)
+        assert set(verdicts(precise).values()) == {"control", "equivalent"}
+        assert set(verdicts(coarse).values()) == {"control", "inconclusive"}
+        assert precise.margin == pytest.approx(0.005 * table[0].mean())
+
+    def test_without_a_margin_nothing_is_equivalent(self):
+        assert set(verdicts(judge(figures(seed=2), margin=0.0)).values()) == {"control", "inconclusive"}
+
+    def test_a_difference_inside_the_margin_is_still_one_and_is_called_negligible(self):
+        table = figures(effects=(0.03, -0.03, 0.0), seed=1)
+        wide, narrow = judge(table, margin=0.05), judge(table, margin=0.005)
+        assert [(wide[name].verdict, wide[name].negligible) for name in ("g1", "bma")] == [
+            ("worse", True),
+            ("better", True),
+        ]
+        assert not any(variant.negligible for variant in narrow.variants)
+
+    def test_figures_without_noise_are_not_judged(self):
+        seeds = np.array([1.5, 1.25, 2.0])
+        comparison = judge(np.stack([seeds, seeds + 0.5, seeds - 0.25]))
+        assert verdicts(comparison) == {"none": "control", "g1": "undecided", "bma": "undecided"}
+        assert "no noise is left" in comparison.refusal
+        assert comparison.residual_sd is None
+        assert [variant.difference for variant in comparison.variants[1:]] == pytest.approx([0.5, -0.25])
+
+    def test_figures_that_never_vary_are_not_judged_and_nobody_is_identical(self):
+        comparison = judge(np.ones((3, 4)), lower_is_better=False)
+        assert verdicts(comparison) == {"none": "control", "g1": "undecided", "bma": "undecided"}
+
+
+class TestUnequalSpread:
+    def test_an_unstable_variant_is_named_and_judged_by_its_own_runs(self):
+        comparison = judge(figures(spreads=(1, 1, 12, 1)))
+        (warning,) = comparison.warnings
+        assert warning.startswith("the residuals of bma spread")
+        assert not comparison.pooled
+        assert comparison.degrees_of_freedom == 4
+        assert (numbers(comparison, "low", "high") == numbers(comparison, "own_low", "own_high")).all()
+        assert comparison["bma"].detectable == comparison.detectable > 3 * comparison["g1"].detectable
+
+    def test_an_unstable_variant_does_not_hide_what_the_others_show(self):
+        found = [judge(figures(effects=(0.02, 0, 0), spreads=(1, 1, 12, 1), seed=seed))["g1"] for seed in range(50)]
+        assert np.mean([result.verdict == "worse" for result in found]) > 0.9
+
+    def test_own_intervals_are_paired_and_share_the_level(self):
+        table = figures(spreads=(1, 1, 12, 1))
+        result = judge(table)["bma"]
+        peer = stats.ttest_rel(table[2], table[0])
+        interval = peer.confidence_interval(1 - 0.05 / 3)
+        assert_close(np.array([result.own_low, result.own_high]), np.array([interval.low, interval.high]))
+        assert result.p_value == pytest.approx(min(1, 3 * peer.pvalue))
+
+    def test_equal_spreads_are_taken_for_unequal_as_often_as_they_should(self):
+        warned = [bool(judge(figures(seed=seed)).warnings) for seed in range(600)]
+        # 10 % for the control and 10 % for the variants, less what they have in common.
+        assert 0.1 < np.mean(warned) < 0.25
+
+    def test_two_variants_give_no_warning_since_pairs_are_right_for_any_spread(self):
+        assert judge(figures(effects=(0.0,), spreads=(1, 50))).warnings == ()
+
+    def test_a_difference_that_never_varies_is_held_against_the_noise_of_the_table(self):
+        table = np.array([[0.9, 0.8, 0.7, 0.85], [0.9, 0.8, 0.7, 0.85], [0.3, 0.9, 0.1, 0.4]])
+        table[1] += 0.001
+        comparison = judge(table, lower_is_better=False)
+        assert comparison.warnings[0].startswith("the residuals of bma spread")
+        assert verdicts(comparison)["g1"] == "inconclusive"
+
+
+class TestHelpers:
+    def test_mean_and_sd_are_the_usual_ones(self):
+        assert mean_and_sd([1.0, 2.0, 6.0]) == (3.0, pytest.approx(np.sqrt(7)))
+        assert mean_and_sd([4.0]) == (4.0, None)
+
+    def test_a_mean_needs_a_number(self):
+        with pytest.raises(ValueError, match="values is empty"):
+            mean_and_sd([])
+
+    def test_the_interval_of_a_mean_is_students(self):
+        values = np.random.default_rng(0).standard_normal(7)
+        peer = stats.ttest_1samp(values, 0).confidence_interval(0.9)
+        assert_close(np.array(t_interval(values.tolist(), 0.9)), np.array([peer.low, peer.high]))
+
+    @pytest.mark.parametrize(
+        ("values", "confidence", "words"),
+        [([1.0], 0.95, "at least two values; got 1"), ([1.0, 2.0], 95, "between 0 and 1, such as 0.95; got 95")],
+    )
+    def test_an_interval_needs_two_values_and_a_confidence(self, values, confidence, words):
+        with pytest.raises(ValueError, match=words):
+            t_interval(values, confidence)

@@ -1,0 +1,135 @@
+import json
+import re
+from dataclasses import asdict
+from typing import get_args
+
+import pytest
+
+from tidegate.lab.panels import VerdictWord
+from tidegate.lab.statistics import RULE, Comparison, compare_to_control, rule_text
+
+LOSSES = {
+    "none": (1.500, 1.620, 1.410, 1.550, 1.480),
+    "g1": (1.488, 1.605, 1.399, 1.539, 1.467),
+    "bma": (1.532, 1.649, 1.441, 1.583, 1.509),
+    "odd": (1.503, 1.616, 1.412, 1.553, 1.476),
+    "lost": (1.5, None, 1.4, None, 1.5),
+    "alias": (1.500, 1.620, 1.410, 1.550, 1.480),
+}
+
+
+def judge(losses=LOSSES, **options):
+    return compare_to_control(losses, control="none", unit="nats", **options)
+
+
+def numbers_in(text):
+    return [float(number) for number in re.findall(r"[+-]?\d+\.\d+", text)]
+
+
+def test_better_is_told_by_how_much_with_its_interval_and_what_the_run_could_have_seen():
+    result = judge()["g1"]
+    pattern = (
+        r"g1: better than none by 0\.0124 nats \(95 % interval 0\.\d{4} to 0\.\d{4}; 5 seeds; "
+        r"this run could have seen 0\.\d{4}\)"
+    )
+    assert re.fullmatch(pattern, result.sentence)
+    expected = [-result.difference, -result.high, -result.low, result.detectable]
+    assert numbers_in(result.sentence) == pytest.approx(expected, abs=5e-5)
+
+
+def test_worse_is_told_in_positive_numbers_too():
+    result = judge()["bma"]
+    assert result.sentence.startswith("bma: worse than none by 0.0308 nats (95 % interval 0.")
+    assert numbers_in(result.sentence) == pytest.approx(
+        [result.difference, result.low, result.high, result.detectable], abs=5e-5
+    )
+
+
+def test_the_good_side_is_the_callers():
+    assert judge(lower_is_better=False)["bma"].sentence.startswith("bma: better than none by 0.0308 nats")
+
+
+def test_negligible_differences_are_said_to_be_less_than_the_margin():
+    sentence = judge(margin=0.1)["g1"].sentence
+    assert sentence.startswith("g1: better than none by less than the margin of 0.1512, by 0.0124 nats (95 %")
+
+
+@pytest.mark.parametrize(
+    ("margin", "start"),
+    [(0.005, "odd: equivalent to none within ±0.0076, difference "), (0.0, "odd: inconclusive against")],
+)
+def test_without_a_difference_numbers_carry_their_sign(margin, start):
+    sentence = judge(margin=margin)["odd"].sentence
+    assert sentence.startswith(start)
+    assert re.search(r"difference [+-]?0\.\d{4} nats \(95 % interval -0\.\d{4} to \+0\.\d{4}; 5 seeds", sentence)
+
+
+def test_those_who_are_not_judged_are_told_why():
+    comparison = judge()
+    assert comparison["none"].sentence == "none: the control, mean 1.5120 ± 0.0785 nats over 5 seeds"
+    assert comparison["lost"].sentence == "lost: diverged in 2 of 5 seeds, and not judged"
+    assert comparison["alias"].sentence == "alias: identical to none, and not judged"
+
+
+def test_a_refusal_is_explained_in_the_sentence_and_in_the_rule():
+    comparison = judge({name: row[:1] for name, row in LOSSES.items() if name != "lost"})
+    why = "a verdict needs at least 3 seeds, and there are 1"
+    assert comparison["g1"].sentence == f"g1: no verdict, because {why}"
+    assert comparison["none"].sentence == "none: the control, mean 1.5000 nats over 1 seed"
+    assert rule_text(comparison).endswith(f"Here no verdict is given: {why}.")
+
+
+def test_a_diverged_control_says_so():
+    comparison = judge({"none": (None, 1.4, 1.5), "g1": (1.4, 1.4, 1.5)})
+    assert comparison["none"].sentence == "none: the control, diverged in 1 of 3 seeds"
+    assert "±0.5 % of none's mean" in rule_text(comparison)
+
+
+def test_the_rule_has_the_numbers_of_the_comparison():
+    comparison = judge()
+    text = rule_text(comparison)
+    for part in ("on the same 5 seeds", "The 95 % intervals", "±0.0076 nats (0.5 % of none's mean)"):
+        assert part in text
+    assert f"a standard deviation of {comparison.residual_sd:.4f} nats. All are judged by it, with 12 degrees" in text
+    assert f"critical value {comparison.critical_value:.3f}; a true difference of {comparison.detectable:.4f}" in text
+
+
+def test_the_rule_says_when_each_is_judged_by_its_own_runs():
+    text = rule_text(judge({**LOSSES, "odd": (1.6, 1.5, 1.3, 1.7, 1.4)}))
+    assert "Spreads are unequal, and each is judged by its own runs, with 4 degrees of freedom" in text
+
+
+def test_where_nothing_is_left_to_judge_the_rule_stands_alone():
+    comparison = judge({"none": LOSSES["none"], "alias": LOSSES["alias"]})
+    assert rule_text(comparison).endswith("after the last run.")
+
+
+def test_small_figures_are_written_with_more_decimals():
+    tiny = {name: tuple(None if value is None else value / 1e6 for value in row) for name, row in LOSSES.items()}
+    sentence = judge(tiny)["g1"].sentence
+    assert numbers_in(sentence)[0] == pytest.approx(1.24e-8, rel=0.02)
+
+
+def test_every_word_is_one_that_pages_know():
+    words = {variant.verdict for variant in judge().variants}
+    assert words <= set(get_args(VerdictWord))
+    assert words == {"control", "better", "worse", "equivalent", "diverged", "identical"}
+
+
+def test_nobody_is_called_significant():
+    comparison = judge()
+    texts = [RULE, rule_text(comparison), *(variant.sentence for variant in comparison.variants)]
+    assert not any("signific" in text.lower() for text in texts)
+
+
+def test_a_comparison_is_json_without_nan():
+    text = json.dumps(asdict(judge()), allow_nan=False)
+    assert json.loads(text)["variants"][1]["verdict"] == "better"
+
+
+def test_variants_keep_their_order_and_are_found_by_name():
+    comparison = judge()
+    assert [variant.name for variant in comparison.variants] == list(LOSSES)
+    assert isinstance(comparison, Comparison)
+    with pytest.raises(KeyError, match="no variant 'gone' in this comparison"):
+        comparison["gone"]

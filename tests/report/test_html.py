@@ -1,0 +1,217 @@
+import base64
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from pages import SPECIAL, comparison_page, every_panel
+from plotly.offline import get_plotlyjs
+
+from tidegate.lab.panels import Checks, Intervals, Lines, Maps, Page, Prose, Section, Table, Verdicts, Views
+from tidegate.report import html_page, write_page
+from tidegate.report import write as write_module
+
+PAGE = comparison_page()
+HTML = html_page(PAGE)
+LIMIT = 6_000_000
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Document(HTMLParser):
+    """Elements with their attributes and text, and whether tags close in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []
+        self.open = []
+        self.unbalanced = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        element = {"tag": tag, "text": "", **dict(attributes)}
+        self.elements.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1]["tag"] == tag:
+            self.open.pop()
+        else:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def all(self, tag, **attributes):
+        return [e for e in self.elements if e["tag"] == tag and all(e.get(k) == v for k, v in attributes.items())]
+
+
+@pytest.fixture(scope="module")
+def document():
+    return Document(HTML.replace(get_plotlyjs(), ""))
+
+
+def page_of(*sections, data=None):
+    return Page(title="t", summary="", sections=sections, data=data or {})
+
+
+def test_the_whole_page_is_one_small_file_with_plotly_once():
+    assert len(HTML.encode()) < LIMIT
+    assert HTML.count(get_plotlyjs()) == 1
+
+
+def test_the_same_page_is_the_same_file():
+    assert html_page(comparison_page()) == HTML
+
+
+def test_tags_close_in_order_and_names_are_used_once(document):
+    assert document.unbalanced == []
+    assert document.open == []
+    names = [element["id"] for element in document.elements if "id" in element]
+    assert len(names) == len(set(names))
+    referring = ("aria-labelledby", "aria-describedby", "aria-controls")
+    assert {element[key] for element in document.elements for key in referring if key in element} <= set(names)
+
+
+def test_nothing_is_fetched_and_only_named_scripts_run(document):
+    (policy,) = [meta["content"] for meta in document.all("meta") if meta.get("http-equiv")]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    sources = re.findall(r"<script>(.*?)</script>", HTML, re.DOTALL)
+    hashes = {base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in sources}
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == hashes
+    links = [element[key] for element in document.elements for key in ("src", "href") if key in element]
+    assert all(link.startswith(("#", "data:")) for link in links)
+
+
+def test_text_is_text_and_never_markup(document):
+    assert "<b>bold" not in HTML.replace(get_plotlyjs(), "")
+    assert document.all("b") == []
+    assert any(SPECIAL in element["text"] for element in document.all("th"))
+
+
+def test_json_cannot_end_its_script():
+    hostile = page_of(data={"x": "</script><script>alert(1)</script><!--"})
+    text = html_page(hostile)
+    assert "alert(1)</script>" not in text
+    assert text.count("<script") == HTML.replace('<script type="application/json">', "").count("<script")
+
+
+def test_every_figure_is_json_without_nan(document):
+    figures = [script["text"] for script in document.all("script", type="application/json") if "id" not in script]
+    assert len(figures) == len(document.all("div", role="img")) > 10
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    assert all(json.loads(text, parse_constant=refuse)["data"] for text in figures)
+
+
+def test_the_data_stand_in_the_page(document):
+    (results,) = document.all("script", id="page_data")
+    assert json.loads(results["text"]) == PAGE.data | {"diverged": None}
+
+
+def test_long_data_are_packed_so_that_the_page_stays_small():
+    data = {"numbers": [k / 7 for k in range(150_000)]}
+    text = html_page(page_of(data=data))
+    assert len(json.dumps(data)) > 2_000_000
+    assert len(text.encode()) < LIMIT
+    (results,) = Document(text.replace(get_plotlyjs(), "")).all("script", id="page_data")
+    assert results["data-encoding"] == "gzip"
+    assert json.loads(gzip.decompress(base64.b64decode(results["text"]))) == data
+
+
+def test_contents_are_listed_for_more_than_three_sections(document):
+    links = [link["href"] for link in document.all("a")]
+    assert all(links.count(f"#{section['id']}") == 2 for section in document.all("section"))
+    three = html_page(page_of(*[Section(title="same", panels=())] * 3))
+    assert "<nav" not in three
+    assert [section["id"] for section in Document(three).all("section")] == ["same", "same-2", "same-3"]
+
+
+def test_every_chart_has_a_name_and_a_description_in_words(document):
+    described = {element["id"]: element["text"] for element in document.elements if "id" in element}
+    charts = document.all("div", role="img")
+    drawn = [panel for panel in every_panel(PAGE) if isinstance(panel, Lines | Maps) or panel.kind == "intervals"]
+    assert {described[chart["aria-describedby"]] for chart in charts} == {panel.alternative for panel in drawn}
+    assert all(chart["aria-label"] for chart in charts)
+
+
+def test_verdicts_are_words_beside_their_colours(document):
+    badges = [span["text"] for span in document.all("span") if span.get("class", "").startswith("badge ")]
+    (panel,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Verdicts)]
+    assert badges == [item.verdict for item in panel.items]
+    assert any(panel.rule in paragraph["text"] for paragraph in document.all("p"))
+
+
+def test_a_violated_check_says_so_and_is_marked(document):
+    violated = document.all("li", **{"class": "violated"})
+    assert ["violated" in item["text"] for item in violated] == [True]
+    (panel,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Checks)]
+    assert all(any(check.name in item["text"] for item in document.all("li")) for check in panel.items)
+
+
+def test_cells_carry_the_number_that_they_round(document):
+    (table,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Table)]
+    numbers = [value for row in table.rows for value in row if isinstance(value, int | float)]
+    cells = [float(cell["data-value"]) for cell in document.all("td") if "data-value" in cell]
+    assert cells[: len(numbers)] == numbers
+
+
+def test_one_view_is_shown_and_all_are_there(document):
+    (panel,) = [p for section in PAGE.sections for p in section.panels if isinstance(p, Views)]
+    tabs = document.all("button", role="tab")
+    assert [(tab["text"], tab["aria-selected"]) for tab in tabs] == [
+        ("by tokens", "true"),
+        ("by FLOPs", "false"),
+        ("by time", "false"),
+    ]
+    assert ["data-shown" in view for view in document.all("div", role="tabpanel")] == [True, False, False]
+    assert len(panel.views) == len(tabs)
+
+
+def test_code_between_backticks_is_set_as_code(document):
+    assert "tidegate compare" in [code["text"] for code in document.all("code")]
+    plain = html_page(page_of(Section(title="s", panels=(Prose(paragraphs=("a ` b", "`<i>`")),))))
+    assert "<p>a ` b</p>" in plain
+    assert "<code>&lt;i&gt;</code>" in plain
+
+
+def test_a_page_of_empty_panels_is_a_page():
+    panels = (
+        Verdicts(items=(), rule=""),
+        Table(title="t", columns=(), rows=()),
+        Intervals(title="t", alternative="a", x_label="x", items=()),
+        Lines(title="t", alternative="a", x_label="x", y_label="y", series=()),
+        Maps(title="t", alternative="a", row_label="r", column_label="c", value_label="v", maps=()),
+        Checks(items=()),
+        Views(title="t", views=()),
+    )
+    found = Document(html_page(page_of(Section(title="s", panels=panels))).replace(get_plotlyjs(), ""))
+    assert found.unbalanced == []
+
+
+def test_three_files_are_written_and_hold_the_same_data(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    path = write_page(PAGE, folder)
+    assert path == folder / "report.html"
+    assert sorted(file.name for file in folder.iterdir()) == ["report.html", "report.md", "results.json"]
+    assert path.read_text(encoding="utf-8") == HTML
+    assert json.loads((folder / "results.json").read_text()) == PAGE.data | {"diverged": None}
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    write_page(PAGE, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def fail(page):
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr(write_module, "html_page", fail)
+    with pytest.raises(RuntimeError, match="no page"):
+        write_page(dataclasses.replace(PAGE, title="new"), tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -1,0 +1,110 @@
+import re
+
+import pytest
+from pages import SPECIAL, comparison_page, every_panel
+
+from tidegate.lab.panels import Checks, Column, Lines, Page, Prose, Section, Series, Snippet, Table, Verdicts
+from tidegate.report import markdown_page
+
+ESCAPED = r'wide \<b\>bold\</b\> & "quoted" \| \[gate\]'
+TEXT = markdown_page(comparison_page())
+
+
+def page_of(*panels, **options):
+    return Page(title="t", summary="", sections=(Section(title="s", panels=panels),), data={}, **options)
+
+
+def tables(text):
+    """Each table's lines."""
+    return [block.split("\n") for block in text.strip().split("\n\n") if block.startswith("| ")]
+
+
+def columns(line):
+    return len(re.findall(r"(?<!\\)\|", line)) - 1
+
+
+def test_every_row_of_a_table_has_its_columns():
+    found = tables(TEXT)
+    assert len(found) > 10
+    assert all(len({columns(line) for line in table}) == 1 for table in found)
+
+
+def test_the_main_table_is_written_with_its_digits():
+    assert "| g1 | 221,696 | +3.84 | 6.6 | **1.5235** | 0.0117 | **2.1980** | -0.0312 |" in TEXT
+    assert "| loss (nats/byte) |" in TEXT
+
+
+def test_names_are_shown_as_they_are():
+    code = re.compile(r"`{3,}.*?`{3,}\n", re.DOTALL)
+    assert ESCAPED in TEXT
+    assert SPECIAL not in code.sub("", TEXT)
+
+
+def test_verdicts_come_with_word_sentence_and_interval():
+    assert r"- **g1** — **better**: Ends 2.0 % lower" in TEXT
+    assert r"(-0.0312 \[-0.0371, -0.0253\] nats/byte)" in TEXT
+    assert "*The rule.* Differences to the control" in TEXT
+
+
+def test_what_is_drawn_is_also_told():
+    panels = list(every_panel(comparison_page()))
+    assert all(panel.alternative in TEXT for panel in panels if panel.kind in ("lines", "maps", "intervals"))
+    assert all(panel.title in TEXT for panel in panels if hasattr(panel, "title"))
+
+
+def test_curves_are_told_by_the_ends_of_their_bold_lines():
+    lines = Lines(
+        title="t",
+        alternative="a",
+        x_label="x",
+        y_label="y",
+        series=(
+            Series(label="mean", group="a", x=(1, 2, 3, 4e6), y=(None, 0.5, 0.25, 0.125)),
+            Series(label="seed", group="a", x=(1,), y=(9.0,), faint=True),
+            Series(label="empty", group="b", x=(1,), y=(None,)),
+        ),
+    )
+    (table,) = tables(markdown_page(page_of(lines)))
+    assert table[2:] == ["| mean | 2 | 0.5 | 4M | 0.125 |"]
+
+
+def test_checks_are_told_with_their_state():
+    assert "- ✗ **violated**: **Equal parameters**" in TEXT
+    assert "- ✓ holds: **Same data order**" in TEXT
+
+
+def test_a_warning_is_told_as_one():
+    assert "> **Caution.** Only one size was run." in TEXT
+
+
+def test_a_snippet_is_fenced_by_more_backticks_than_it_holds():
+    text = markdown_page(page_of(Snippet(title="code", text="```\ninside\n````")))
+    assert "`````text\n```\ninside\n````\n`````" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a_b _c_ *d*", r"a_b \_c\_ \*d\*"),
+        ("1. first", r"1\. first"),
+        ("# no heading", r"\# no heading"),
+        ("- no list", r"\- no list"),
+        ("-0.5 is less", "-0.5 is less"),
+        ("&lt; stays", r"\&lt; stays"),
+        ("two\nlines", "two lines"),
+        ("`code_*` and $x$", r"`code_*` and \$x\$"),
+    ],
+)
+def test_markdown_reads_nothing_in_plain_text(text, written):
+    assert f"\n\n{written}\n" in markdown_page(page_of(Prose(paragraphs=(text,))))
+
+
+def test_empty_cells_stay_empty():
+    table = Table(title="t", columns=(Column(title="a"), Column(title="b", digits=1)), rows=(("x", None), ("", 1.0)))
+    assert tables(markdown_page(page_of(table)))[0][2:] == ["| x |  |", "|  | 1.0 |"]
+
+
+def test_a_page_of_nothing_is_a_title():
+    assert markdown_page(Page(title="t", summary="", sections=(), data={})) == "# t\n"
+    empty = page_of(Verdicts(items=(), rule=""), Checks(items=()), Prose(paragraphs=()), footer="f")
+    assert markdown_page(empty) == "# t\n\n## s\n\n---\n\nf\n"

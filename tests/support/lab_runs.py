@@ -1,0 +1,101 @@
+"""Miniature runs and comparisons: real ones, that take a fraction of a second."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tidegate.config import TransformerConfig
+from tidegate.lab import compare as compare_module
+from tidegate.lab.compare import Request, compare
+from tidegate.lab.executors.processes import ProcessExecutor
+from tidegate.lab.presets import PRESETS, Preset
+from tidegate.lab.records import Cost, Costs, Record
+from tidegate.lab.run import Run, Training
+from tidegate.lab.tasks.text import text_task
+from tidegate.lab.train import Surroundings, execute_run
+from tidegate.lab.variants import parse_variants
+
+LENGTH = 16
+STEPS = 12
+MINIATURE = Preset(d_model=16, num_layers=2, num_heads=2, length=LENGTH, batch_size=4, budget=LENGTH * 4 * STEPS, lr=1e-2)
+LINES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(200)]
+
+
+def write_text(folder):
+    path = folder / "sums.txt"
+    path.write_text("".join(LINES))
+    return path
+
+
+def text_of(folder, **options):
+    """A text of a few kB, of which few tokens are evaluated."""
+    return replace(text_task(str(write_text(folder)), length=LENGTH), num_validation_tokens=256, **options)
+
+
+def model_of(gate="bma", **options):
+    sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_length": LENGTH}
+    return TransformerConfig(gate=gate, **(sizes | options))
+
+
+def run_of(task, *, gate="bma", variant="bma", seed=0, block=0, model=None, **training):
+    options = {"steps": STEPS, "batch_size": 4, "lr": 1e-2, "num_evaluations": 4, "num_observations": 2} | training
+    return Run(
+        variant=variant,
+        block=block,
+        seed=seed,
+        model=model_of(gate) if model is None else model,
+        task=task,
+        training=Training(**options),
+    )
+
+
+def executed(run, **around):
+    return execute_run(run, Surroundings(**around))
+
+
+def timeless(record):
+    """All of a record but what depends on the moment."""
+    return replace(record, timing=None)
+
+
+def records_of(lines):
+    """The records of the runs that ended, timeless, by their ids."""
+    return {line.id: timeless(line) for line in lines if isinstance(line, Record) and line.status != "failed"}
+
+
+def request_of(task, variants="none,bma", **options):
+    return Request(variants=parse_variants(variants), task=task, **({"num_seeds": 3} | options))
+
+
+def use_miniatures(ratios=None):
+    """Make `tiny` miniature, and give every variant made-up costs: a step of it takes `ratios` of the control's."""
+    PRESETS["lm"]["tiny"] = MINIATURE
+
+    def made_up(runs, *, control, request):
+        return Costs(request=request, items=tuple(cost_of(name, (ratios or {}).get(name, 1.0)) for name in runs), environment={})
+
+    compare_module.measure_costs = made_up
+
+
+def cost_of(variant, ratio=1.0):
+    return Cost(
+        variant=variant,
+        tokens_per_second=1000 / ratio,
+        time_ratio=ratio,
+        time_ratio_low=ratio,
+        time_ratio_high=ratio,
+        peak_bytes=None,
+        decode_milliseconds=None,
+        cache_bytes_per_token=None,
+    )
+
+
+def main():
+    """A comparison in processes: `folder variants num_seeds budget`. Says what it does; Ctrl-C ends it with code 130."""
+    folder, variants, num_seeds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    use_miniatures()
+    request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=budget)
+    try:
+        compare(request, folder / "out", executor=ProcessExecutor(2), tell=lambda event: print(event, flush=True))
+    except KeyboardInterrupt:
+        sys.exit(130)
