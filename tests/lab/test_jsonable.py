@@ -17,7 +17,6 @@ class Leaf:
 class Branch:
     leaves: tuple[Leaf, ...] = ()
     numbers: tuple[tuple[float, ...], ...] | None = None
-    named: dict[str, Leaf] | None = None
     first: Leaf | None = None
     kind: Literal["branch"] = "branch"
 

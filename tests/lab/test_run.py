@@ -107,7 +107,9 @@ class TestTheContentHash:
     def test_it_is_the_same_tomorrow(self):
         run = Run(variant="a", block=0, seed=0, model=model_of(), task=RecallTask(), training=Training(steps=1))
         assert run.id == content_hash(run.to_dict())
-        assert content_hash({"b": [1, 2.5], "a": None}) == content_hash({"a": None, "b": [1, 2.5]}) == "e57f5d37865437a8"
+        assert (
+            content_hash({"b": [1, 2.5], "a": None}) == content_hash({"a": None, "b": [1, 2.5]}) == "e57f5d37865437a8"
+        )
 
     def test_it_refuses_what_json_has_no_word_for(self):
         with pytest.raises(ValueError, match="JSON"):

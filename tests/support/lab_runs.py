@@ -17,7 +17,9 @@ from tidegate.lab.variants import parse_variants
 
 LENGTH = 16
 STEPS = 12
-MINIATURE = Preset(d_model=16, num_layers=2, num_heads=2, length=LENGTH, batch_size=4, budget=LENGTH * 4 * STEPS, lr=1e-2)
+MINIATURE = Preset(
+    d_model=16, num_layers=2, num_heads=2, length=LENGTH, batch_size=4, budget=LENGTH * 4 * STEPS, lr=1e-2
+)
 LINES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(200)]
 
 
@@ -72,7 +74,9 @@ def use_miniatures(ratios=None):
     PRESETS["lm"]["tiny"] = MINIATURE
 
     def made_up(runs, *, control, request):
-        return Costs(request=request, items=tuple(cost_of(name, (ratios or {}).get(name, 1.0)) for name in runs), environment={})
+        return Costs(
+            request=request, items=tuple(cost_of(name, (ratios or {}).get(name, 1.0)) for name in runs), environment={}
+        )
 
     compare_module.measure_costs = made_up
 

@@ -31,9 +31,10 @@ def test_scores_depend_on_the_difference_of_positions_only(rotary):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
     turn = rotary_turn(torch.arange(4096), 8, Rotary(), dtype)
-    assert turn.cosine.dtype == turn.sine.dtype == torch.float32
-    assert turn.cosine.shape == turn.sine.shape == (4096, 1, 4)
-    assert_close(turn.cosine[:, 0, 0], torch.arange(4096.0).cos())
+    assert turn.own.dtype == turn.partner.dtype == torch.float32
+    assert turn.own.shape == turn.partner.shape == (4096, 1, 8)
+    assert_close(turn.own[:, 0, 0], torch.arange(4096.0).cos())
+    assert_close(turn.partner[:, 0, 4], torch.arange(4096.0).sin())
     assert rotate(sample(1, 4096, 1, 8, dtype=dtype), turn).dtype == dtype
 
 

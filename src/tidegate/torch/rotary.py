@@ -14,10 +14,12 @@ __all__ = ["Turn", "rotary_turn", "rotate"]
 
 
 class Turn(NamedTuple):
-    """Cosines and sines of the angles, (T, 1, pairs) or (B, T, 1, pairs), in float32 or better."""
+    """What each channel is multiplied by, (T, 1, width) or (B, T, 1, width), in float32 or better."""
 
-    cosine: Tensor
-    sine: Tensor
+    own: Tensor
+    """The cosines of the angles, for the channel itself."""
+    partner: Tensor
+    """Their sines, for the channel half the width away: minus for the first half of the channels."""
 
 
 def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtype) -> Turn:
@@ -31,13 +33,15 @@ def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtyp
     frequencies = rotary.base ** (-2 * pairs / width)
     steps = (positions.to(wide) + rotary.offset) / rotary.scale
     angles = (steps[..., None] * frequencies).unsqueeze(-2)
-    return Turn(angles.cos(), angles.sin())
+    cosine, sine = angles.cos(), angles.sin()
+    return Turn(torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1))
 
 
 def rotate(x_BTHD: Tensor, turn: Turn) -> Tensor:
     """Turn channel i and channel i + w/2 of the first w channels by the i-th angle; of x's dtype."""
-    cosine, sine = turn
-    pairs = cosine.shape[-1]
-    first, second, rest = x_BTHD.split((pairs, pairs, x_BTHD.shape[-1] - 2 * pairs), dim=-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x_BTHD.dtype)
+    width = turn.own.shape[-1]
+    turning, rest = x_BTHD.split((width, x_BTHD.shape[-1] - width), dim=-1)
+    turning = turning.to(turn.own.dtype)
+    # Half the width away is the partner, from either side: a roll over contiguous channels, faster than two halves.
+    turned = torch.addcmul(turning * turn.own, turning.roll(width // 2, dims=-1), turn.partner).to(x_BTHD.dtype)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -1,0 +1,262 @@
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import lab_runs
+import pytest
+from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
+
+from tidegate.lab.compare import CHECKPOINTS, compare, records_path
+from tidegate.lab.executors import serial
+from tidegate.lab.executors.executor import executor_of
+from tidegate.lab.executors.processes import ProcessExecutor
+from tidegate.lab.executors.serial import SerialExecutor, noted_interrupt
+from tidegate.lab.records import Record, RecordFile
+
+SUPPORT = Path(lab_runs.__file__).parent
+
+
+def several(task):
+    """Runs of all kinds: plain, gated, with dropout, diverging, failing."""
+    return [
+        run_of(task, gate="none", variant="none"),
+        run_of(task, seed=1),
+        run_of(task, variant="dropout", model=model_of("g1", dropout=0.2)),
+        run_of(task, variant="wild", lr=1e6, weight_decay=1.0, steps=40),
+        run_of(replace(task, source="gone.txt"), variant="lost"),
+    ]
+
+
+STATUSES = {"none": "finished", "bma": "finished", "dropout": "finished", "wild": "diverged", "lost": "failed"}
+
+
+def done(executor, runs, folder):
+    told = []
+    return list(executor.execute(runs, checkpoints=folder, report=told.append)), told
+
+
+def without_traceback(record):
+    """Which lines of which file failed depends on who called them; what was said does not."""
+    if record.status == "failed":
+        record = replace(record, error=record.error.strip().splitlines()[-1])
+    return timeless(record)
+
+
+def by_id(records):
+    return {record.id: without_traceback(record) for record in records}
+
+
+class TestEveryExecutor:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runs(cls, tmp_path_factory):
+        return several(text_of(tmp_path_factory.mktemp("text")))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(cls, runs):
+        return [executed(run) for run in runs]
+
+    def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
+        assert {record.run["variant"]: record.status for record in alone} == STATUSES
+        assert alone[-1].error.startswith("Traceback")
+
+    def test_serially_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
+        records, told = done(SerialExecutor(), runs, tmp_path / "checkpoints")
+        assert [record.id for record in records] == [run.id for run in runs]
+        assert by_id(records) == by_id(alone)
+        assert {progress.run for progress in told} == {run.id for run in runs[:-1]}
+
+    def test_in_processes_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
+        records, told = done(ProcessExecutor(2), runs, tmp_path / "checkpoints")
+        assert by_id(records) == by_id(alone)
+        assert len(records) == len(runs)
+        # Of a run that diverges within a moment nothing may be told.
+        assert {run.id for run in runs[:3]} <= {progress.run for progress in told} <= {run.id for run in runs[:-1]}
+        assert "Traceback" in next(record for record in records if record.status == "failed").error
+
+    def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path, ray_executor):
+        records, told = done(ray_executor, runs, tmp_path / "checkpoints")
+        assert by_id(records) == by_id(alone)
+        assert len(records) == len(runs)
+        assert {progress.run for progress in told} <= {run.id for run in runs}
+        assert told
+        assert "Traceback" in next(record for record in records if record.status == "failed").error
+
+    @pytest.mark.parametrize("name", ["serial", "processes"])
+    def test_of_no_runs_there_are_no_records(self, name, tmp_path):
+        assert done(executor_of(name), [], tmp_path) == ([], [])
+
+
+@pytest.fixture(scope="module")
+def ray_executor():
+    """An executor on a Ray of this machine alone, started once."""
+    ray = pytest.importorskip("ray")
+    try:
+        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    except Exception as error:
+        pytest.skip(f"Ray cannot start here: {error}")
+    yield executor_of("ray")
+    ray.shutdown()
+
+
+def test_an_unknown_executor_is_refused():
+    with pytest.raises(ValueError, match="executor must be one of serial, processes, ray; got 'threads'"):
+        executor_of("threads")
+
+
+class TestASignal:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_is_noted_and_breaks_nothing_off(self, number):
+        before = signal.getsignal(number)
+        with noted_interrupt() as noted:
+            os.kill(os.getpid(), number)
+            assert noted == [number]
+        assert signal.getsignal(number) is before
+
+    @pytest.mark.parametrize("at", [1, 5, lab_runs.STEPS])
+    def test_stops_a_serial_run_at_its_next_step_with_a_checkpoint(self, task, tmp_path, at):
+        runs = [run_of(task, variant="none", gate="none"), run_of(task)]
+        folder = tmp_path / "checkpoints"
+
+        def report(progress):
+            if progress.run == runs[1].id and progress.step == at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        records = []
+        with pytest.raises(KeyboardInterrupt):
+            records.extend(SerialExecutor().execute(runs, checkpoints=folder, report=report))
+        assert [file.stem for file in folder.iterdir()] == [runs[1].id]
+        again, told = done(SerialExecutor(), [runs[1]], folder)
+        assert by_id(again) == by_id([executed(runs[1])])
+        assert [progress.step for progress in told] == list(range(at + 1, lab_runs.STEPS + 1))
+
+    def test_after_the_last_step_does_not_lose_the_record(self, task, tmp_path, monkeypatch):
+        original = serial.execute_run
+
+        def signalled(run, around):
+            record = original(run, around)
+            os.kill(os.getpid(), signal.SIGINT)
+            return record
+
+        monkeypatch.setattr(serial, "execute_run", signalled)
+        records = []
+        work = SerialExecutor().execute([run_of(task), run_of(task, seed=1)], checkpoints=tmp_path, report=print)
+        with pytest.raises(KeyboardInterrupt):
+            for record in work:
+                records.append(record)
+        assert [record.status for record in records] == ["finished"]
+
+    def test_while_a_record_is_written_waits_until_it_is(self, task, tmp_path):
+        work = SerialExecutor().execute([run_of(task)], checkpoints=tmp_path, report=print)
+        record = next(work)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert record.status == "finished"
+        with pytest.raises(KeyboardInterrupt):
+            next(work)
+
+
+def begun(folder, variants, *, num_seeds, steps):
+    """A comparison in processes of its own, in a session of its own, once it trains."""
+    command = [sys.executable, "-c", "from lab_runs import main; main()"]
+    budget = steps * 4 * lab_runs.LENGTH
+    process = subprocess.Popen(
+        [*command, str(folder), variants, str(num_seeds), str(budget)],
+        env=os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for line in process.stdout:
+        if line.startswith("Progress"):
+            break
+    return process
+
+
+def finished_here(folder, variants, *, num_seeds, steps, out="out"):
+    """The same comparison in this process, from wherever it stands."""
+    request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=steps * 4 * lab_runs.LENGTH)
+    return records_of(compare(request, folder / out, executor=SerialExecutor(), tell=lambda _: None))
+
+
+def members(session):
+    """Processes of a session that still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[3:4] == [str(session)] and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def gone(session, seconds=20):
+    deadline = time.monotonic() + seconds
+    while members(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not members(session)
+
+
+class Asked:
+    """An executor that is stopped before it begins; it knows what it was asked for."""
+
+    def execute(self, runs, *, checkpoints, report):
+        self.runs = {run.id: run for run in runs}
+        raise KeyboardInterrupt
+
+
+class TestAComparisonInProcesses:
+    def test_killed_at_any_moment_and_run_again_gives_the_same_records(self, tmp_path, miniatures):
+        process = begun(tmp_path, "none,bma", num_seeds=1, steps=200)
+        time.sleep(random.Random(8).uniform(0.0, 0.3))
+        process.kill()
+        process.communicate()
+        # Workers see that they are alone, and end.
+        assert gone(process.pid)
+        assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=200)
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
+        assert not (tmp_path / "out" / CHECKPOINTS).exists()
+
+    def test_interrupted_ends_cleanly_and_goes_on_from_its_checkpoints_to_the_same_records(self, tmp_path, miniatures):
+        # So many runs that they do not all fit into the pipe to the workers.
+        request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
+        process = begun(tmp_path, "none,bma", num_seeds=60, steps=200)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert errors == ""
+        assert gone(process.pid)
+        folder, asked = tmp_path / "out" / CHECKPOINTS, Asked()
+        with pytest.raises(KeyboardInterrupt):
+            compare(request, tmp_path / "out", executor=asked, tell=lambda _: None)
+        assert sum(len(pickle.dumps(run)) for run in asked.runs.values()) > 65_536
+        stopped = [asked.runs[file.stem] for file in folder.iterdir()]
+        assert 1 <= len(stopped) <= 2
+        records, told = done(SerialExecutor(), stopped, folder)
+        assert told[0].step > 1
+        assert by_id(records) == by_id(executed(run) for run in stopped)
+
+
+def test_a_process_that_dies_is_an_error_after_the_others_are_done(task, tmp_path):
+    class Deadly(str):
+        """A seed that ends whoever unpickles it."""
+
+        def __reduce__(self):
+            return os._exit, (7,)
+
+    runs = [run_of(task), replace(run_of(task), variant=Deadly("x"))]
+    records = []
+    with pytest.raises(RuntimeError, match=r"ended before their work was done; exit codes \[7\]"):
+        for record in ProcessExecutor(1).execute(runs, checkpoints=tmp_path, report=lambda _: None):
+            records.append(record)
+    assert [type(record) for record in records] == [Record]

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from lab_runs import model_of, run_of
+
+from tidegate.config import VisionConfig
+from tidegate.gates import Gates
+from tidegate.lab.matching import matched_flops, matched_parameters, matched_time, num_parameters
+from tidegate.lab.models import build_model, training_flops
+from tidegate.lab.presets import PRESETS
+from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.recall import RecallTask
+
+GATES = ("none", "g1", "bma", "bma-query")
+CASES = [(kind, name, gate) for kind in PRESETS for name in PRESETS[kind] for gate in GATES]
+
+
+def test_parameters_are_counted_without_being_made():
+    for config in (model_of("g1+bma"), VisionConfig(gate="g1", d_model=16, num_layers=2, num_heads=2)):
+        assert num_parameters(config) == sum(p.numel() for p in build_model(config).parameters())
+
+
+@pytest.mark.parametrize(("kind", "name", "gate"), CASES)
+def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(kind, name, gate):
+    preset, task = PRESETS[kind][name], task_of(kind)
+    task = task if preset.length is None else replace(task, length=preset.length)
+    target = num_parameters(preset.model(task, task.load(), Gates()))
+    matched = matched_parameters(preset.model(task, task.load(), Gates.parse(gate)), target)
+    assert num_parameters(matched) == pytest.approx(target, rel=1e-3)
+    assert max(matched.d_ff) - min(matched.d_ff) <= 1
+
+
+@pytest.mark.parametrize("options", [{"d_ff": 20}, {"feedforward": "gelu"}, {"bias": True}, {"num_layers": 1}])
+def test_a_model_matched_to_itself_keeps_its_widths(options):
+    config = model_of("none", **options)
+    matched = matched_parameters(config, num_parameters(config))
+    assert set(matched.d_ff) == {config.feedforward_width}
+
+
+@pytest.mark.parametrize("target", [9000, 9012, 9050, 9999])
+def test_no_width_comes_nearer(target):
+    config = matched_parameters(model_of("g1"), target)
+    missed = abs(num_parameters(config) - target)
+    for change in (-1, 1):
+        widths = (config.d_ff[0] + change, *config.d_ff[1:])
+        assert missed <= abs(num_parameters(replace(config, d_ff=widths)) - target)
+
+
+def test_shared_weights_keep_shared_leading_slices():
+    control = model_of("none")
+    matched = matched_parameters(model_of("g1"), num_parameters(control))
+    own, other = (build_model(config, seed=3).state_dict() for config in (control, matched))
+    assert num_parameters(matched) < num_parameters(model_of("g1"))
+    for name, weight in own.items():
+        common = tuple(slice(min(sizes)) for sizes in zip(weight.shape, other[name].shape, strict=True))
+        assert torch.equal(weight[common], other[name][common]), name
+
+
+def test_what_cannot_be_made_thin_enough_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"cannot bring the gate g1 down to 100 parameters.*Use a larger preset"):
+        matched_parameters(model_of("g1"), 100)
+
+
+TASK = RecallTask()
+
+
+@pytest.mark.parametrize("gate", [*GATES, "g1+bma"])
+@pytest.mark.parametrize("steps", [1, 10, 1024])
+def test_flops_are_matched_to_within_a_step(gate, steps):
+    control, run = (run_of(TASK, gate=name, steps=steps) for name in ("none", gate))
+    wanted, each = (training_flops(build_model(own.model)) for own in (control, run))
+    matched = matched_flops(run, control)
+    assert abs(matched.training.steps * each - steps * wanted) <= max(each / 2, each - wanted)
+    assert replace(matched, training=run.training) == run
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(1.0, 100), (1.25, 80), (2.0, 50), (0.5, 200), (1000.0, 1)])
+def test_time_is_matched_by_the_ratio_that_was_measured(ratio, steps):
+    control = run_of(TASK, steps=100)
+    assert matched_time(run_of(TASK, steps=100), control, time_ratio=ratio).training.steps == steps

@@ -1,0 +1,192 @@
+import math
+
+import pytest
+import torch
+from closeness import assert_close
+from lab_runs import LENGTH, model_of
+
+from tidegate.config import VisionConfig
+from tidegate.lab.models import build_model, evaluate
+from tidegate.lab.observe import loss_by_position, observe
+from tidegate.lab.tasks.task import NO_TARGET, Batch
+
+GATES = ["none", "g1", "bma", "g1-head+g5", "vga+bma-query"]
+VISION = {"d_model": 16, "num_layers": 2, "num_heads": 2, "image_size": 8, "patch_size": 4, "channels": 1}
+
+
+def restless(config):
+    """A model far from its start, so that attention and gates are no longer uniform."""
+    model = build_model(config, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(len(name))
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def example(config, rows=3):
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(config, VisionConfig):
+        return Batch(torch.randn(rows, 1, 8, 8, generator=generator), torch.zeros(rows, dtype=torch.int64))
+    tokens = torch.randint(256, (rows, LENGTH + 1), generator=generator)
+    return Batch(tokens[:, :-1], tokens[:, 1:])
+
+
+def configurations(gate):
+    return [model_of(gate), model_of(gate, num_heads=4, num_kv_heads=2, window=5), VisionConfig(gate=gate, **VISION)]
+
+
+CASES = [config for gate in GATES for config in configurations(gate)]
+
+
+def traced(model, batch):
+    model.eval()
+    with torch.no_grad():
+        _, traces = model(batch.inputs, return_traces=True)
+    model.train()
+    return traces
+
+
+def plain_weights(trace):
+    """The attention matrix (B, H, T, S), by a softmax over all scores."""
+    heads = trace.query.shape[1] // trace.key.shape[1]
+    scores = trace.scale * trace.query.double() @ trace.key.double().repeat_interleave(heads, dim=1).mT
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    if trace.causal:
+        allowed = allowed.tril()
+    if trace.mask is not None:
+        allowed = allowed & (trace.mask if trace.mask.dtype == torch.bool else trace.mask == 0)
+    return scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
+
+
+def by_head(values, config):
+    return values[:, :, 1 if config.causal else 0 :].mean(dim=(0, 2))
+
+
+@pytest.mark.parametrize("config", CASES, ids=lambda config: f"{type(config).__name__}-{config.gate}")
+class TestAttention:
+    def test_entropy_is_that_of_the_plain_weights(self, config):
+        model, batch = restless(config), example(config)
+        expected = [by_head(torch.special.entr(plain_weights(trace)).sum(-1), config) for trace in traced(model, batch)]
+        assert_close(torch.tensor(observe(model, batch, tokens=0).entropy), torch.stack(expected))
+
+    def test_sink_mass_is_the_plain_weight_of_the_first_position(self, config):
+        model, batch = restless(config), example(config)
+        expected = [by_head(plain_weights(trace)[..., 0], config) for trace in traced(model, batch)]
+        assert_close(torch.tensor(observe(model, batch, tokens=0).sink_mass), torch.stack(expected))
+
+    def test_sink_impact_is_its_share_of_the_weighted_value_norms(self, config):
+        model, batch = restless(config), example(config)
+        expected = []
+        for trace in traced(model, batch):
+            heads = trace.query.shape[1] // trace.value.shape[1]
+            norms = trace.value.double().norm(dim=-1).repeat_interleave(heads, dim=1)
+            parts = plain_weights(trace) * norms[:, :, None]
+            expected.append(by_head(parts[..., 0] / parts.sum(-1), config))
+        assert_close(torch.tensor(observe(model, batch, tokens=0).sink_impact), torch.stack(expected))
+
+    def test_gates_are_seen_as_the_trace_has_them(self, config):
+        model, batch = restless(config), example(config)
+        gates = observe(model, batch, tokens=0).gates
+        traces = traced(model, batch)
+        assert set(gates) == set(traces[0].gates)
+        for site, seen in gates.items():
+            values = [trace.gates[site] for trace in traces]
+            values = torch.stack([value.unsqueeze(2) if value.ndim == 3 else value for value in values])
+            assert_close(torch.tensor(seen.mean), values.mean(dim=(1, 2, 4)))
+            assert_close(torch.tensor(seen.below), (values < 0.1).float().mean(dim=(1, 2, 4)))
+            assert_close(torch.tensor(seen.spread), values.flatten(1, 2).std(dim=1).mean(dim=-1))
+
+
+def test_attention_to_all_keys_alike_has_the_entropy_of_their_number():
+    model = build_model(model_of("none"), seed=0)
+    with torch.no_grad():
+        for block in model.stack.blocks:
+            block.attention.q_proj.weight.zero_()
+    seen = observe(model, example(model.config), tokens=5)
+    counts = torch.arange(2, LENGTH + 1, dtype=torch.float64)
+    assert_close(torch.tensor(seen.entropy), counts.log().mean().expand(2, 2), dtype="float32")
+    assert_close(torch.tensor(seen.sink_mass), (1 / counts).mean().expand(2, 2), dtype="float32")
+    assert seen.tokens == 5
+
+
+@pytest.mark.parametrize("config", [model_of("g1"), VisionConfig(gate="g1", **VISION)], ids=["decoder", "classifier"])
+def test_to_look_changes_nothing(config):
+    model, batch = restless(config), example(config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert observe(model, batch, tokens=0) == observe(model, batch, tokens=0)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(block._forward_hooks for block in model.stack.blocks)
+
+
+def with_stream(rows):
+    """A model without blocks' work, whose residual stream is these rows (tokens, M) all along."""
+    model = build_model(model_of("none", d_model=rows.shape[1], vocab_size=len(rows)), seed=0)
+    with torch.no_grad():
+        model.embedding.weight.copy_(rows)
+        for block in model.stack.blocks:
+            block.attention.o_proj.weight.zero_()
+            block.feedforward.down_proj.weight.zero_()
+    return model, Batch(torch.arange(len(rows))[None], torch.zeros(1, len(rows), dtype=torch.int64))
+
+
+class TestTheResidualStream:
+    def test_of_multiples_of_one_row_has_rank_one(self):
+        row = torch.randn(16, generator=torch.Generator().manual_seed(0))
+        seen = observe(*with_stream(torch.outer(torch.arange(1.0, 9.0), row)), tokens=0)
+        # Singular values from products are good to the root of float64's rounding.
+        assert_close(torch.tensor(seen.effective_rank), torch.ones(2), dtype="float32")
+
+    def test_of_orthonormal_rows_has_full_rank(self):
+        rows = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(0))).Q
+        seen = observe(*with_stream(rows), tokens=0)
+        assert_close(torch.tensor(seen.effective_rank), torch.full((2,), 16.0), dtype="float32")
+
+    def test_rank_is_that_of_the_normalised_singular_values(self):
+        rows = torch.randn(12, 16, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 17.0)
+        shares = torch.linalg.svdvals(rows.double())
+        expected = torch.special.entr(shares / shares.sum()).sum().exp()
+        seen = observe(*with_stream(rows), tokens=0)
+        assert_close(torch.tensor(seen.effective_rank), expected.expand(2), dtype="float32")
+
+    def test_its_largest_activation_counts_either_sign(self):
+        rows = torch.zeros(8, 16)
+        rows[:, 0], rows[3, 4] = 1.0, -7.0
+        assert observe(*with_stream(rows), tokens=0).largest_activation == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("size", [math.nan, math.inf, 3e38])
+def test_of_numbers_that_are_not_finite_there_is_nothing_to_see(size):
+    model = build_model(model_of("output:input:identity"), seed=0)
+    with torch.no_grad():
+        for block in model.stack.blocks:
+            block.attention.v_proj.weight.fill_(size)
+    assert observe(model, example(model.config), tokens=0) is None
+
+
+class TestTheLossByPosition:
+    @pytest.mark.parametrize("length", [1, 31, 32, 100, 128])
+    def test_averages_back_to_the_mean_loss(self, length):
+        model = restless(model_of("bma"))
+        tokens = torch.randint(256, (3, length + 1), generator=torch.Generator().manual_seed(0))
+        batch = Batch(tokens[:, :-1], tokens[:, 1:])
+        curve = loss_by_position(model, batch)
+        sizes = [len(part) for part in torch.arange(length).chunk(32)]
+        mean = sum(size * loss for size, (_, loss) in zip(sizes, curve, strict=True)) / length
+        assert_close(torch.tensor(mean), torch.tensor(evaluate(model, [batch]).loss), dtype="float32")
+
+    def test_places_each_loss_in_the_middle_of_its_stretch_counted_from_one(self):
+        batch = Batch(*torch.zeros(2, 1, 64, dtype=torch.int64))
+        positions = [position for position, _ in loss_by_position(build_model(model_of(), seed=0), batch)]
+        assert positions == [1.5 + 2 * stretch for stretch in range(32)]
+
+    def test_leaves_out_stretches_without_a_target(self):
+        targets = torch.zeros(2, 8, dtype=torch.int64)
+        targets[:, :5] = NO_TARGET
+        targets[0, 6] = NO_TARGET
+        model = build_model(model_of(), seed=0)
+        curve = loss_by_position(model, Batch(torch.zeros_like(targets), targets))
+        assert [position for position, _ in curve] == [6, 7, 8]
+        whole = loss_by_position(model, Batch(torch.zeros_like(targets), torch.zeros_like(targets)))
+        assert_close(torch.tensor(curve), torch.tensor(whole[5:]))

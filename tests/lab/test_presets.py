@@ -1,0 +1,76 @@
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.gates import Gates
+from tidegate.lab.matching import num_parameters
+from tidegate.lab.presets import PRESETS, Preset, PresetName
+from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.task import TaskKind
+
+CASES = [(kind, name) for kind in PRESETS for name in PRESETS[kind]]
+
+
+def prepared(kind, name):
+    """A preset, its task at its length, and the task's data."""
+    preset = PRESETS[kind][name]
+    task = task_of(kind)
+    task = task if preset.length is None else replace(task, length=preset.length)
+    return preset, task, task.load()
+
+
+def test_there_is_one_of_every_size_for_every_task():
+    assert set(PRESETS) == set(get_args(TaskKind))
+    assert all(set(sizes) == set(get_args(PresetName)) for sizes in PRESETS.values())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_its_model_fits_the_data(kind, name):
+    preset, task, data = prepared(kind, name)
+    model = preset.model(task, data, Gates.parse("bma"))
+    assert model.gate == Gates.parse("bma")
+    if kind == "image":
+        assert isinstance(model, VisionConfig)
+        assert (model.image_size, model.num_classes, model.channels) == (8, 10, 1)
+    else:
+        assert isinstance(model, TransformerConfig)
+        assert (model.vocab_size, model.max_length) == (data.vocab_size, task.length)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_its_training_spends_its_budget_to_within_a_step(kind, name):
+    preset, task, _ = prepared(kind, name)
+    training = preset.training(task)
+    per_step = training.batch_size * task.length
+    assert abs(training.steps * per_step - preset.budget) <= per_step / 2
+    assert training.lr == preset.lr
+
+
+@pytest.mark.parametrize(("name", "millions"), [("tiny", 0.18), ("small", 1.0), ("base", 14)])
+def test_the_language_models_have_the_sizes_that_are_said(name, millions):
+    preset, task, data = prepared("lm", name)
+    assert num_parameters(preset.model(task, data, Gates())) / 1e6 == pytest.approx(millions, rel=0.05)
+
+
+def test_the_language_models_see_several_tokens_for_each_parameter():
+    for name in PRESETS["lm"]:
+        preset, task, data = prepared("lm", name)
+        assert preset.budget / num_parameters(preset.model(task, data, Gates())) > 10
+
+
+def test_a_budget_of_its_own_is_rounded_to_whole_steps_and_is_at_least_one():
+    preset, task, _ = prepared("lm", "tiny")
+    assert [preset.training(task, budget).steps for budget in (1, 2048, 5000, 20_480)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 4), (8, 2), (28, 4), (10, 2), (9, 1)])
+def test_patches_divide_the_image(size, patch):
+    class Images:
+        facts = {"image_size": size, "channels": 3}  # noqa: RUF012
+        vocab_size = 7
+
+    preset = Preset(d_model=16, num_layers=1, num_heads=2, batch_size=1, budget=1, lr=1e-3)
+    model = preset.model(task_of("image"), Images(), Gates())
+    assert (model.patch_size, model.image_size, model.num_classes) == (patch, size, 7)

@@ -1,0 +1,366 @@
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from closeness import assert_close
+from lab_runs import LENGTH, STEPS, executed, model_of, run_of, timeless
+
+from tidegate.config import VisionConfig
+from tidegate.lab import train
+from tidegate.lab.events import Interrupted
+from tidegate.lab.models import build_model, evaluate, training_flops
+from tidegate.lab.observe import observe
+from tidegate.lab.tasks.image import image_task
+from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.train import Surroundings, make_optimizer, train_step
+from tidegate.torch.gate import gate_parameters
+
+DEFAULT_GATES = ("none", "g1", "bma", "bma-query")
+
+
+def image_run():
+    model = VisionConfig(gate="g1", d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
+    return run_of(image_task(), model=model)
+
+
+def recall_run():
+    model = model_of("bma", vocab_size=128, dropout=0.1)
+    return run_of(RecallTask(num_pairs=2), model=model, num_evaluations=1)
+
+
+RUNS = {
+    "text": lambda task: run_of(task),
+    "dropout": lambda task: run_of(task, model=model_of("g1", dropout=0.2, attention_dropout=0.1)),
+    "image": lambda task: image_run(),
+    "recall": lambda task: recall_run(),
+}
+
+
+EVERYWHERE = (1, 2, 3, 7, STEPS - 1, STEPS)
+STOPS = [(name, stop) for name in RUNS for stop in (EVERYWHERE if name in ("text", "dropout") else (7,))]
+
+
+class TestTheSameRun:
+    @pytest.mark.parametrize("name", RUNS)
+    def test_gives_the_same_numbers(self, task, name):
+        run = RUNS[name](task)
+        first = executed(run)
+        assert first.status == "finished", first.error
+        torch.manual_seed(99)
+        torch.rand(5)
+        assert timeless(executed(run)) == timeless(first)
+
+    @pytest.mark.parametrize(("name", "stop"), STOPS)
+    def test_stopped_at_any_step_goes_on_as_if_never_stopped(self, task, tmp_path, name, stop):
+        run = RUNS[name](task)
+        expected = timeless(executed(run))
+        interrupt(run, tmp_path, at=stop)
+        assert [file.name for file in tmp_path.glob(f"{run.id}*")] == [f"{run.id}.safetensors"]
+        told = []
+        assert timeless(executed(run, folder=tmp_path, report=told.append)) == expected
+        assert [progress.step for progress in told] == list(range(stop + 1, STEPS + 1))
+
+
+def interrupt(run, folder, *, at):
+    steps = []
+    with pytest.raises(Interrupted, match=run.id):
+        executed(run, folder=folder, report=lambda p: steps.append(p.step), stopping=lambda: steps[-1] == at)
+
+
+def test_stopped_again_and_again_it_still_ends_the_same(task, tmp_path):
+    run = run_of(task, model=model_of("bma", dropout=0.1))
+    for stop in range(1, STEPS + 1):
+        interrupt(run, tmp_path, at=stop)
+    assert timeless(executed(run, folder=tmp_path)) == timeless(executed(run))
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+@pytest.mark.parametrize(("saved", "killed"), [(0, 2), (1, 2), (3, 4), (3, 9), (7, STEPS), (STEPS - 1, STEPS)])
+def test_killed_it_goes_on_from_an_older_checkpoint_as_if_nothing_had_been(task, tmp_path, saved, killed):
+    run = run_of(task, model=model_of("bma", dropout=0.1))
+    file, kept = tmp_path / f"{run.id}.safetensors", tmp_path / "kept"
+
+    def report(progress):
+        # What is on the disk now was saved after the step before.
+        if progress.step == saved + 1 and file.exists():
+            shutil.copy(file, kept)
+        if progress.step == killed:
+            raise Killed
+
+    with pytest.raises(Killed):
+        executed(run, folder=tmp_path, checkpoint_seconds=0, report=report)
+    file.unlink()
+    if kept.exists():
+        shutil.copy(kept, file)
+    told = []
+    assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(executed(run))
+    assert told[0].step == saved + 1
+
+
+def test_a_run_that_ends_leaves_no_checkpoint_nor_what_a_kill_has_left_of_one(task, tmp_path):
+    run, folder = run_of(task), tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / f"{run.id}.123.partial").write_bytes(b"half")
+    (folder / "another.safetensors").write_bytes(b"")
+    executed(run, folder=folder, checkpoint_seconds=0)
+    assert [file.name for file in folder.iterdir()] == ["another.safetensors"]
+
+
+def test_without_time_passing_no_checkpoint_is_written(task, tmp_path):
+    run = run_of(task)
+    seen = []
+    executed(run, folder=tmp_path, report=lambda _: seen.extend(tmp_path.glob("*.safetensors")))
+    assert not seen
+
+
+class TestTheRecord:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, tmp_path_factory):
+        from lab_runs import text_of
+
+        return run_of(text_of(tmp_path_factory.mktemp("text")), gate="g1", variant="gated", seed=4, block=2)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def record(cls, run):
+        return executed(run)
+
+    def test_says_which_run_it_is_of(self, run, record):
+        assert (record.id, record.run) == (run.id, run.to_dict())
+
+    def test_counts_parameters_tokens_and_flops(self, run, record):
+        model = build_model(run.model)
+        assert record.num_parameters == model.num_parameters()
+        assert record.num_gate_parameters == 2 * 16 * 16 > 0
+        assert record.tokens == STEPS * 4 * LENGTH
+        assert record.flops == record.tokens * training_flops(model)
+
+    def test_has_as_many_points_and_observations_as_asked_for(self, record):
+        assert [point.step for point in record.curve] == [3, 6, 9, 12]
+        assert [point.tokens for point in record.curve] == [step * 4 * LENGTH for step in (3, 6, 9, 12)]
+        assert [observation.tokens for observation in record.observations] == [6 * 4 * LENGTH, 12 * 4 * LENGTH]
+        assert len(record.timing.seconds) == 4
+
+    def test_ends_with_the_loss_of_its_curve(self, record):
+        assert record.loss == record.curve[-1].loss
+        assert record.metrics == {"bits_per_byte": record.loss / math.log(2)}
+        assert record.num_evaluated == 256 // LENGTH * LENGTH
+
+    def test_shows_that_something_was_learned(self, record):
+        assert record.loss < record.curve[0].loss < math.log(256)
+
+    def test_is_what_a_plain_loop_gives(self, run, record):
+        model, data = build_model(run.model, seed=run.seed), run.task.load()
+        optimizer = make_optimizer(model, run)
+        figures = [
+            train_step(model, optimizer, data.batch(seed=run.seed, step=step, size=4), run, step)
+            for step in range(STEPS)
+        ]
+        assert record.loss == evaluate(model, data.validation()).loss
+        assert record.observations[-1] == observe(model, data.probe(), tokens=record.tokens)
+        means = torch.tensor(figures, dtype=torch.float64).unflatten(0, (4, 3)).mean(dim=1)
+        noted = [(p.train_loss, p.gradient_norm, p.gate_gradient_norm) for p in record.curve]
+        assert_close(torch.tensor(noted, dtype=torch.float64), means)
+
+    def test_loss_by_position_reaches_four_times_the_training_length(self, record):
+        assert record.loss_by_position[-1][0] == pytest.approx(4 * LENGTH - 0.5)
+
+    def test_without_gates_there_is_no_gradient_of_theirs(self, run):
+        record = executed(replace(run, model=model_of("none")))
+        assert {point.gate_gradient_norm for point in record.curve} == {None}
+        assert record.observations[0].gates == {}
+
+
+def test_progress_tells_of_every_step(task):
+    told = []
+    run = run_of(task, seed=2)
+    executed(run, report=told.append)
+    assert [progress.step for progress in told] == list(range(1, STEPS + 1))
+    assert {(p.run, p.variant, p.seed, p.role, p.steps) for p in told} == {(run.id, "bma", 2, "comparison", STEPS)}
+    assert [progress.tokens for progress in told] == [step * 4 * LENGTH for step in range(1, STEPS + 1)]
+
+
+class TestVariantsOfOneSeed:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prints(cls, tmp_path_factory):
+        from lab_runs import text_of
+
+        task = text_of(tmp_path_factory.mktemp("text"))
+        widths = {"none": None, "g1": (40, 41), "bma": (33, 32), "bma-query": 64}
+        return {
+            gate: executed(run_of(task, variant=gate, model=model_of(gate, d_ff=widths[gate]), steps=2)).fingerprints
+            for gate in DEFAULT_GATES
+        }
+
+    def test_share_batches_and_validation_set(self, prints):
+        for name in ("batches", "validation"):
+            assert len({own[name] for own in prints.values()}) == 1
+
+    def test_share_the_start_of_every_common_weight_whatever_their_widths(self, prints):
+        names = {name for own in prints.values() for name in own}
+        for name in names:
+            assert len({own[name] for own in prints.values() if name in own}) == 1, name
+
+    def test_have_all_of_the_controls_weights(self, prints):
+        assert all(set(prints["none"]) < set(prints[gate]) for gate in DEFAULT_GATES[1:])
+
+    def test_have_no_weight_in_common_where_their_gates_differ(self, prints):
+        own = [{name for name in prints[gate] if "attn_gate" in name} for gate in DEFAULT_GATES[1:]]
+        assert all(own)
+        assert len(set.union(*own)) == sum(map(len, own))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"steps": 3}])
+def test_other_batches_have_another_fingerprint(task, change):
+    first, second = (executed(run_of(task, **({"steps": 2} | own))).fingerprints for own in ({}, change))
+    assert first["batches"] != second["batches"]
+    assert first["validation"] == second["validation"]
+    assert (first["weights:embedding.weight"] == second["weights:embedding.weight"]) == ("seed" not in change)
+
+
+class TestTheOptimiser:
+    def test_has_gates_in_a_group_of_their_own_without_weight_decay(self, task):
+        run = run_of(task, gate="g1+bma", gate_lr=0.25, weight_decay=0.3)
+        model = build_model(run.model, seed=0)
+        matrices, vectors, gates = make_optimizer(model, run).param_groups
+        assert {id(p) for p in gates["params"]} == {id(p) for p in gate_parameters(model)}
+        assert (gates["weight_decay"], gates["multiple"]) == (0.0, 0.25)
+        assert (matrices["weight_decay"], matrices["multiple"]) == (0.3, 1.0)
+        assert (vectors["weight_decay"], vectors["multiple"]) == (0.0, 1.0)
+        assert {p.ndim for p in matrices["params"]} == {2}
+        assert {p.ndim for p in vectors["params"]} == {1}
+
+    def test_has_every_parameter_once(self, task):
+        run = run_of(task, gate="g1+bma")
+        model = build_model(run.model, seed=0)
+        held = [id(p) for group in make_optimizer(model, run).param_groups for p in group["params"]]
+        assert sorted(held) == sorted(id(p) for p in model.parameters())
+
+    def test_has_no_group_for_gates_that_are_not_there(self, task):
+        run = run_of(task, gate="none")
+        assert len(make_optimizer(build_model(run.model), run).param_groups) == 2
+
+    @pytest.mark.parametrize("multiple", [1.0, 0.25, 3.0])
+    def test_moves_gates_by_their_multiple_of_the_learning_rate(self, task, multiple):
+        gates, others = first_move(run_of(task, gate="g1", lr=1e-3, gate_lr=multiple, weight_decay=0.0, warmup=0.0))
+        # Adam's first step is the learning rate in every weight whose gradient is not tiny.
+        assert_close(gates, torch.tensor(1e-3 * multiple))
+        assert_close(others, torch.tensor(1e-3))
+
+    def test_decays_matrices_alone(self, task):
+        run = run_of(task, gate="g1", warmup=0.0)
+        models = [after_a_step(run_of(task, gate="g1", warmup=0.0, weight_decay=decay)) for decay in (0.0, 1.0)]
+        gates = {name for name, module in models[0].named_parameters() if "attn_gate" in name}
+        for (name, free), (_, decayed) in zip(*(model.named_parameters() for model in models), strict=True):
+            assert torch.equal(free, decayed) == (name in gates or free.ndim == 1), name
+        start = build_model(run.model, seed=0).embedding.weight
+        free, decayed = (model.embedding.weight for model in models)
+        assert_close(free - decayed, run.training.lr * start)
+
+    def test_follows_the_schedule(self, task):
+        run = run_of(task, gate="g1", gate_lr=0.5)
+        model = build_model(run.model, seed=0)
+        optimizer = make_optimizer(model, run)
+        for step in (0, 5, STEPS - 1):
+            train_step(model, optimizer, run.task.load().batch(seed=0, step=step, size=4), run, step)
+            rate = run.training.lr * run.training.lr_share(step)
+            assert [group["lr"] for group in optimizer.param_groups] == [rate, rate, 0.5 * rate]
+
+    def test_clips_after_the_norm_was_taken(self, task):
+        run = run_of(task, gate="g1", clip=1e-3)
+        model = build_model(run.model, seed=0)
+        batch = run.task.load().batch(seed=0, step=0, size=4)
+        _, norm, of_gates = train_step(model, make_optimizer(model, run), batch, run, 0)
+        clipped = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+        assert norm > 0.1 > clipped
+        assert_close(clipped, torch.tensor(1e-3))
+        part = torch.cat([p.grad.flatten() for p in gate_parameters(model)]).norm()
+        assert_close(part / clipped, torch.tensor(of_gates / norm))
+
+
+def after_a_step(run):
+    model = build_model(run.model, seed=0)
+    train_step(model, make_optimizer(model, run), run.task.load().batch(seed=0, step=0, size=4), run, 0)
+    return model
+
+
+def first_move(run):
+    """The largest change of a gate's weight, and of any other, in the first step."""
+    start, end = build_model(run.model, seed=0), after_a_step(run)
+    moves = {
+        name: (after - before).abs().max()
+        for (name, before), (_, after) in zip(start.named_parameters(), end.named_parameters(), strict=True)
+    }
+    gates = [move for name, move in moves.items() if "attn_gate" in name]
+    others = [move for name, move in moves.items() if "attn_gate" not in name]
+    return torch.stack(gates).max().detach(), torch.stack(others).max().detach()
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("gate", ["none", "g1", "output:input:silu"])
+    def test_under_an_absurd_learning_rate_it_is_a_result(self, task, gate, tmp_path):
+        run = run_of(task, gate=gate, lr=1e6, weight_decay=1.0, steps=40, num_evaluations=40, num_observations=40)
+        record = executed(run, folder=tmp_path / "checkpoints", checkpoint_seconds=0)
+        assert record.status == "diverged"
+        assert record.loss is None
+        assert "no longer finite at step" in record.error
+        assert 0 < record.tokens < 40 * 4 * LENGTH
+        assert not list((tmp_path / "checkpoints").iterdir())
+        assert timeless(executed(run)) == timeless(record)
+
+    def test_a_loss_that_becomes_nan_is_a_result_with_the_step(self, task, monkeypatch):
+        monkeypatch.setattr(train, "batch_loss", poisoned_after(3))
+        record = executed(run_of(task))
+        assert record.status == "diverged"
+        assert record.error == "The loss or its gradient was no longer finite at step 4 of 12."
+        assert [point.step for point in record.curve] == [3]
+
+    def test_a_validation_loss_that_is_not_finite_at_the_end_is_a_result(self, task, monkeypatch):
+        original = evaluate
+        monkeypatch.setattr(train, "evaluate", lambda *inputs: original(*inputs)._replace(loss=math.inf))
+        record = executed(run_of(task))
+        assert (record.status, record.loss) == ("diverged", None)
+        assert record.error == "The validation loss at the end is not finite."
+        assert {point.loss for point in record.curve} == {None}
+
+
+def poisoned_after(steps):
+    from tidegate.lab.models import batch_loss
+
+    calls = []
+
+    def poisoned(model, batch):
+        calls.append(None)
+        return batch_loss(model, batch) * (math.nan if len(calls) > steps else 1.0)
+
+    return poisoned
+
+
+class TestAFailure:
+    def test_is_a_record_with_the_traceback(self, task, monkeypatch):
+        def broken(*arguments):
+            raise ZeroDivisionError("on purpose")
+
+        monkeypatch.setattr(train, "train_step", broken)
+        run = run_of(task)
+        record = executed(run)
+        assert (record.id, record.status, record.loss) == (run.id, "failed", None)
+        assert record.run == run.to_dict()
+        assert record.error.startswith("Traceback")
+        assert record.error.strip().endswith("ZeroDivisionError: on purpose")
+
+    def test_of_data_that_has_changed_names_it(self, task):
+        record = executed(run_of(replace(task, fingerprint="0" * 16)))
+        assert record.status == "failed"
+        assert "has changed: its fingerprint was 0000000000000000" in record.error
+
+    def test_is_no_stop(self, task):
+        with pytest.raises(Interrupted):
+            train.execute_run(run_of(task), Surroundings(stopping=lambda: True))
