@@ -2,7 +2,9 @@ import lab_runs
 import pytest
 import torch
 
-from tidegate.lab import compare
+from tidegate.lab import compare as compare_module
+from tidegate.lab.compare import compare
+from tidegate.lab.executors.serial import SerialExecutor
 from tidegate.lab.presets import PRESETS
 
 
@@ -22,7 +24,22 @@ def task(tmp_path):
 @pytest.fixture
 def miniatures(monkeypatch):
     """The preset `tiny` is a miniature, and costs are made up; gives the function that sets them."""
-    monkeypatch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
-    monkeypatch.setattr(compare, "measure_costs", compare.measure_costs)
+    return with_miniatures(monkeypatch)
+
+
+def with_miniatures(patch):
+    patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
+    patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
     lab_runs.use_miniatures()
     return lab_runs.use_miniatures
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory):
+    """The lines of a miniature comparison of three variants under three seeds."""
+    folder = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patch:
+        with_miniatures(patch)
+        request = lab_runs.request_of(lab_runs.text_of(folder), "none,g1,bma-query", command="tidegate compare")
+        lines = compare(request, folder / "out", executor=SerialExecutor(), tell=lambda _: None)
+    return tuple(lines)

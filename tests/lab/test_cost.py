@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from lab_runs import LENGTH, model_of, run_of
 
+from tidegate.config import VisionConfig
 from tidegate.lab import cost
 from tidegate.lab.cost import measure_costs
 from tidegate.lab.models import build_model
@@ -40,17 +41,15 @@ def test_the_cache_holds_keys_and_values_of_every_layer(task, unweighed):
     model = model_of("none", num_heads=4, num_kv_heads=2)
     runs = {"none": run_of(task, model=model)}
     (found,) = measure_costs(runs, control="none", request="", rounds=2).items
-    caches = build_model(model).eval().new_caches()
-    build_model(model)(task.load().probe().inputs[:1], caches=caches)
+    filled = build_model(model)
+    caches = filled.new_caches()
+    filled(task.load().probe().inputs[:1], caches=caches)
     assert found.cache_bytes_per_token == sum(cache.num_bytes for cache in caches) // LENGTH
 
 
 def test_a_model_that_does_not_generate_has_no_decoding(unweighed):
-    task = image_task()
-    from tidegate.config import VisionConfig
-
     model = VisionConfig(gate="none", d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
-    (found,) = measure_costs({"none": run_of(task, model=model)}, control="none", request="", rounds=2).items
+    (found,) = measure_costs({"none": run_of(image_task(), model=model)}, control="none", request="", rounds=2).items
     assert (found.decode_milliseconds, found.cache_bytes_per_token) == (None, None)
     assert found.tokens_per_second > 0
 

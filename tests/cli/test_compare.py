@@ -1,0 +1,182 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+
+runner = CliRunner()
+
+QUICK = ["--seeds", "3", "--tokens", "4096", "--length", "32", "--executor", "serial"]
+
+
+def invoke(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(8):
+        (folder / f"{number}.txt").write_text(f"the sea rises and the gate of number {number} falls. " * 60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(corpus, tmp_path_factory):
+    """One small comparison: what the terminal said, and its folder."""
+    folder = tmp_path_factory.mktemp("out") / "comparison"
+    variants = "none,bma,again=none,slow=none@lr=1e-6"
+    done = invoke("compare", "--data", corpus, "--variants", variants, "--out", folder, *QUICK)
+    assert done.exit_code == 0, done.output
+    return done.output, folder
+
+
+def test_terminal_table_and_json_agree(compared):
+    output, folder = compared
+    results = json.loads((folder / "results.json").read_text())
+    table = (folder / "report.md").read_text()
+    for variant in results["comparison"]["variants"]:
+        mean = f"{variant['mean']:.4f}"
+        assert mean in output
+        assert mean in table
+        assert variant["sentence"] in output
+        if variant["low"] is not None:
+            assert f"{variant['low']:+.4f}" in output
+            assert f"{variant['low']:+.4f}" in table
+
+
+def test_a_planted_handicap_is_found_and_the_control_under_another_name_is_called_identical(compared):
+    _, folder = compared
+    results = json.loads((folder / "results.json").read_text())
+    verdicts = {variant["name"]: variant["verdict"] for variant in results["comparison"]["variants"]}
+    assert verdicts["none"] == "control"
+    assert verdicts["again"] == "identical"
+    assert verdicts["slow"] == "worse"
+
+
+def test_the_page_can_be_made_again_from_records_alone(compared, tmp_path):
+    _, folder = compared
+    records = (folder / "records.jsonl").read_bytes()
+    (tmp_path / "records.jsonl").write_bytes(records)
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 0
+    for name in ("report.html", "report.md", "results.json"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_same_command_again_changes_no_record(compared, corpus):
+    _, folder = compared
+    before = (folder / "records.jsonl").read_bytes()
+    variants = "none,bma,again=none,slow=none@lr=1e-6"
+    done = invoke("compare", "--data", corpus, "--variants", variants, "--out", folder, *QUICK)
+    assert done.exit_code == 0
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
+def test_another_comparison_in_the_same_folder_is_refused(compared, corpus):
+    _, folder = compared
+    done = invoke("compare", "--data", corpus, "--variants", "none,g1", "--out", folder, *QUICK)
+    assert done.exit_code == 2
+    assert "holds another comparison" in done.stderr
+
+
+def test_quiet_shows_the_result_alone(compared, corpus):
+    _, folder = compared
+    variants = "none,bma,again=none,slow=none@lr=1e-6"
+    done = invoke("compare", "--quiet", "--data", corpus, "--variants", variants, "--out", folder, *QUICK)
+    assert "there already" not in done.output
+    assert "The page:" in done.output
+
+
+BAD = {
+    "missing file": (["--data", "nowhere.txt"], "nowhere.txt"),
+    "empty corpus": (["--data", "{empty}"], "empty"),
+    "corpus shorter than a window": (["--data", "{short}"], "--length"),
+    "unknown gate": (["--variants", "none,gibberish"], "gibberish"),
+    "one variant": (["--variants", "none"], "at least two"),
+    "a name twice": (["--variants", "none,none"], "Name them apart"),
+    "unknown option of a variant": (["--variants", "none,bma@speed=3"], "speed"),
+    "an option that is no number": (["--variants", "none,bma@lr=fast"], "must be a number"),
+    "seeds 0": (["--seeds", "0"], "--seeds must be at least 1"),
+    "no tokens": (["--tokens", "0"], "--tokens must be at least 1"),
+    "a folder that is a file": (["--out", "{file}"], "is a file"),
+    "a folder below a file": (["--out", "{file}/below"], "is a file"),
+    "unknown tokenizer": (["--tokenizer", "words"], "words"),
+    "a tokenizer for images": (["--task", "image", "--tokenizer", "bpe:300"], "no meaning"),
+    "a study that is no function": (["--study", "json"], "module:function"),
+    "a study that is not there": (["--study", "json:nothing"], "nothing"),
+    "a study of nothing": (["--study", "builtins:list"], "must give a list"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
+def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {name: tmp_path / name for name in ("empty", "short", "file")}
+    places["empty"].write_text("")
+    places["short"].write_text("brief")
+    places["file"].write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    done = invoke("compare", *(argument.format(**places) for argument in arguments))
+    assert done.exit_code == 2
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
+    assert words in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_report_of_a_folder_without_records_says_so(tmp_path):
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 2
+    assert "has no records" in done.stderr
+
+
+def test_help_teaches_every_option():
+    text = invoke("compare", "--help").output
+    options = ("variants", "data", "task", "preset", "seeds", "tokens", "match", "tune-lr", "out", "executor", "study")
+    for option in options:
+        assert f"--{option}" in text
+
+
+def test_help_needs_neither_torch_nor_plotly():
+    code = (
+        "import sys; from tidegate.cli import app; from typer.testing import CliRunner;"
+        "assert CliRunner().invoke(app, ['compare', '--help']).exit_code == 0;"
+        "print(sorted({'torch', 'jax', 'plotly', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+STUDY = '''
+from dataclasses import replace
+from tidegate.config import TransformerConfig
+from tidegate.lab.run import Run, Training
+from tidegate.lab.tasks.catalogue import task_of
+
+def gates():
+    """Is a gate better than none?"""
+    base = Run(
+        variant="none", block=0, seed=0, task=task_of("lm", "corpus.txt", length=16),
+        model=TransformerConfig(gate="none", d_model=16, num_layers=1, num_heads=2, max_length=16),
+        training=Training(steps=4, batch_size=2, num_evaluations=2, num_observations=1),
+    )
+    return [
+        replace(base, variant=gate, block=seed, seed=seed, model=replace(base.model, gate=gate))
+        for seed in range(3) for gate in ("none", "bma")
+    ]
+'''
+
+
+def test_a_study_is_compared_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
+    (tmp_path / "my_study.py").write_text(STUDY)
+    done = invoke("compare", "--study", "my_study:gates", "--out", "out", "--executor", "serial")
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [variant["name"] for variant in results["variants"]] == ["none", "bma"]
+    assert len(results["records"]) == 6

@@ -1,0 +1,309 @@
+import json
+from dataclasses import replace
+
+import pytest
+from lab_runs import LENGTH, STEPS, model_of, records_of, request_of, run_of, text_of, timeless
+
+from tidegate.lab import compare as compare_module
+from tidegate.lab import train
+from tidegate.lab.compare import CHECKPOINTS, Failed, Request, base_runs, compare, plan_of, records_path
+from tidegate.lab.events import Ended, Phase, Progress
+from tidegate.lab.executors.serial import SerialExecutor
+from tidegate.lab.matching import num_parameters
+from tidegate.lab.models import build_model, training_flops
+from tidegate.lab.presets import PRESETS
+from tidegate.lab.records import Costs, Plan, Record
+from tidegate.lab.summary import summarise
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.variants import parse_variants
+
+STEP = 4 * LENGTH
+
+
+def compared(request, folder, *, executor=None, tell=lambda _: None):
+    return compare(request, folder, executor=executor or SerialExecutor(), tell=tell)
+
+
+class Pretended:
+    """An executor that trains nothing: runs end as they are told to, by default with a loss of 1."""
+
+    def __init__(self, loss=lambda run: 1.0):
+        self.loss = loss
+        self.runs = []
+
+    def execute(self, runs, *, checkpoints, report):
+        for run in runs:
+            self.runs.append(run)
+            yield Record(id=run.id, run=run.to_dict(), status="finished", loss=self.loss(run))
+
+
+def pretended(request, folder, loss=lambda run: 1.0):
+    executor = Pretended(loss)
+    compared(request, folder, executor=executor)
+    return executor.runs
+
+
+class TestTheSameRequest:
+    def test_gives_the_same_records_anywhere(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=4 * STEP)
+        first, second = (records_of(compared(request, tmp_path / name)) for name in ("a", "b"))
+        assert len(first) == 6
+        assert first == second
+
+    def test_goes_on_where_it_stopped_and_ends_the_same(self, task, tmp_path, miniatures):
+        class Stopped:
+            def __init__(self, after):
+                self.after = after
+
+            def execute(self, runs, *, checkpoints, report):
+                yield from SerialExecutor().execute(runs[: self.after], checkpoints=checkpoints, report=report)
+                raise KeyboardInterrupt
+
+        request = request_of(task, budget=4 * STEP)
+        for after in (0, 1, 2):
+            with pytest.raises(KeyboardInterrupt):
+                compared(request, tmp_path / "a", executor=Stopped(after))
+        told = []
+        lines = compared(request, tmp_path / "a", tell=told.append)
+        assert records_of(lines) == records_of(compared(request, tmp_path / "b"))
+        assert next(event for event in told if isinstance(event, Phase)) == Phase(
+            name="comparing", num_runs=3, num_done=3
+        )
+        assert len([event for event in told if isinstance(event, Ended)]) == 3
+
+    def test_done_before_does_nothing_more(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=STEP)
+        before = compared(request, tmp_path / "out")
+        content = records_path(tmp_path / "out").read_bytes()
+        told = []
+        assert compared(request, tmp_path / "out", tell=told.append) == before
+        assert told == [Phase(name="comparing", num_runs=0, num_done=6)]
+        assert records_path(tmp_path / "out").read_bytes() == content
+
+    def test_may_be_spelled_by_another_command_and_read_other_places(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=STEP)
+        compared(request, tmp_path / "out")
+        moved = tmp_path / "moved"
+        moved.mkdir()
+        again = replace(request, task=text_of(moved), command="another")
+        assert pretended(again, tmp_path / "out") == []
+
+
+class TestTheFile:
+    def test_begins_with_the_plan_and_the_costs(self, task, tmp_path, miniatures):
+        lines = compared(request_of(task, budget=STEP), tmp_path / "out")
+        assert [type(line) for line in lines] == [Plan, Costs, *[Record] * 6]
+        assert lines[0] == plan_of(request_of(task, budget=STEP))
+        assert lines[1].request == lines[0].request
+
+    def test_has_nothing_beside_it_at_the_end(self, task, tmp_path, miniatures):
+        compared(request_of(task, budget=STEP), tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["records.jsonl"]
+
+    def test_events_tell_of_every_run(self, task, tmp_path, miniatures):
+        told = []
+        compared(request_of(task, budget=2 * STEP), tmp_path / "out", tell=told.append)
+        assert told[0] == Phase(name="measuring costs", num_runs=0)
+        assert told[1] == Phase(name="comparing", num_runs=6)
+        assert [type(event) for event in told[2:]] == [Progress, Progress, Ended] * 6
+        assert {event.status for event in told if isinstance(event, Ended)} == {"finished"}
+
+
+class TestAFolder:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"num_seeds": 4},
+            {"budget": 2 * STEP},
+            {"match": "params"},
+            {"tune_lr": True},
+            {"margin": 0.01},
+            {"preset": "small"},
+            {"variants": parse_variants("none,g1")},
+            {"variants": parse_variants("none,bma@lr=1e-3")},
+            {"variants": parse_variants("bma,none")},
+        ],
+        ids=repr,
+    )
+    def test_with_another_comparison_is_refused_in_its_words(self, task, tmp_path, miniatures, change):
+        request = request_of(task, budget=STEP, command="tidegate compare --seeds 3")
+        pretended(request, tmp_path / "out")
+        content = records_path(tmp_path / "out").read_bytes()
+        with pytest.raises(
+            ValueError, match=r"out holds another comparison: tidegate compare --seeds 3\. Choose.*--out"
+        ):
+            pretended(replace(request, **change), tmp_path / "out")
+        assert records_path(tmp_path / "out").read_bytes() == content
+
+    def test_with_another_text_is_refused(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=STEP)
+        pretended(request, tmp_path / "out")
+        with pytest.raises(ValueError, match="holds another comparison"):
+            pretended(replace(request, task=replace(task, length=8)), tmp_path / "out")
+
+    def test_that_was_begun_elsewhere_is_refused(self, task, tmp_path, miniatures, monkeypatch):
+        pretended(request_of(task, budget=STEP), tmp_path / "out")
+        here = compare_module.environment()
+        monkeypatch.setattr(compare_module, "environment", lambda: here | {"torch": "99", "cores": here["cores"]})
+        with pytest.raises(ValueError, match=rf"was begun elsewhere \(torch {here['torch']}, now 99\)"):
+            pretended(request_of(task, budget=STEP), tmp_path / "out")
+
+    @pytest.mark.parametrize("seeds", [0, -1])
+    def test_is_not_made_for_a_request_that_cannot_be(self, task, tmp_path, seeds):
+        with pytest.raises(ValueError, match=f"--seeds must be at least 1; got {seeds}"):
+            request_of(task, num_seeds=seeds)
+        with pytest.raises(ValueError, match="--tokens must be at least 1; got 0"):
+            request_of(task, budget=0)
+        with pytest.raises(ValueError, match="--margin must not be negative; got -0.1"):
+            request_of(task, margin=-0.1)
+        with pytest.raises(DataError, match="gone"):
+            compared(request_of(replace(task, source=str(tmp_path / "gone.txt"))), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_is_not_made_for_options_that_training_refuses(self, task, tmp_path, miniatures):
+        with pytest.raises(ValueError, match="lr must be a finite number above 0; got -1.0"):
+            compared(request_of(task, "none,bma@lr=-1"), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+class TestAFailure:
+    def test_is_told_after_all_others_are_done_and_tried_again(self, task, tmp_path, miniatures, monkeypatch):
+        original = train.build_model
+
+        def broken(config, *, seed):
+            if str(config.gate) == "bma" and seed == 0:
+                raise MemoryError("no room for it")
+            return original(config, seed=seed)
+
+        request = request_of(task, budget=2 * STEP)
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "build_model", broken)
+            words = r"1 of 6 runs failed: bma \(seed 0\)\. The last said: MemoryError: no room for it"
+            with pytest.raises(Failed, match=words):
+                compared(request, tmp_path / "out")
+        lines = compare_module.RecordFile(records_path(tmp_path / "out")).read()
+        statuses = [line.status for line in lines if isinstance(line, Record)]
+        assert sorted(statuses) == ["failed"] + 5 * ["finished"]
+        told = []
+        lines = compared(request, tmp_path / "out", tell=told.append)
+        assert told[0] == Phase(name="comparing", num_runs=1, num_done=5)
+        assert records_of(lines) == records_of(compared(request, tmp_path / "new"))
+
+    def test_of_a_diverging_run_is_none(self, task, tmp_path, miniatures):
+        lines = compared(request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP), tmp_path / "out")
+        summary = summarise(lines)
+        assert summary.comparison["wild"].verdict == "diverged"
+        assert summary.comparison["wild"].num_diverged == 3
+        assert (
+            pretended(request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP), tmp_path / "out")
+            == []
+        )
+
+
+class TestTheDesign:
+    def test_has_every_variant_under_every_seed_block_by_block(self, task, tmp_path, miniatures):
+        runs = pretended(request_of(task, "none,g1,bma"), tmp_path)
+        assert [(run.variant, run.block, run.seed) for run in runs] == [
+            (name, seed, seed) for seed in range(3) for name in ("none", "g1", "bma")
+        ]
+        assert {run.role for run in runs} == {"comparison"}
+
+    def test_differs_between_variants_in_gate_and_name_alone(self, task, tmp_path, miniatures):
+        first, second = pretended(request_of(task, "none,g1", num_seeds=1), tmp_path)
+        assert replace(second, variant="none", model=replace(second.model, gate="none")) == first
+
+    def test_gives_a_variant_its_own_options_and_seeds(self, task, tmp_path, miniatures):
+        runs = pretended(request_of(task, "none,x=g1@lr=1e-3@clip=0.5@first_seed=100"), tmp_path)
+        own = [run for run in runs if run.variant == "x"]
+        assert {(run.training.lr, run.training.clip) for run in own} == {(1e-3, 0.5)}
+        assert [(run.block, run.seed) for run in own] == [(0, 100), (1, 101), (2, 102)]
+        assert {run.training.lr for run in runs if run.variant == "none"} == {1e-2}
+
+    @pytest.mark.parametrize(("budget", "steps"), [(None, STEPS), (1, 1), (5 * STEP, 5)])
+    def test_spends_the_budget(self, task, tmp_path, miniatures, budget, steps):
+        request = request_of(task, budget=budget)
+        assert {run.training.steps for run in pretended(request, tmp_path)} == {steps}
+        assert plan_of(request).budget == (budget or PRESETS["lm"]["tiny"].budget)
+
+    def test_matches_tokens_by_leaving_sizes_alone(self, task, tmp_path, miniatures):
+        assert {run.model.d_ff for run in pretended(request_of(task), tmp_path)} == {None}
+
+    def test_matches_parameters(self, task, tmp_path, miniatures):
+        runs = pretended(request_of(task, "none,g1,bma", match="params"), tmp_path)
+        counts = {run.variant: num_parameters(run.model) for run in runs}
+        assert counts["none"] == num_parameters(model_of("none"))
+        # A channel of a feed-forward layer has 48 parameters here.
+        assert max(abs(count - counts["none"]) for count in counts.values()) <= 24
+
+    def test_matches_flops(self, task, tmp_path, miniatures):
+        runs = pretended(request_of(task, "none,g1,bma", match="flops", budget=200 * STEP), tmp_path)
+        each = {run.variant: training_flops(build_model(run.model)) for run in runs}
+        steps = {run.variant: run.training.steps for run in runs}
+        assert steps["none"] == 200 > steps["g1"]
+        for name in ("g1", "bma"):
+            assert abs(steps[name] * each[name] - 200 * each["none"]) <= each[name] / 2
+
+    def test_matches_time_by_the_ratios_on_record_and_measures_them_once(self, task, tmp_path, miniatures):
+        miniatures({"g1": 1.25, "bma": 1.5})
+        request = request_of(task, "none,g1,bma", match="time", budget=60 * STEP)
+        runs = pretended(request, tmp_path / "out")
+        assert {run.variant: run.training.steps for run in runs} == {"none": 60, "g1": 48, "bma": 40}
+        miniatures({"g1": 3.0, "bma": 3.0})
+        assert pretended(request, tmp_path / "out") == []
+
+    def test_of_a_study_is_the_study(self, task, tmp_path, miniatures):
+        study = tuple(
+            run_of(task, variant=name, gate=name, seed=seed, block=seed) for seed in (0, 1) for name in ("none", "g1")
+        )
+        request = request_of(task, "none,g1", num_seeds=2, study=study)
+        assert pretended(request, tmp_path) == list(study)
+        assert base_runs(request) == {"none": study[0], "g1": study[1]}
+        assert plan_of(request).request != plan_of(replace(request, study=study[:2])).request
+
+
+class TestTuning:
+    def test_uses_the_best_rate_of_each_variant_on_seeds_of_its_own(self, task, tmp_path, miniatures):
+        best = {"none": 2e-2, "bma": 2.5e-3}
+        request = request_of(task, tune_lr=True)
+        runs = pretended(request, tmp_path, lambda run: 1 + abs(run.training.lr - best[run.variant]))
+        tuned = [run for run in runs if run.role == "comparison"]
+        tried = [run for run in runs if run.role == "tuning"]
+        assert {(run.variant, run.training.lr) for run in tuned} == {("none", 2e-2), ("bma", 2.5e-3)}
+        assert not {run.seed for run in tuned} & {run.seed for run in tried}
+        assert runs == tried + tuned
+
+    def test_goes_on_to_the_same_choice(self, task, tmp_path, miniatures):
+        request = request_of(task, tune_lr=True, budget=10 * STEP, num_seeds=1)
+        lines = compared(request, tmp_path / "out")
+        cut = [json.loads(line) for line in records_path(tmp_path / "out").read_text().splitlines()]
+        kept = [line for number, line in enumerate(cut) if number < 9]
+        (tmp_path / "cut").mkdir()
+        records_path(tmp_path / "cut").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        assert records_of(compared(request, tmp_path / "cut")) == records_of(lines)
+
+
+def test_a_request_knows_its_control(task):
+    assert request_of(task, "g1,none").control.name == "g1"
+    assert isinstance(request_of(task), Request)
+
+
+def test_checkpoints_of_runs_under_way_lie_beside_the_records(task, tmp_path, miniatures):
+    class Peeking:
+        def execute(self, runs, *, checkpoints, report):
+            assert checkpoints == tmp_path / "out" / CHECKPOINTS
+            yield from SerialExecutor().execute(runs, checkpoints=checkpoints, report=report)
+
+    lines = compared(request_of(task, budget=STEP), tmp_path / "out", executor=Peeking())
+    assert len(records_of(lines)) == 6
+
+
+def test_a_planted_effect_is_found_and_none_where_there_is_none(task, tmp_path, miniatures):
+    variants = "none,slow=none@lr=1e-5,again=none,other=none@first_seed=100"
+    lines = compared(request_of(task, variants, num_seeds=4, budget=60 * STEP), tmp_path / "out")
+    results = summarise(lines).comparison
+    assert results["slow"].verdict == "worse"
+    assert results["again"].verdict == "identical"
+    assert results["other"].verdict in ("equivalent", "inconclusive")
+    twins = [[timeless(r) for r in lines if isinstance(r, Record) and r.run["variant"] == n] for n in ("none", "again")]
+    blank = {"id": "", "run": {}}
+    assert [replace(r, **blank) for r in twins[0]] == [replace(r, **blank) for r in twins[1]]
