@@ -41,6 +41,12 @@ def done(executor, runs, folder):
     return list(executor.execute(runs, checkpoints=folder, report=told.append)), told
 
 
+def collect(work, records):
+    """Append what comes, so that it is there also if the work breaks off."""
+    for record in work:
+        records += [record]
+
+
 def without_traceback(record):
     """Which lines of which file failed depends on who called them; what was said does not."""
     if record.status == "failed":
@@ -129,9 +135,8 @@ class TestASignal:
             if progress.run == runs[1].id and progress.step == at:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        records = []
         with pytest.raises(KeyboardInterrupt):
-            records.extend(SerialExecutor().execute(runs, checkpoints=folder, report=report))
+            list(SerialExecutor().execute(runs, checkpoints=folder, report=report))
         assert [file.stem for file in folder.iterdir()] == [runs[1].id]
         again, told = done(SerialExecutor(), [runs[1]], folder)
         assert by_id(again) == by_id([executed(runs[1])])
@@ -149,8 +154,7 @@ class TestASignal:
         records = []
         work = SerialExecutor().execute([run_of(task), run_of(task, seed=1)], checkpoints=tmp_path, report=print)
         with pytest.raises(KeyboardInterrupt):
-            for record in work:
-                records.append(record)
+            collect(work, records)
         assert [record.status for record in records] == ["finished"]
 
     def test_while_a_record_is_written_waits_until_it_is(self, task, tmp_path):
@@ -256,7 +260,7 @@ def test_a_process_that_dies_is_an_error_after_the_others_are_done(task, tmp_pat
 
     runs = [run_of(task), replace(run_of(task), variant=Deadly("x"))]
     records = []
+    work = ProcessExecutor(1).execute(runs, checkpoints=tmp_path, report=lambda _: None)
     with pytest.raises(RuntimeError, match=r"ended before their work was done; exit codes \[7\]"):
-        for record in ProcessExecutor(1).execute(runs, checkpoints=tmp_path, report=lambda _: None):
-            records.append(record)
+        collect(work, records)
     assert [type(record) for record in records] == [Record]

@@ -68,7 +68,7 @@ def test_kinds_differ():
 
 def test_a_panel_of_an_unknown_kind_is_refused():
     text = page_of(PANELS[-2]).to_json().replace('"snippet"', '"poem"')
-    with pytest.raises(ValueError, match="kind must be one of .*; got 'poem'"):
+    with pytest.raises(ValueError, match=r"kind must be one of .*; got 'poem'"):
         Page.from_json(text)
 
 

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from lab_runs import run_of
@@ -73,6 +74,6 @@ def test_if_every_rate_diverges_it_says_what_to_do():
 
 
 def test_the_grid_is_even_in_logarithms_around_the_variants_own_rate():
-    steps = {round(math.log2(later / earlier), 12) for earlier, later in zip(GRID, GRID[1:], strict=False)}
+    steps = {round(math.log2(later / earlier), 12) for earlier, later in pairwise(GRID)}
     assert steps == {1.0}
     assert GRID[len(GRID) // 2] == 1.0

@@ -65,6 +65,16 @@ def records_of(lines):
     return {line.id: timeless(line) for line in lines if isinstance(line, Record) and line.status != "failed"}
 
 
+def tampered(lines, variant, change, *, block=0):
+    """The lines, in which one record is changed by a function of it."""
+    return [
+        change(line)
+        if isinstance(line, Record) and (line.run["variant"], line.run["block"]) == (variant, block)
+        else line
+        for line in lines
+    ]
+
+
 def request_of(task, variants="none,bma", **options):
     return Request(variants=parse_variants(variants), task=task, **({"num_seeds": 3} | options))
 
@@ -95,7 +105,7 @@ def cost_of(variant, ratio=1.0):
 
 
 def main():
-    """A comparison in processes: `folder variants num_seeds budget`. Says what it does; Ctrl-C ends it with code 130."""
+    """A comparison in processes: `folder variants num_seeds budget`. It says what it does; Ctrl-C gives code 130."""
     folder, variants, num_seeds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     use_miniatures()
     request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=budget)

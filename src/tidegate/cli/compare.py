@@ -155,7 +155,7 @@ def compare(
             code=FAILED,
         )
     except KeyboardInterrupt:
-        stop(f"stopped; nothing is lost. Go on with: {command}", code=INTERRUPTED)
+        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
     _print_summary(console, summarise(lines))
     console.print(f"The page: {page}", soft_wrap=True)
 

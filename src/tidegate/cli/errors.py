@@ -16,5 +16,6 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
     """Say why on the error stream, in one line, and end."""
     line = " ".join(str(message).split())
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error: ", "bold red"), line))
+    label = ("stopped: ", "bold yellow") if code == INTERRUPTED else ("error: ", "bold red")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(label, line))
     raise typer.Exit(code)

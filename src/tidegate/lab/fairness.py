@@ -129,7 +129,10 @@ def _late_gain(control: VariantSummary) -> Check:
         late = [point for point in record.curve if point.tokens >= 0.79 * record.tokens]
         if len(late) > 1 and late[0].loss and late[-1].loss:
             gains.append(1 - late[-1].loss / late[0].loss)
-    gain = fmean(gains) if gains else 0.0
+    if not gains:
+        detail = "the last fifth of the training has too few evaluations to tell"
+        return Check(name="Trained to a plateau", state="note", detail=detail)
+    gain = fmean(gains)
     falling = gain > _LATE_GAIN
     detail = f"in the last fifth of its training the control's loss still fell by {gain:.1%}"
     advice = "; what differs now may not differ later: train for longer" if falling else ""

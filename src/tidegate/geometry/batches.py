@@ -1,0 +1,132 @@
+"""Points and planes at the door: checked, broadcast to one batch, and cut into chunks that fit a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+
+from tidegate.geometry._arrays import Array
+from tidegate.geometry.differentiation import (
+    Differentiator,
+    Function,
+    Numbers,
+    differentiator,
+    warn_of_single_precision,
+)
+from tidegate.geometry.errors import GeometryError
+from tidegate.geometry.tangents import require_finite
+
+__all__ = ["MAX_BYTES", "Batch"]
+
+MAX_BYTES = 2**30
+"""Working memory that one call aims to stay within, unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Points with their directions as flat rows, and the framework that they came from."""
+
+    f: Function
+    by: Differentiator
+    shape: tuple[int, ...]
+    """The leading axes that the points and directions broadcast to."""
+    points: Numbers
+    """(P, n)"""
+    directions: tuple[Numbers, ...]
+    """Each (P, n)."""
+    max_bytes: int
+
+    @classmethod
+    def of(cls, f: Function, x: Array, directions: dict[str, Array], max_bytes: int) -> Batch:
+        """From a point or points (..., n) and named directions (..., n), of x's kind or NumPy's."""
+        if not callable(f):
+            raise TypeError(f"f must be a function of one point; got {type(f).__name__}.")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1; got {max_bytes!r}.")
+        by, points = differentiator(x)
+        if by.single_precision:
+            warn_of_single_precision()
+        arrays = {"x": points} | {name: _direction(name, given) for name, given in directions.items()}
+        for name, array in arrays.items():
+            if array.ndim < 1 or array.shape[-1] != points.shape[-1]:
+                raise ValueError(
+                    f"{name} must have shape (..., coordinates), with as many coordinates as x; got {array.shape} "
+                    f"beside x {points.shape}."
+                )
+            if not array.size:
+                raise ValueError(f"{name} must hold at least one point and one coordinate; got {array.shape}.")
+            if not np.isfinite(array).all():
+                raise GeometryError(f"{name} has NaN or infinite entries; leave those points out.")
+        try:
+            together = np.broadcast_arrays(*arrays.values())
+        except ValueError:
+            listed = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"The leading axes of points and directions must broadcast; got {listed}.") from None
+        first, *rest = (np.ascontiguousarray(array).reshape(-1, array.shape[-1]) for array in together)
+        return cls(f=f, by=by, shape=together[0].shape[:-1], points=first, directions=tuple(rest), max_bytes=max_bytes)
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of a point."""
+        return self.points.shape[-1]
+
+    @property
+    def bytes_of_one(self) -> int:
+        """Memory to set aside for one copy of f's intermediates, twice over for the terms of the product rule."""
+        return 2 * (self._footprint[0] + self.points[0].nbytes)
+
+    @cached_property
+    def _footprint(self) -> tuple[int, int]:
+        return self.by.footprint(self.f, self.points[0])
+
+    def require_room_for_jacobian(self) -> None:
+        """Refuse a Jacobian that would, for one point alone, exceed the budget."""
+        needed = 8 * self.dimension * self._footprint[1]
+        if needed > self.max_bytes:
+            raise GeometryError(
+                f"The Jacobian of one point takes {needed:,} bytes and max_bytes is {self.max_bytes:,}. Raise it, or "
+                "measure slices with sectional_curvature(..., tangent='plane'), which needs no Jacobian."
+            )
+
+    def chunks(self, *, first: int = 0, second: int = 0) -> Iterator[slice]:
+        """Rows that may be worked on together, each with so many first and second derivatives.
+
+        A first derivative carries one more copy of f's intermediates, a second one three. A single row may exceed the
+        budget: it is the least that can be done.
+        """
+        count = len(self.points)
+        step = count
+        if count > 1:
+            step = max(1, self.max_bytes // (self.bytes_of_one * (1 + first + 3 * second)))
+        return (slice(start, start + step) for start in range(0, count, step))
+
+    def first(self, rows: slice, directions: Numbers) -> tuple[Numbers, float]:
+        """Df along directions (rows, k, n) in float64, and the rounding unit of the dtype that it was taken in."""
+        found = self.by.first(self.f, self.points[rows], directions)
+        return _checked("The first derivative", found), float(np.finfo(found.dtype).eps)
+
+    def second(self, rows: slice, left: Numbers, right: Numbers) -> tuple[Numbers, Numbers, float]:
+        """Df along `left` and D²f along both, (rows, k, n), in float64, and the rounding unit."""
+        first, second = self.by.second(self.f, self.points[rows], left, right)
+        epsilon = float(np.finfo(first.dtype).eps)
+        return _checked("The first derivative", first), _checked("The second derivative", second), epsilon
+
+    def result(self, parts: list[Numbers]) -> Array:
+        """The parts of all chunks, in the batch's shape and the caller's kind."""
+        joined = np.concatenate(parts)
+        return self.by.restore(joined.reshape((*self.shape, *joined.shape[1:])))
+
+
+def _direction(name: str, given: Array) -> Numbers:
+    if isinstance(given, np.ndarray):
+        return cast("Numbers", given).astype(np.float64)
+    return differentiator(given, name=name)[1]
+
+
+def _checked(what: str, numbers: Numbers) -> Numbers:
+    require_finite(what, numbers)
+    return numbers.astype(np.float64, copy=False)

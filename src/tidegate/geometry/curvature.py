@@ -1,0 +1,154 @@
+r"""Curvature from second derivatives, by the Gauss equation.
+
+For a map f with Jacobian J, the second fundamental form II is the part of D²f that is normal to the tangent space, in
+the inner product of $\Sigma^{-1}$. Then
+
+    K(u, v) = (<II(u,u), II(v,v)> − |II(u,v)|²) / (|u|²|v|² − <u,v>²)
+
+Every derivative is forward mode; there are no Christoffel symbols, no third derivatives and no finite differences.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from tidegate.geometry._arrays import Array
+from tidegate.geometry.batches import MAX_BYTES, Batch
+from tidegate.geometry.covariance import Whitening
+from tidegate.geometry.differentiation import Function, Numbers
+from tidegate.geometry.errors import GeometryError
+from tidegate.geometry.metric import jacobian_rows
+from tidegate.geometry.tangents import independent_frame, normal_part, orthonormal_plane
+
+__all__ = ["gaussian_curvature", "scalar_curvature", "second_fundamental_form", "sectional_curvature"]
+
+_NOT_IMMERSED = {
+    "problem": "The Jacobian of f does not have full rank",
+    "remedy": "Leave out coordinates that f does not depend on or that repeat others, move away from the point, or "
+    "measure a slice with tangent='plane'. A step with derivative 0, such as round or detach, counts too.",
+}
+_FLATTENED = {
+    "problem": "f maps the plane of u and v to less than a plane",
+    "remedy": "Choose directions that f depends on; a step with derivative 0, such as round or detach, counts too.",
+}
+
+
+def sectional_curvature(
+    f: Function,
+    x: Array,
+    u: Array,
+    v: Array,
+    *,
+    covariance: Array | float | None = None,
+    tangent: Literal["full", "plane"] = "full",
+    max_bytes: int = MAX_BYTES,
+) -> Array:
+    r"""Sectional curvature of the plane of u and v.
+
+    `full` takes II normal to the whole tangent space: the curvature of the image of f as a manifold of n dimensions, in
+    the direction of the plane. It needs the whole Jacobian, of full rank, and it is 0 wherever f has as many outputs
+    as coordinates, for want of codimension. `plane` takes II normal to the images of u and v alone: the Gaussian
+    curvature of the two-dimensional surface $(s, t) \mapsto f(x + s u + t v)$. That slice can bend inside a manifold
+    that is flat, so a bent slice says less; it costs three nested products however large n is.
+
+    A Jacobian of lower rank and a plane that is none are refused with `GeometryError`; nothing is clipped.
+
+    f          : takes one point (n,) and returns one array, which is flattened
+    x          : (..., n), of PyTorch or JAX
+    u, v       : (..., n); their lengths, and which basis of the plane they are, do not matter
+    covariance : None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
+    max_bytes  : working memory to stay within, as far as one plane allows
+    returns    : (...), the leading axes broadcast
+    """
+    if tangent not in ("full", "plane"):
+        raise ValueError(f"tangent must be 'full' or 'plane'; got {tangent!r}.")
+    whitening = Whitening.of(covariance)
+    batch = Batch.of(f, x, {"u": u, "v": v}, max_bytes)
+    plane = orthonormal_plane(*batch.directions)
+    parts: list[Numbers] = []
+    for rows in batch.chunks(first=batch.dimension if tangent == "full" else 0, second=3):
+        one, other = plane[rows, 0], plane[rows, 1]
+        left, right = np.stack([one, other, one], axis=1), np.stack([one, other, other], axis=1)
+        first, second, epsilon = batch.second(rows, left, right)
+        pair, triangle = independent_frame(whitening.whiten(first[:, :2]), epsilon=epsilon, **_FLATTENED)
+        basis = pair
+        if tangent == "full":
+            jacobian, epsilon = jacobian_rows(batch, rows)
+            basis, _ = independent_frame(whitening.whiten(jacobian), epsilon=epsilon, **_NOT_IMMERSED)
+        parts.append(_gauss(normal_part(whitening.whiten(second), basis), triangle))
+    return batch.result(parts)
+
+
+def gaussian_curvature(
+    f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
+) -> Array:
+    """Gaussian curvature of a chart of two coordinates, where `full` and `plane` are one.
+
+    Arguments as in `sectional_curvature`; x is (..., 2), the result (...).
+    """
+    if x.shape[-1:] != (2,):
+        raise ValueError(
+            f"x must be (..., 2), a point of a two-dimensional chart; got {tuple(x.shape)}. In more dimensions name a "
+            "plane with sectional_curvature, or take scalar_curvature."
+        )
+    u, v = np.eye(2)
+    return sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane", max_bytes=max_bytes)
+
+
+def second_fundamental_form(
+    f: Function, x: Array, u: Array, v: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
+) -> Array:
+    r"""$II(u, v)$: the part of $D^2 f(u, v)$ that is normal to the whole tangent space, as a vector of outputs.
+
+    It is bilinear and symmetric in u and v, which may be equal. Arguments as in `sectional_curvature`; the result is
+    (..., N).
+    """
+    whitening = Whitening.of(covariance)
+    batch = Batch.of(f, x, {"u": u, "v": v}, max_bytes)
+    parts: list[Numbers] = []
+    for rows in batch.chunks(first=batch.dimension, second=1):
+        left, right = (direction[rows, None] for direction in batch.directions)
+        _, second, _ = batch.second(rows, left, right)
+        jacobian, epsilon = jacobian_rows(batch, rows)
+        basis, _ = independent_frame(whitening.whiten(jacobian), epsilon=epsilon, **_NOT_IMMERSED)
+        parts.append(whitening.restore(normal_part(whitening.whiten(second), basis))[:, 0])
+    return batch.result(parts)
+
+
+def scalar_curvature(
+    f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
+) -> Array:
+    r"""Scalar curvature: the sum of $K(e_i, e_j)$ over ordered pairs of an orthonormal frame, $|tr\,II|^2 - |II|^2$.
+
+    Twice the Gaussian curvature in two dimensions. It takes n(n + 1)/2 second derivatives and is meant for small n.
+    Arguments as in `sectional_curvature`; the result is (...).
+    """
+    whitening = Whitening.of(covariance)
+    batch = Batch.of(f, x, {}, max_bytes)
+    if batch.dimension < 2:
+        raise GeometryError("x must have at least two coordinates: a curve has no intrinsic curvature.")
+    one, other = np.triu_indices(batch.dimension)
+    axes = np.eye(batch.dimension)
+    parts: list[Numbers] = []
+    for rows in batch.chunks(second=len(one)):
+        count = len(batch.points[rows])
+        left, right = (np.broadcast_to(axes[index], (count, *axes[index].shape)) for index in (one, other))
+        first, second, epsilon = batch.second(rows, left, right)
+        jacobian = whitening.whiten(first[:, one == other])
+        basis, triangle = independent_frame(jacobian, epsilon=epsilon, **_NOT_IMMERSED)
+        normal = normal_part(whitening.whiten(second), basis)
+        form = np.empty((count, batch.dimension, batch.dimension, normal.shape[-1]))
+        form[:, one, other] = form[:, other, one] = normal
+        frame = np.linalg.inv(triangle)
+        form = np.einsum("pai,pbj,pijN->pabN", frame, frame, form, optimize=True)
+        mean = np.einsum("paaN->pN", form)
+        parts.append((mean**2).sum(axis=-1) - (form**2).sum(axis=(1, 2, 3)))
+    return batch.result(parts)
+
+
+def _gauss(second: Numbers, triangle: Numbers) -> Numbers:
+    """The Gauss equation for II(u,u), II(v,v) and II(u,v), (P, 3, N), over the area of u and v, squared."""
+    square, area = np.einsum("piN,pjN->pij", second, second), triangle[:, 0, 0] * triangle[:, 1, 1]
+    return (square[:, 0, 1] - square[:, 2, 2]) / area**2

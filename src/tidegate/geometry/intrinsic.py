@@ -1,0 +1,107 @@
+r"""Curvature from the metric alone: Christoffel symbols and the Riemann tensor, for small dimensions.
+
+It knows nothing of normal vectors and takes third derivatives of f, one point at a time. It is slow, independent of
+`tidegate.geometry.curvature`, and here to check it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tidegate.geometry._arrays import Array
+from tidegate.geometry.batches import MAX_BYTES, Batch
+from tidegate.geometry.covariance import Whitening
+from tidegate.geometry.differentiation import Function, Numbers
+from tidegate.geometry.errors import GeometryError
+
+__all__ = ["christoffel_symbols", "intrinsic_curvature", "intrinsic_scalar_curvature", "riemann_tensor"]
+
+
+def christoffel_symbols(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
+    r"""Christoffel symbols of the pullback metric.
+
+    $\Gamma^k_{ij} = \tfrac12 g^{kl} (\partial_i g_{jl} + \partial_j g_{il} - \partial_l g_{ij})$
+
+    x       : (n,), one point
+    returns : (n, n, n), indexed k, i, j
+    """
+    batch, (metric, slope, _) = _metric_jet(f, x, {}, covariance)
+    return batch.by.restore(np.einsum("kl,lij->kij", np.linalg.inv(metric), _lowered(slope)))
+
+
+def riemann_tensor(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
+    r"""$R_{ijkl}$, all indices down, with $K(u, v) = R_{ijkl} u^i v^j v^k u^l$ over the squared area of u and v.
+
+    $R_{ijkl} = \tfrac12 (\partial_j \partial_l g_{ik} + \partial_i \partial_k g_{jl} - \partial_j \partial_k g_{il} -
+    \partial_i \partial_l g_{jk}) + g_{mn} (\Gamma^m_{jl} \Gamma^n_{ik} - \Gamma^m_{il} \Gamma^n_{jk})$;
+    positive on a sphere.
+
+    x       : (n,), one point
+    returns : (n, n, n, n)
+    """
+    batch, jet = _metric_jet(f, x, {}, covariance)
+    return batch.by.restore(_riemann(*jet))
+
+
+def intrinsic_curvature(f: Function, x: Array, u: Array, v: Array, *, covariance: Array | float | None = None) -> Array:
+    """Sectional curvature of the plane of u and v by the Riemann tensor: what `tangent="full"` must give.
+
+    x, u, v : (n,), one point and one plane
+    returns : without axes
+    """
+    batch, (metric, slope, bend) = _metric_jet(f, x, {"u": u, "v": v}, covariance)
+    one, other = (direction[0] for direction in batch.directions)
+    area = (one @ metric @ one) * (other @ metric @ other) - (one @ metric @ other) ** 2
+    if not area > 0:
+        raise GeometryError(f"u and v span no plane: its squared area is {area:.3g}. Give two directions that differ.")
+    riemann = np.einsum("ijkl,i,j,k,l->", _riemann(metric, slope, bend), one, other, other, one)
+    return batch.by.restore(np.asarray(riemann / area))
+
+
+def intrinsic_scalar_curvature(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
+    r"""Scalar curvature $g^{il} g^{jk} R_{ijkl}$ by the Riemann tensor.
+
+    x       : (n,), one point
+    returns : without axes
+    """
+    batch, jet = _metric_jet(f, x, {}, covariance)
+    inverse = np.linalg.inv(jet[0])
+    return batch.by.restore(np.einsum("il,jk,ijkl->", inverse, inverse, _riemann(*jet)))
+
+
+def _metric_jet(
+    f: Function, x: Array, directions: dict[str, Array], covariance: Array | float | None
+) -> tuple[Batch, tuple[Numbers, Numbers, Numbers]]:
+    batch = Batch.of(f, x, directions, MAX_BYTES)
+    if batch.shape:
+        raise ValueError(f"x must be one point, (coordinates,), on the intrinsic route; got {tuple(x.shape)}.")
+    _, width = batch.by.footprint(f, batch.points[0])
+    jet = batch.by.metric_jet(f, batch.points[0], Whitening.of(covariance).matrix(width))
+    metric, slope, bend = (part.astype(np.float64) for part in jet)
+    if not all(np.isfinite(part).all() for part in (metric, slope, bend)):
+        raise GeometryError("The metric, or a derivative of it, has NaN or infinite entries at x.")
+    eigenvalues = np.linalg.eigvalsh(metric)
+    if eigenvalues[0] <= width * np.finfo(np.float64).eps * eigenvalues[-1]:
+        raise GeometryError(
+            f"The metric is singular at x: its smallest eigenvalue is {eigenvalues[0]:.3g}. Leave out coordinates that "
+            "f does not depend on, or move away from the point."
+        )
+    return batch, (metric, slope, bend)
+
+
+def _lowered(slope: Numbers) -> Numbers:
+    """Γ_lij, the first index down, from ∂_k g_ij with the derivative last."""
+    return (np.einsum("jli->lij", slope) + np.einsum("ilj->lij", slope) - np.einsum("ijl->lij", slope)) / 2
+
+
+def _riemann(metric: Numbers, slope: Numbers, bend: Numbers) -> Numbers:
+    lowered = _lowered(slope)
+    raised = np.einsum("kl,lij->kij", np.linalg.inv(metric), lowered)
+    linear = (
+        np.einsum("ikjl->ijkl", bend)
+        + np.einsum("jlik->ijkl", bend)
+        - np.einsum("iljk->ijkl", bend)
+        - np.einsum("jkil->ijkl", bend)
+    ) / 2
+    quadratic = np.einsum("mjl,mik->ijkl", raised, lowered) - np.einsum("mil,mjk->ijkl", raised, lowered)
+    return linear + quadratic

@@ -1,0 +1,221 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from layers import EXOTIC, GATES, make_layer
+
+from tidegate import Gates
+from tidegate.geometry import (
+    GeometryError,
+    depth_chart,
+    frozen_weight_chart,
+    gaussian_curvature,
+    input_chart,
+    query_chart,
+    sectional_curvature,
+    weight_chart,
+)
+
+# Six positions see enough keys (more than a head is wide) for a query to move the output in every direction. The heads
+# side by side are wider than the model, so that a gated value has room to bend in.
+POSITIONS, D, HEADS, WIDTH = 6, 6, 2, 4
+
+SPELLINGS = ("none", *map(str, GATES))
+every_gate = pytest.mark.parametrize("gate", SPELLINGS)
+without_dense = [gate for gate in SPELLINGS if "dense" not in gate and gate != "g5"]
+X = torch.from_numpy(np.random.default_rng(1).standard_normal((POSITIONS, D)))
+
+
+def layer(gate, *, d=D, seed=0, G=HEADS, **options):
+    """Weights of unit gain and gates of moderate slope, neither saturated nor nearly linear."""
+    made = make_layer(gate, seed=seed, d=d, H=HEADS, G=G, h=WIDTH, scale=25.0, **options)
+    weights = {name: array for name, array in made.parameters().items() if name.startswith("W_")}
+    return made.with_parameters({name: array / np.sqrt(array.shape[-2]) for name, array in weights.items()})
+
+
+def charts(gate, x=X, **options):
+    made = layer(gate, **options)
+    return {
+        "weight": weight_chart(made, x, position=2),
+        "frozen": frozen_weight_chart(made, x, moving=0),
+        "query": query_chart(made, x),
+        "input": input_chart(made, x, moving=0),
+        "depth": depth_chart([made, made], x, moving=0),
+    }
+
+
+def curvatures(chart, tangent, *, count=6, seed=0):
+    u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))
+    return sectional_curvature(chart, chart.start, u, v, tangent=tangent).numpy()
+
+
+def sites_and_reads(gate):
+    (one,) = Gates.parse(gate)
+    return one.site, one.reads
+
+
+@pytest.mark.parametrize("gate", [*SPELLINGS, *EXOTIC, "g1+g2+g3+g4+g5", "none"])
+def test_every_chart_starts_at_what_the_layer_computes(gate):
+    made = layer(gate, full=True, G=1)
+    output = made(X)
+    for position in (2, -1):
+        for chart in (weight_chart(made, X, position=position), query_chart(made, X, position=position)):
+            assert_close(chart(chart.start), output[position])
+    heads = made.trace(X).heads
+    if made.gates.at("dense") is None:
+        for chart in (weight_chart(made, X, head=1), query_chart(made, X, head=1)):
+            assert_close(chart(chart.start), heads[1, -1])
+    for chart in (frozen_weight_chart(made, X), input_chart(made, X), depth_chart([made], X, residual=False)):
+        assert_close(chart(chart.start), output.reshape(-1))
+    for chart in (frozen_weight_chart(made, X, moving=2), input_chart(made, X, moving=2)):
+        assert_close(chart(chart.start), output[2:].reshape(-1))
+
+
+def test_the_query_chart_moves_as_the_layer_does():
+    # Only queries are projected from the input where W_K and W_V are 0 on the moving channel.
+    made = layer("bma-query+g4")
+    arrays = {name: made.parameters()[name].copy() for name in ("W_K", "W_V", "gate.query.weight")}
+    for array in arrays.values():
+        array[:, 0] = 0
+    made = made.with_parameters(arrays)
+    chart = query_chart(made, X)
+    shift = torch.zeros_like(X)
+    shift[-1, 0] = 0.7
+    moved = chart.start + 0.7 * torch.from_numpy(made.W_Q[:, 0]).reshape(-1)
+    assert_close(chart(moved), made(X + shift)[-1])
+
+
+@every_gate
+def test_the_weight_chart_bends_only_under_a_gate_that_reads_the_output(gate):
+    chart = charts(gate)["weight"]
+    assert chart.says_something
+    bends = gate != "none" and sites_and_reads(gate)[1] == "output"
+    for tangent in ("full", "plane"):
+        found = np.abs(curvatures(chart, tangent))
+        assert found.max() > 1e-5 if bends else found.max() == 0
+
+
+@every_gate
+def test_the_frozen_weight_chart_bends_under_value_output_and_dense_gates(gate):
+    chart = charts(gate)["frozen"]
+    assert chart.says_something
+    bends = gate != "none" and sites_and_reads(gate)[0] in ("value", "output", "dense")
+    for tangent in ("full", "plane"):
+        found = np.abs(curvatures(chart, tangent))
+        assert found.max() > 1e-5 if bends else found.max() == 0
+
+
+@pytest.mark.parametrize("gate", ["g2", "bma", "vga"])
+def test_a_gated_value_needs_heads_wider_than_the_model_for_full_curvature(gate):
+    # With d = H h the gated value of one position fills its space: slices bend, the manifold has no room to.
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal((POSITIONS, HEADS * WIDTH)))
+    chart = frozen_weight_chart(layer(gate, d=HEADS * WIDTH), x, moving=0)
+    assert np.abs(curvatures(chart, "plane")).max() > 1e-4
+    assert np.abs(curvatures(chart, "full")).max() < 1e-20
+
+
+@pytest.mark.parametrize("gate", without_dense)
+def test_a_heads_query_chart_is_flat_for_want_of_codimension_and_its_slices_bend(gate):
+    chart = query_chart(layer(gate), X, head=0)
+    assert (chart.dimension, chart.ambient_dimension, chart.says_something) == (WIDTH, WIDTH, False)
+    assert np.abs(curvatures(chart, "full")).max() < 1e-20
+    assert np.abs(curvatures(chart, "plane")).min() > 1e-5
+
+
+@every_gate
+def test_the_query_input_and_depth_charts_bend_with_and_without_a_gate(gate):
+    made = charts(gate)
+    for name, tangent in (("query", "plane"), ("input", "full"), ("depth", "full"), ("input", "plane")):
+        assert np.abs(curvatures(made[name], tangent)).max() > 1e-5, name
+
+
+def test_too_few_keys_leave_the_query_chart_without_full_rank():
+    # Three keys give weights of two dimensions, whatever the query.
+    chart = query_chart(layer("none"), X, position=2, head=0)
+    with pytest.raises(GeometryError, match=f"rank 2 of {WIDTH}"):
+        curvatures(chart, "full")
+
+
+def test_slices_of_random_ungated_query_charts_are_mostly_negative_and_sometimes_positive():
+    found = []
+    for seed in range(12):
+        x = torch.from_numpy(np.random.default_rng(seed).standard_normal((16, D)))
+        found.append(curvatures(query_chart(layer("none", seed=seed), x, head=0), "plane", count=20, seed=seed))
+    positive = np.mean(np.concatenate(found) > 0)
+    assert 0.05 < positive < 0.45
+
+
+def test_one_number_a_head_from_the_output_leaves_one_heads_weight_chart_flat():
+    # Along the directions that the gate does not feel it only stretches: the image is developable, like a cone.
+    made = layer("output:output:head")
+    chart = weight_chart(made, X, position=3, head=0)
+    assert chart.says_something
+    assert np.abs(curvatures(chart, "full")).max() < 1e-13
+    step = torch.from_numpy(np.random.default_rng(0).standard_normal(3))
+    bend = [chart(chart.start + s * step) for s in (-0.1, 0.0, 0.1)]
+    assert (bend[0] - 2 * bend[1] + bend[2]).abs().max() > 1e-5
+    element = weight_chart(layer("output:output"), X, position=3, head=0)
+    assert np.abs(curvatures(element, "full")).max() > 1e-4
+
+
+def test_a_slice_has_the_curvature_of_its_plane():
+    chart = charts("g1")["input"]
+    u, v = torch.from_numpy(np.random.default_rng(0).standard_normal((2, chart.dimension)))
+    surface = chart.slice(u, v)
+    assert (surface.dimension, surface.ambient_dimension) == (2, chart.ambient_dimension)
+    expected = sectional_curvature(chart, chart.start, u, v, tangent="plane")
+    assert_close(gaussian_curvature(surface, surface.start), expected, what="gradient")
+
+
+@pytest.mark.parametrize("name", ["weight", "frozen", "query", "input"])
+def test_jax_and_torch_measure_the_same_layer_alike(name):
+    ours, theirs = (charts("output:output+value:query", x)[name] for x in (X, jnp.asarray(X.numpy())))
+    u, v = np.random.default_rng(2).standard_normal((2, 2, ours.dimension))
+    one, other = (sectional_curvature(chart, chart.start, u, v, tangent="plane") for chart in (ours, theirs))
+    assert_close(one, np.asarray(other), what="gradient")
+
+
+def test_outputs_that_cannot_see_the_moving_position_are_left_out():
+    made = layer("none", window=2)
+    assert input_chart(made, X, moving=1).ambient_dimension == 2 * D
+    assert frozen_weight_chart(made, X, moving=-1).codimension == 0
+    assert depth_chart([made, made], X, moving=1).ambient_dimension == 3 * D
+    assert depth_chart([made], X, moving=1, outputs=[0, 3]).ambient_dimension == 2 * D
+    assert weight_chart(made, X).dimension == HEADS
+    assert input_chart(layer("none", causal=False), X, moving=-1).ambient_dimension == POSITIONS * D
+
+
+def test_a_stack_may_be_any_function():
+    made = layer("g1")
+    ours, theirs = depth_chart([made, made], X), depth_chart(lambda x: x + made(x) + made(x + made(x)), X)
+    assert_close(ours(ours.start), theirs(theirs.start))
+    assert "function" in theirs.note
+
+
+def test_a_chart_says_what_moves():
+    made = charts("none")
+    assert "weights over 3 keys move" in made["weight"].note
+    assert "position 0 moves, the attention weights stay; the output at 6 positions" in made["frozen"].note
+    assert "keys and values stay" in made["query"].note
+    assert "2 layers" in made["depth"].note
+
+
+def test_bad_arguments_are_named():
+    made = layer("g5")
+    for chart in (weight_chart, query_chart):
+        with pytest.raises(ValueError, match="head=None for a layer with a dense gate"):
+            chart(made, X, head=0)
+        with pytest.raises(ValueError, match="position must be a whole number from -6 to 5; got 6"):
+            chart(made, X, position=6)
+        with pytest.raises(ValueError, match="sees 1 of 6 keys"):
+            chart(made, X, position=0)
+        with pytest.raises(ValueError, match="head must be a whole number"):
+            chart(layer("none"), X, head=2)
+    for chart in (input_chart, frozen_weight_chart):
+        with pytest.raises(ValueError, match="moving must be"):
+            chart(made, X, moving=9)
+        with pytest.raises(ValueError, match="one sequence"):
+            chart(made, X[None])
+    with pytest.raises(ValueError, match="at least one layer"):
+        depth_chart([], X)

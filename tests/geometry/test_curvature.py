@@ -1,0 +1,368 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.geometry import (
+    GeometryError,
+    fisher_rao_metric,
+    gaussian_curvature,
+    intrinsic_curvature,
+    intrinsic_scalar_curvature,
+    scalar_curvature,
+    second_fundamental_form,
+    sectional_curvature,
+)
+from tidegate.geometry.surfaces import cylinder, paraboloid, product, saddle, sphere, surfaces, torus
+
+KINDS = {"torch": torch.from_numpy, "jax": jnp.asarray}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_surface = pytest.mark.parametrize("surface", surfaces(), ids=lambda surface: surface.name)
+seeds = st.integers(0, 2**16)
+
+
+def points(surface, count, *, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.uniform(surface.low, surface.high, (count, 2))
+
+
+def rotation(rng, size):
+    return torch.from_numpy(np.linalg.qr(rng.standard_normal((size, size)))[0])
+
+
+@every_kind
+@every_surface
+def test_the_gauss_equation_gives_the_closed_form(surface, kind):
+    x = KINDS[kind](points(surface, 40))
+    found = gaussian_curvature(surface, x)
+    assert type(found) is type(x)
+    assert_close(found, surface.curvature(x), what="gradient")
+
+
+@every_kind
+@every_surface
+def test_the_christoffel_symbols_give_the_closed_form(surface, kind):
+    x = KINDS[kind](points(surface, 1)[0])
+    u, v = np.random.default_rng(1).standard_normal((2, 2))
+    assert_close(intrinsic_curvature(surface, x, u, v), surface.curvature(x), what="gradient")
+
+
+@every_surface
+def test_scalar_curvature_is_twice_the_gaussian_on_both_routes(surface):
+    x = torch.from_numpy(points(surface, 10))
+    assert_close(scalar_curvature(surface, x), 2 * surface.curvature(x), what="gradient")
+    assert_close(intrinsic_scalar_curvature(surface, x[0]), 2 * surface.curvature(x[0]), what="gradient")
+
+
+def bent(x):
+    """Three coordinates into six dimensions, with no symmetry."""
+    xp = torch if isinstance(x, torch.Tensor) else jnp
+    a, b, c = x[0], x[1], x[2]
+    return xp.stack([a + b * c, xp.sin(b) + c, xp.exp(c / 2), a * b, xp.cos(a + c), a * a - b * c * c])
+
+
+@every_kind
+def test_both_routes_agree_in_three_dimensions_under_a_covariance(kind):
+    rng = np.random.default_rng(0)
+    root = rng.standard_normal((6, 6))
+    covariance = root @ root.T + np.eye(6)
+    x = KINDS[kind](rng.standard_normal(3))
+    u, v = rng.standard_normal((2, 3))
+    gauss = sectional_curvature(bent, x, u, v, covariance=covariance)
+    assert_close(gauss, intrinsic_curvature(bent, x, u, v, covariance=covariance), what="gradient")
+
+
+@pytest.mark.parametrize(
+    "covariance", [None, 2.5, np.asarray([0.5, 1, 2, 0.7, 1.1, 3])], ids=["none", "number", "vector"]
+)
+def test_both_routes_agree_in_three_dimensions_under_other_forms_of_it(covariance):
+    x, u, v = torch.from_numpy(np.random.default_rng(1).standard_normal((3, 3)))
+    gauss = sectional_curvature(bent, x, u, v, covariance=covariance)
+    assert_close(gauss, intrinsic_curvature(bent, x, u, v, covariance=covariance), what="gradient")
+    total = scalar_curvature(bent, x, covariance=covariance)
+    assert_close(total, intrinsic_scalar_curvature(bent, x, covariance=covariance), what="gradient")
+
+
+def test_torch_and_jax_agree():
+    x, u, v = np.random.default_rng(3).standard_normal((3, 5, 3))
+    for tangent in ("full", "plane"):
+        one, other = (sectional_curvature(bent, kind(x), u, v, tangent=tangent) for kind in KINDS.values())
+        assert_close(one, other, what="gradient")
+
+
+@given(seed=seeds)
+def test_the_basis_of_a_plane_does_not_matter(seed):
+    rng = np.random.default_rng(seed)
+    x, u, v = rng.standard_normal((3, 3))
+    mix = rng.standard_normal((2, 2)) + 2 * np.eye(2)
+    x = torch.from_numpy(x)
+    for tangent in ("full", "plane"):
+        plain = sectional_curvature(bent, x, u, v, tangent=tangent)
+        one, other = mix @ np.stack([u, v])
+        mixed = sectional_curvature(bent, x, 1e6 * one, 1e-6 * other, tangent=tangent)
+        assert_close(mixed, plain, what="gradient")
+
+
+@given(seed=seeds)
+def test_full_curvature_ignores_a_change_of_coordinates(seed):
+    rng = np.random.default_rng(seed)
+    linear = torch.from_numpy(rng.standard_normal((3, 3)) + 3 * np.eye(3))
+
+    def change(t):
+        return linear @ (t + 0.1 * torch.sin(t))
+
+    t = torch.from_numpy(rng.standard_normal(3))
+    u, v = torch.from_numpy(rng.standard_normal((2, 3)))
+    there = [torch.func.jvp(change, (t,), (direction,))[1] for direction in (u, v)]
+    plain = sectional_curvature(bent, change(t), *there)
+    assert_close(sectional_curvature(lambda t: bent(change(t)), t, u, v), plain, what="gradient")
+
+
+@given(seed=seeds)
+def test_a_rotation_and_a_shift_of_the_outputs_change_nothing(seed):
+    rng = np.random.default_rng(seed)
+    turn, shift = rotation(rng, 8)[:, :6], torch.from_numpy(rng.standard_normal(8))
+    x, u, v = torch.from_numpy(rng.standard_normal((3, 3)))
+    for tangent in ("full", "plane"):
+        plain = sectional_curvature(bent, x, u, v, tangent=tangent)
+        turned = sectional_curvature(lambda x: turn @ bent(x) + shift, x, u, v, tangent=tangent)
+        assert_close(turned, plain, what="gradient")
+
+
+@given(seed=seeds, factor=st.floats(0.01, 100))
+def test_outputs_c_times_as_large_have_curvature_over_c_squared(seed, factor):
+    x, u, v = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 3)))
+    plain = sectional_curvature(bent, x, u, v)
+    scaled = sectional_curvature(lambda x: factor * bent(x), x, u, v)
+    assert_close(scaled * factor**2, plain, what="gradient")
+    assert_close(sectional_curvature(bent, x, u, v, covariance=factor**-2), scaled, what="gradient")
+
+
+@given(seed=seeds)
+def test_a_product_has_its_factors_curvature_and_none_across(seed):
+    first, second = torus(), sphere(0.5)
+    both = product(first, second)
+    x = torch.from_numpy(np.concatenate([points(first, 1, seed=seed)[0], points(second, 1, seed=seed)[0]]))
+    axes = np.eye(4)
+    found = sectional_curvature(both, x, axes[[0, 2, 0, 1]], axes[[1, 3, 2, 3]])
+    assert_close(found, np.asarray([first.curvature(x[:2]), 4.0, 0.0, 0.0]), what="gradient")
+    assert_close(scalar_curvature(both, x), 2 * (first.curvature(x[:2]) + 4), what="gradient")
+
+
+def test_a_slice_of_a_flat_manifold_can_bend():
+    # A flat chart of three coordinates into three dimensions: each slice is an ordinary surface in space.
+    def curl(x):
+        return torch.stack([x[0], x[1], x[2] + x[0] ** 2 + x[1] ** 2])
+
+    x = torch.zeros(3, dtype=torch.float64)
+    u, v, _ = np.eye(3)
+    assert sectional_curvature(curl, x, u, v, tangent="plane").item() == pytest.approx(4.0)
+    assert abs(sectional_curvature(curl, x, u, v, tangent="full").item()) < 1e-25
+
+
+def test_full_and_plane_are_one_in_two_dimensions():
+    x = torch.from_numpy(points(torus(), 7))
+    u, v = np.random.default_rng(2).standard_normal((2, 7, 2))
+    full, plane = (sectional_curvature(torus(), x, u, v, tangent=tangent) for tangent in ("full", "plane"))
+    assert_close(full, plane, what="gradient")
+
+
+def test_affine_maps_are_flat_exactly():
+    matrix = torch.from_numpy(np.random.default_rng(0).standard_normal((9, 4)))
+    x, u, v = np.random.default_rng(1).standard_normal((3, 6, 4))
+    for tangent in ("full", "plane"):
+        found = sectional_curvature(lambda x: matrix @ x + 1, torch.from_numpy(x), u, v, tangent=tangent)
+        assert (found == 0).all()
+
+
+@every_kind
+def test_a_batch_is_its_points_one_by_one(kind):
+    x, u = np.random.default_rng(5).standard_normal((2, 2, 3, 3))
+    v = np.random.default_rng(6).standard_normal((3, 3))
+    make = KINDS[kind]
+    batch = sectional_curvature(bent, make(x), make(u), make(v))
+    form = second_fundamental_form(bent, make(x), u, v)
+    assert batch.shape == (2, 3)
+    assert form.shape == (2, 3, 6)
+    for i, j in ((0, 1), (1, 2)):
+        alone = sectional_curvature(bent, make(x[i, j]), make(u[i, j]), make(v[j]))
+        assert_close(batch[i, j], alone, what="gradient")
+        alone = second_fundamental_form(bent, make(x[i, j]), u[i, j], v[j])
+        assert_close(form[i, j], alone, what="gradient")
+
+
+@pytest.mark.parametrize(
+    ("measure", "kind"),
+    [
+        ("full", "torch"),
+        ("plane", "torch"),
+        ("form", "torch"),
+        ("scalar", "torch"),
+        ("metric", "torch"),
+        ("plane", "jax"),
+    ],
+)
+def test_chunks_change_nothing(measure, kind):
+    x, u, v = np.random.default_rng(7).standard_normal((3, 5, 3))
+    x = KINDS[kind](x)
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return bent(x)
+
+    def run(max_bytes):
+        calls.clear()
+        match measure:
+            case "full" | "plane":
+                found = sectional_curvature(counted, x, u, v, tangent=measure, max_bytes=max_bytes)
+            case "form":
+                found = second_fundamental_form(counted, x, u, v, max_bytes=max_bytes)
+            case "scalar":
+                found = scalar_curvature(counted, x, max_bytes=max_bytes)
+            case "metric":
+                found = fisher_rao_metric(counted, x, max_bytes=max_bytes)
+        return found, len(calls)
+
+    (whole, once), (parts, often) = run(2**30), run(200)
+    assert_close(parts, whole, what="gradient")
+    assert often >= once + 4
+
+
+def test_the_second_fundamental_form_is_normal_and_symmetric():
+    rng = np.random.default_rng(0)
+    x, u, v = torch.from_numpy(rng.standard_normal((3, 3)))
+    variances = torch.from_numpy(rng.uniform(0.5, 2, 6))
+    form = second_fundamental_form(bent, x, u, v, covariance=variances)
+    assert_close(form, second_fundamental_form(bent, x, v, u, covariance=variances), what="gradient")
+    jacobian = torch.func.jacfwd(bent)(x)
+    assert_close(jacobian.T @ (form / variances), torch.zeros(3, dtype=torch.float64), what="gradient")
+    assert form.abs().max() > 0.1
+
+
+def test_a_circle_bends_by_its_radius():
+    x = torch.tensor([0.3, 1.0], dtype=torch.float64)
+    u = np.asarray([1.0, 0.0])
+    form = second_fundamental_form(cylinder(2.0), x, u, u)
+    assert_close(form, -2 * torch.tensor([np.cos(0.3), np.sin(0.3), 0.0]), what="gradient")
+
+
+def test_outputs_of_any_shape_are_flattened():
+    x = torch.from_numpy(points(saddle(), 3))
+
+    def tall(x):
+        return saddle()(x).reshape(3, 1)
+
+    assert_close(gaussian_curvature(tall, x), saddle().curvature(x), what="gradient")
+
+
+def test_single_precision_warns_once_and_keeps_some_digits():
+    from tidegate.geometry import PrecisionWarning
+    from tidegate.geometry.differentiation import warn_of_single_precision
+
+    warn_of_single_precision.cache_clear()
+    x = torch.from_numpy(points(paraboloid(), 20)).float()
+    with pytest.warns(PrecisionWarning, match="float64"):
+        found = gaussian_curvature(paraboloid(), x)
+    # Warnings are errors here: a second one would raise.
+    assert_close(gaussian_curvature(paraboloid(), x), found)
+    assert found.dtype == torch.float32
+    assert_close(found, paraboloid().curvature(x), what="gradient")
+    single = gaussian_curvature(sphere(), jnp.asarray(points(sphere(), 20), dtype=jnp.float32))
+    assert single.dtype == jnp.float32
+    assert_close(single, np.full(20, 0.25, dtype=np.float32), what="gradient")
+
+
+def test_a_flat_cylinder_is_flat_to_rounding_in_single_precision():
+    from tidegate.geometry.differentiation import warn_of_single_precision
+
+    warn_of_single_precision.cache_clear()
+    x = torch.from_numpy(points(cylinder(), 20)).float()
+    with pytest.warns(UserWarning, match="float32"):
+        found = gaussian_curvature(cylinder(), x)
+    assert found.abs().max() < 1e-6
+
+
+def test_a_module_is_measured_on_the_plain_kernel_and_leaves_no_graph():
+    from tidegate.geometry import input_chart
+    from tidegate.torch import GatedAttention
+
+    torch.manual_seed(0)
+    layer = GatedAttention(8, 2, gate="bma+g1", dtype=torch.float64)
+    x = torch.randn(5, 8, dtype=torch.float64)
+    u, v = np.random.default_rng(0).standard_normal((2, 3, 40))
+    found = sectional_curvature(lambda p: layer(p.reshape(1, 5, 8)), x.reshape(-1), u, v, tangent="plane")
+    assert not found.requires_grad
+    chart = input_chart(layer.arrays(), x)
+    assert_close(sectional_curvature(chart, chart.start, u, v, tangent="plane"), found, what="gradient")
+
+
+def test_changed_weights_are_seen_by_the_next_call():
+    scale = [jnp.asarray(1.0)]
+
+    def f(x):
+        return scale[0] * sphere(1.0)(x)
+
+    x = jnp.asarray([0.2, 0.3])
+    before = gaussian_curvature(f, x)
+    scale[0] = jnp.asarray(2.0)
+    assert_close(gaussian_curvature(f, x), before / 4, what="gradient")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_working_memory_counts_what_is_alive_at_once(kind):
+    from tidegate.geometry.differentiation import differentiator
+
+    by, point = differentiator(KINDS[kind](np.ones(1000)))
+
+    def sequential(x):
+        for _ in range(50):
+            x = x * 1.5 + 1
+        return x
+
+    def together(x):
+        kept = [x * (1.5 + i) for i in range(50)]
+        return sum(kept)
+
+    one = 8000
+    assert 2 * one <= by.footprint(sequential, point)[0] <= 5 * one
+    assert 50 * one <= by.footprint(together, point)[0] <= 55 * one
+
+
+def test_working_memory_looks_into_a_jitted_function():
+    from tidegate.geometry.differentiation import differentiator
+
+    by, point = differentiator(jnp.ones(1000))
+    jitted = jax.jit(lambda x: sum([x * (1.5 + i) for i in range(50)]))
+    assert by.footprint(jitted, point)[0] >= 50 * 8000
+
+
+def test_working_memory_leaves_out_weights_and_their_views():
+    from tidegate.geometry.differentiation import differentiator
+
+    by, point = differentiator(torch.ones(10, dtype=torch.float64))
+    weight = torch.ones(10, 5000, dtype=torch.float64)
+    assert by.footprint(lambda x: weight.T[:10] @ x, point)[0] < 2000
+
+
+def test_importing_it_loads_no_framework():
+    import subprocess
+    import sys
+
+    source = "import sys, tidegate.geometry; print({'torch', 'jax'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_curve_has_no_scalar_curvature():
+    with pytest.raises(GeometryError, match="two coordinates"):
+        scalar_curvature(lambda x: torch.cat([x, x**2]), torch.ones(1, dtype=torch.float64))
+
+
+def test_jit_of_the_whole_is_refused_with_a_reason():
+    with pytest.raises(TypeError, match="outside jit"):
+        jax.jit(lambda x: gaussian_curvature(sphere(), x))(jnp.asarray([0.1, 0.2]))

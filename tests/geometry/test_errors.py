@@ -1,0 +1,197 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from tidegate.geometry import (
+    GeometryError,
+    categorical_chart,
+    fisher_rao_metric,
+    gaussian_curvature,
+    intrinsic_curvature,
+    scalar_curvature,
+    second_fundamental_form,
+    sectional_curvature,
+)
+from tidegate.geometry.surfaces import cone, sphere
+
+X = torch.tensor([0.3, 0.4], dtype=torch.float64)
+U, V = np.eye(2)
+
+
+def test_parallel_directions_span_no_plane():
+    with pytest.raises(GeometryError, match=r"parallel.*rank 1 of 2.*smallest singular value") as caught:
+        sectional_curvature(sphere(), X, U, -3 * U)
+    assert caught.value.rank == 1
+    assert caught.value.smallest_singular_value < 1e-15
+
+
+def test_a_zero_direction_spans_no_plane():
+    with pytest.raises(GeometryError, match="one is zero"):
+        sectional_curvature(sphere(), X, U, 0 * V)
+
+
+def test_the_one_bad_plane_of_a_batch_is_named():
+    v = np.stack([V, V, 2 * U])
+    with pytest.raises(GeometryError, match="at point 2 of 3"):
+        sectional_curvature(sphere(), X, U, v)
+
+
+@pytest.mark.parametrize("tangent", ["full", "plane"])
+def test_a_pole_has_no_curvature_in_polar_coordinates(tangent):
+    pole = torch.tensor([np.pi / 2, 0.0], dtype=torch.float64)
+    with pytest.raises(GeometryError, match="rank 1 of 2") as caught:
+        sectional_curvature(sphere(), pole, U, V, tangent=tangent)
+    assert caught.value.smallest_singular_value < 1e-15
+
+
+def test_the_tip_of_a_cone_is_refused_on_every_route():
+    tip = torch.tensor([0.5, 0.0], dtype=torch.float64)
+    for measure in (gaussian_curvature, scalar_curvature):
+        with pytest.raises(GeometryError, match="rank 1 of 2"):
+            measure(cone(), tip)
+    with pytest.raises(GeometryError, match="rank 1 of 2"):
+        second_fundamental_form(cone(), tip, U, U)
+    with pytest.raises(GeometryError, match="metric is singular"):
+        intrinsic_curvature(cone(), tip, U, V)
+
+
+def test_fewer_outputs_than_coordinates_is_a_lower_rank():
+    x, (u, v, _) = torch.ones(3, dtype=torch.float64), np.eye(3)
+    with pytest.raises(GeometryError, match="rank 2 of 3"):
+        sectional_curvature(lambda x: x[:2] ** 2, x, u, v)
+
+
+@pytest.mark.parametrize("step", [torch.round, torch.Tensor.detach, torch.sign], ids=["round", "detach", "sign"])
+def test_a_step_without_slope_is_suspected(step):
+    with pytest.raises(GeometryError, match=r"rank 0 of 2.*round or detach"):
+        gaussian_curvature(lambda x: torch.cat([step(x), step(x)]), X)
+
+
+def test_an_operation_without_forward_mode_is_named():
+    class Hidden(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x**2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    with pytest.raises(GeometryError, match=r"forward mode.*plain array operations"):
+        gaussian_curvature(lambda x: torch.cat([x, Hidden.apply(x)]), X)
+
+
+def test_a_custom_gradient_of_jax_is_named():
+    @jax.custom_vjp
+    def hidden(x):
+        return x**2
+
+    hidden.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
+    with pytest.raises(GeometryError, match=r"forward mode.*plain array operations"):
+        gaussian_curvature(lambda x: jnp.concatenate([x, hidden(x)]), jnp.asarray([0.3, 0.4]))
+
+
+@pytest.mark.parametrize("x", [torch.tensor([1, 2]), jnp.asarray([1, 2]), torch.ones(2, dtype=torch.bfloat16)])
+def test_integers_and_half_precision_are_refused(x):
+    with pytest.raises(TypeError, match=r"x must be float64.*Convert it to float64"):
+        gaussian_curvature(sphere(), x)
+
+
+def test_numpy_points_have_no_derivatives():
+    with pytest.raises(TypeError, match=r"PyTorch or JAX.*torch\.tensor\(x\)"):
+        gaussian_curvature(sphere(), np.asarray([0.3, 0.4]))
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, jnp.asarray], ids=["torch", "jax"])
+def test_a_function_gives_one_array_of_its_points_dtype(make):
+    x = make(np.asarray([0.3, 0.4]))
+    with pytest.raises(TypeError, match=r"f must return one .*got tuple.*f\(x\)\[0\]"):
+        gaussian_curvature(lambda x: (x, x), x)
+    with pytest.raises(TypeError, match="dtype"):
+        gaussian_curvature(lambda x: x > 0, x)
+
+
+def test_a_single_precision_model_under_double_points_is_refused():
+    with pytest.raises(TypeError, match=r"x's dtype, torch.float64; got torch.float32.*model\.double\(\)"):
+        gaussian_curvature(lambda x: sphere()(x).float(), X)
+
+
+COVARIANCES = {
+    "a negative number": (-1.0, "not positive definite"),
+    "zero": (0.0, "not positive definite"),
+    "a vector with a zero": (np.asarray([1.0, 0.0, 1.0]), "not positive definite"),
+    "an indefinite matrix": (np.diag([1.0, -1.0, 1.0]), "smallest eigenvalue is -1"),
+    "a singular matrix": (np.ones((3, 3)), "Add a positive number"),
+    "an asymmetric matrix": (np.eye(3) + np.eye(3, k=1), "not symmetric"),
+    "a nan": (float("nan"), "NaN"),
+    "too small a matrix": (np.eye(2), "one row for each of the 3 outputs"),
+    "too long a vector": (np.ones(4), "one row for each of the 3 outputs"),
+    "a column": (np.ones((3, 1)), "square matrix"),
+}
+
+
+@pytest.mark.parametrize("case", COVARIANCES)
+def test_a_covariance_is_positive_definite_and_fits(case):
+    covariance, message = COVARIANCES[case]
+    for measure in (gaussian_curvature, fisher_rao_metric):
+        with pytest.raises(ValueError, match=message):
+            measure(sphere(), X, covariance=covariance)
+
+
+def test_nan_is_found_at_the_door_and_on_the_way():
+    with pytest.raises(GeometryError, match="x has NaN"):
+        gaussian_curvature(sphere(), torch.tensor([0.1, np.nan], dtype=torch.float64))
+    with pytest.raises(GeometryError, match="u has NaN"):
+        sectional_curvature(sphere(), X, U + np.inf, V)
+    points = torch.tensor([[0.1, 0.2], [-0.1, 0.2]], dtype=torch.float64)
+    with pytest.raises(GeometryError, match=r"at point 1 of 2.*root or logarithm"):
+        gaussian_curvature(lambda x: torch.stack([x[0].sqrt(), x[1], x[0] * x[1]]), points)
+
+
+def test_a_probability_of_zero_is_refused():
+    with pytest.raises(GeometryError, match="NaN or infinite"):
+        gaussian_curvature(categorical_chart(lambda x: torch.stack([x[0], x[1], 0 * x[0]])), X)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"u must have shape \(..., coordinates\)"):
+        sectional_curvature(sphere(), X, np.ones(3), V)
+    with pytest.raises(ValueError, match="must broadcast"):
+        sectional_curvature(sphere(), X.expand(3, 2), np.ones((4, 2)), V)
+    with pytest.raises(ValueError, match=r"\(\.\.\., 2\)"):
+        gaussian_curvature(sphere(), torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="one point"):
+        intrinsic_curvature(sphere(), X.expand(3, 2), U, V)
+
+
+def test_a_jacobian_beyond_the_budget_is_refused_before_it_is_built():
+    def wide(x):
+        return torch.cat([x, x**2])
+
+    x = torch.ones(20_000, dtype=torch.float64)
+    u, v = np.random.default_rng(0).standard_normal((2, 20_000))
+    with pytest.raises(GeometryError, match=r"6,400,000,000 bytes.*tangent='plane'"):
+        sectional_curvature(wide, x, u, v)
+    assert sectional_curvature(wide, x, u, v, tangent="plane").isfinite()
+
+
+def test_no_points_are_refused():
+    with pytest.raises(ValueError, match="at least one point"):
+        gaussian_curvature(sphere(), torch.ones(0, 2, dtype=torch.float64))
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="tangent must be 'full' or 'plane'; got 'slice'"):
+        sectional_curvature(sphere(), X, U, V, tangent="slice")
+    with pytest.raises(ValueError, match="max_bytes must be at least 1"):
+        gaussian_curvature(sphere(), X, max_bytes=0)
+    with pytest.raises(TypeError, match="f must be a function"):
+        gaussian_curvature(3.0, X)
