@@ -11,7 +11,6 @@ from closeness import assert_close
 from flax import nnx
 from jax_models import jit_quickly, key, make, mean_loss, sample
 
-from tidegate.config import TransformerConfig
 from tidegate.flax import (
     AttentionConfig,
     GatedAttention,
@@ -381,8 +380,3 @@ def test_parameters_that_do_not_fit_are_refused():
 def test_an_axis_needs_its_mesh(params):
     with pytest.raises(ValueError, match=r"mesh_axis must be an axis of the mesh, which has \(\); got 'model'"):
         GatedAttention(4, 24, mesh_axis="model", params=params, rngs=nnx.Rngs(0))
-
-
-def test_what_only_pytorch_has_is_refused():
-    with pytest.raises(ValueError, match="recompute_gate is there in PyTorch alone"):
-        TransformerBlock(TransformerConfig(recompute_gate=True), rngs=nnx.Rngs(0))

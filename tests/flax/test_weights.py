@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax_models import SIZES, make, make_torch, sample, with_stacked_blocks
+from jax_models import SIZES, make, make_torch, with_stacked_blocks
 from safetensors import safe_open
 from safetensors.flax import load_file, save_file
 
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.flax import apply_model, from_torch, init_model, load_params, save_params, to_torch
+from tidegate.flax import from_torch, init_model, load_params, save_params, to_torch
 from tidegate.flax.weights import BLOCK_NAMES, MODEL_NAMES
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import TransformerLM, VisionTransformer, load_model, save_model
@@ -142,15 +142,6 @@ def test_the_file_says_what_it_is(path):
     }
     assert json.loads(metadata["config"])["gate"] == "g1"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_file_with_an_option_of_pytorch_is_read_and_the_option_refused(path):
-    save_model(make_torch(recompute_gate=True), path)
-    config, params = load_params(path)
-    with pytest.raises(ValueError, match="Set it to False with dataclasses"):
-        apply_model(params, sample(1, 2), config)
-    spared = replace(config, recompute_gate=False)
-    assert jax.eval_shape(lambda: apply_model(params, sample(1, 2), spared)).shape == (1, 2, 31)
 
 
 def tamper(path, *, metadata=None, tensors=None):

@@ -6,7 +6,7 @@ Legend: B batch, T query positions, S attended positions, M model width, H query
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -63,6 +63,8 @@ class AttentionConfig:
     """A metric per head that starts as the identity."""
     temperature: float = 1.0
     """Divides the scores."""
+    recompute_gate: bool = False
+    """Compute gates again in the backward pass instead of keeping what they made."""
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -179,9 +181,15 @@ def gated_attention(
     k_BSGD, v_BSGD = _project(params["k_proj"], context_BSM), _project(params["v_proj"], context_BSM)
     reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
 
-    def gated(site: Site, target: Array) -> Array:
-        gate = config.gates.at(site)
-        return target if gate is None else apply_gate(gate, target, reads, params["attn_gate"][site])
+    def gated(site: Site, target: Array, then: Callable[[Array], Array] = lambda gated: gated) -> Array:
+        """The target under the site's gate, through a function that would keep what the gate made."""
+        if (gate := config.gates.at(site)) is None:
+            return then(target)
+
+        def apply(target: Array) -> Array:
+            return then(apply_gate(gate, target, reads, params["attn_gate"][site]))
+
+        return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
 
     q_BTHD, k_BSGD, v_BSGD = gated("query", q_BTHD), gated("key", k_BSGD), gated("value", v_BSGD)
     start = 0 if cache is None else cache.length
@@ -205,7 +213,7 @@ def gated_attention(
         dropout_key=dropout_key,
     )
     reads = replace(reads, output=o_BTHD)
-    y_BTM = gated("dense", _project_out(params["o_proj"], gated("output", o_BTHD)))
+    y_BTM = gated("dense", gated("output", o_BTHD, then=functools.partial(_project_out, params["o_proj"])))
     if cache is None:
         return y_BTM
     # A traced length cannot be refused; what would be wrong in silence is nan instead.

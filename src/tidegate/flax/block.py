@@ -30,7 +30,6 @@ __all__ = [
     "drop",
     "init_block",
     "init_stack",
-    "require_implemented",
     "residual_block",
     "stack_layers",
     "unstack_layers",
@@ -48,15 +47,6 @@ def attention_config(config: StackConfig) -> AttentionConfig:
     """The options of a block's attention layer."""
     names = {option.name: _STACK_NAMES.get(option.name, option.name) for option in fields(AttentionConfig)}
     return AttentionConfig(**{own: getattr(config, name) for own, name in names.items()})
-
-
-def require_implemented(config: StackConfig) -> None:
-    """Refuse what only PyTorch's blocks have."""
-    if config.recompute_gate:
-        raise ValueError(
-            "recompute_gate is there in PyTorch alone; got True. "
-            "Set it to False with dataclasses.replace, and spare memory with checkpoint_blocks=True."
-        )
 
 
 def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -91,7 +81,6 @@ def apply_block(
 
     The options are those of `gated_attention`; the key serves dropout of the weights and of both branches.
     """
-    require_implemented(config)
     weights_key, branch_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     attended = gated_attention(
         params["attention"],

@@ -15,7 +15,7 @@ from jax import Array
 
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.attention import Params
-from tidegate.flax.block import apply_norm, attention_config, drop, init_block, require_implemented, residual_block
+from tidegate.flax.block import apply_norm, attention_config, drop, init_block, residual_block
 from tidegate.flax.decoder import embed, init_model, place, project_logits
 from tidegate.flax.generate import generate
 from tidegate.flax.modules import GatedAttention
@@ -43,7 +43,6 @@ class TransformerBlock(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
-        require_implemented(config)
         stream = rngs.dropout.fork() if keep_rngs and config.dropout > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config

@@ -35,6 +35,7 @@ NNX_NAMES: dict[str, str] = {
     "window": "window",
     "metric": "metric",
     "temperature": "temperature",
+    "recompute_gate": "recompute_gate",
 }
 """What `AttentionConfig` calls each option of `GatedAttention`. `qkv_features` is the width of all heads together."""
 
@@ -65,6 +66,7 @@ class GatedAttention(SwitchedModule):
         window: int | None = None,
         metric: Literal["diagonal", "learned"] | None = None,
         temperature: float = 1.0,
+        recompute_gate: bool = False,
         params: Params | None = None,
         mesh_axis: str | None = None,
         rngs: nnx.Rngs,
@@ -90,6 +92,7 @@ class GatedAttention(SwitchedModule):
             window: keys that a query sees, itself included; back alone if causal, else to both sides.
             metric: a metric per head that starts as the identity.
             temperature: divides the scores.
+            recompute_gate: compute gates again in the backward pass instead of keeping what they made.
             params: as `init_attention` gives them; None draws them.
             mesh_axis: the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`).
             rngs: keys for the parameters and for dropout.
@@ -111,6 +114,7 @@ class GatedAttention(SwitchedModule):
             "window": window,
             "metric": metric,
             "temperature": temperature,
+            "recompute_gate": recompute_gate,
         }
         stream = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tidegate.config import StackConfig
+from tidegate.tensors.model_inputs import require_num_caches
 from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.cache import KVCache
 from tidegate.torch.feedforward import FeedForward
@@ -119,8 +120,8 @@ class TransformerStack(nn.Module):
 
         The options are those of `GatedAttention.forward`, with a cache for each block.
         """
-        if caches is not None and len(caches) != len(self.blocks):
-            raise ValueError(f"caches must hold one KVCache for each of {len(self.blocks)} blocks; got {len(caches)}.")
+        if caches is not None:
+            require_num_caches(len(caches), len(self.blocks))
         recompute = self.checkpoint_blocks and caches is None and not return_traces and not inside_transform(x_BTM)
         options = {"mask": mask, "positions": positions, "documents": documents}
         traces: list[AttentionTrace] = []

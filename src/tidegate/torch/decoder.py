@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.config import TransformerConfig
+from tidegate.tensors.layer_inputs import require_positions_shape
+from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.cache import KVCache
@@ -149,26 +151,17 @@ class TransformerLM(nn.Module):
 
     def _counted(self, start: int, num_positions: int, documents: Tensor | None, device: torch.device) -> Tensor:
         """Positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
-        # Positions of packed documents begin anew in each, so that a row may be longer than the table.
-        if documents is None and start + num_positions > self.config.max_length:
-            raise ValueError(
-                f"The table of learned positions ends at max_length={self.config.max_length}; "
-                f"{start + num_positions} are needed. Shorten tokens, or use positions='rotary'."
-            )
         counted = torch.arange(start, start + num_positions, device=device)
         if documents is None:
+            require_learned_positions(start + num_positions, self.config.max_length)
             return counted
+        # Positions begin anew in each document, so that a row may be longer than the table.
         begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))
         return counted - torch.where(begins_BT, counted, 0).cummax(dim=1).values
 
 
 def _check_input(tokens: Tensor, positions: Tensor | None, num_logits: int | None) -> None:
-    if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"tokens must be (batch, positions), int64 or int32; got {tuple(tokens.shape)}, {tokens.dtype}."
-        )
-    batch, length = tokens.shape
-    if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
-        raise ValueError(f"positions must have shape ({length},) or ({batch}, {length}); got {tuple(positions.shape)}.")
-    if num_logits is not None and num_logits < 1:
-        raise ValueError(f"num_logits must be at least 1, or None for all positions; got {num_logits!r}.")
+    require_tokens(tuple(tokens.shape), str(tokens.dtype))
+    if positions is not None:
+        require_positions_shape(tuple(positions.shape), *tokens.shape)
+    require_num_logits(num_logits)

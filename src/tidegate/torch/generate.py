@@ -5,7 +5,6 @@ Legend: B batch, T positions of the prompt, N new tokens, V tokens of the vocabu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tidegate.tensors.model_inputs import (
+    require_generation,
+    require_left_padding,
+    require_prompt_mask,
+    require_room,
+    require_sampling,
+)
 from tidegate.torch.precision import widened
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ def generate(
         prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
         pad_token: what follows in a row that has stopped.
     """
-    _check_sampling(temperature, top_k, top_p)
+    require_sampling(temperature, top_k, top_p)
     _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
     length, room = prompt.shape[1], prompt.shape[1] + max_new_tokens - 1
     caches = model.new_caches(room)
@@ -85,7 +91,7 @@ def next_token_probabilities(
     logits  : (..., V)
     returns : (..., V), in float32 or better
     """
-    _check_sampling(temperature, top_k, top_p)
+    require_sampling(temperature, top_k, top_p)
     ranked, order = widened(logits).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     if temperature == 0:
@@ -118,45 +124,19 @@ def _padded(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
     return visible, (visible.cumsum(dim=1) - 1).clamp(min=0)
 
 
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
-
-
 def _check_request(
     model: TransformerLM, prompt: Tensor, max_new_tokens: int, prompt_mask: Tensor | None, named: tuple[int, ...]
 ) -> None:
     config = model.config
-    if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise ValueError(f"prompt must be (batch, at least one position); got {tuple(prompt.shape)}.")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}.")
-    for token in named:
-        if not 0 <= token < config.vocab_size:
-            raise ValueError(f"stop_tokens and pad_token must lie in [0, {config.vocab_size}); got {token!r}.")
+    require_generation(tuple(prompt.shape), max_new_tokens, vocab_size=config.vocab_size, named_tokens=named)
     if model.training and (config.dropout or config.attention_dropout):
         raise ValueError(
             "model is in training mode, where dropout would disturb what it says. Call model.eval() first."
         )
+    longest = prompt.shape[1]
     if prompt_mask is not None:
-        _check_padding(prompt_mask, prompt)
-    longest = prompt.shape[1] if prompt_mask is None else int(prompt_mask.any(dim=0).sum())
-    if config.positions == "learned" and longest + max_new_tokens - 1 > config.max_length:
-        raise ValueError(
-            f"max_new_tokens={max_new_tokens} after a prompt of {longest} runs past the learned positions, which end "
-            f"at max_length={config.max_length}. Ask for at most {config.max_length - longest + 1}."
-        )
-
-
-def _check_padding(prompt_mask: Tensor, prompt: Tensor) -> None:
-    if prompt_mask.dtype != torch.bool or prompt_mask.shape != prompt.shape:
-        raise ValueError(
-            f"prompt_mask must be bool of shape {tuple(prompt.shape)}, True at tokens; "
-            f"got {prompt_mask.dtype} of shape {tuple(prompt_mask.shape)}."
-        )
-    if not (prompt_mask[:, -1].all() and (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all()):
-        raise ValueError("prompt_mask must be False at the left and True from there to the end: pad at the left.")
+        require_prompt_mask(tuple(prompt_mask.shape), str(prompt_mask.dtype), prompt=tuple(prompt.shape))
+        require_left_padding(prompt_mask[:, -1].all() and (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all())
+        longest = int(prompt_mask.any(dim=0).sum())
+    if config.positions == "learned":
+        require_room(longest, max_new_tokens, config.max_length)

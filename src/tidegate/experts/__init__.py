@@ -1,0 +1,53 @@
+"""Attention as a hierarchical mixture of experts: its decomposition, and what of it can be identified and estimated."""
+
+from tidegate.experts.canonical import HeadMatch, canonicalize, match_heads
+from tidegate.experts.decomposition import Decomposition, decompose, with_input_gates
+from tidegate.experts.estimate import METRICS, ExpertExperiment, RateData, run_experiment
+from tidegate.experts.fitting import CellData, Fits, fit_batch
+from tidegate.experts.freedom import GaugePrediction, predict_gauge
+from tidegate.experts.gauge import GaugeReport, GaugeRow, HeadGauge, gauge_report, gauge_table, head_gauge, random_layer
+from tidegate.experts.models import POSITIONS, Design, ExpertModel, ExpertTruth, default_design, default_truth
+from tidegate.experts.modulus import Modulus, profile_modulus
+from tidegate.experts.rates import Rate, estimate_rate
+from tidegate.experts.transform import change_basis, random_gauge
+from tidegate.experts.voronoi import Atoms, LossParts, VoronoiLoss
+
+__all__ = [
+    "METRICS",
+    "POSITIONS",
+    "Atoms",
+    "CellData",
+    "Decomposition",
+    "Design",
+    "ExpertExperiment",
+    "ExpertModel",
+    "ExpertTruth",
+    "Fits",
+    "GaugePrediction",
+    "GaugeReport",
+    "GaugeRow",
+    "HeadGauge",
+    "HeadMatch",
+    "LossParts",
+    "Modulus",
+    "Rate",
+    "RateData",
+    "VoronoiLoss",
+    "canonicalize",
+    "change_basis",
+    "decompose",
+    "default_design",
+    "default_truth",
+    "estimate_rate",
+    "fit_batch",
+    "gauge_report",
+    "gauge_table",
+    "head_gauge",
+    "match_heads",
+    "predict_gauge",
+    "profile_modulus",
+    "random_gauge",
+    "random_layer",
+    "run_experiment",
+    "with_input_gates",
+]

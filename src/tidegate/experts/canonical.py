@@ -1,0 +1,210 @@
+"""A canonical representative of each gauge orbit, so that heads can be compared between checkpoints and seeds.
+
+Where channels may mix, the value (and key) channels become orthonormal, ordered by the norm of what leaves them. Where
+a gate leaves only scalings, each value (and key) channel gets norm 1, and the order too where it is free. In rotating
+pairs the key's pair gets norm 1 and its largest entry becomes real; under norms only signs and the exchange of scales
+between the two norms are left. Signs make each channel's largest entry positive.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from tidegate.experts.freedom import basis_freedom
+from tidegate.experts.layers import Floats, as_layer_arrays
+from tidegate.experts.transform import change_basis, channels_may_move
+from tidegate.tensors.layer import AttentionArrays
+
+__all__ = ["HeadMatch", "canonical_layer", "canonicalize", "match_heads"]
+
+_Model = TypeVar("_Model")
+# The annotations of scipy are partial.
+_optimize: Any = optimize
+_LARGEST_CONDITION = 1e10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadMatch:
+    """Which head of one layer is which of another."""
+
+    layer: str
+    """The layer's name in the model; empty for a layer alone."""
+    assignment: NDArray[np.int64]
+    """(H,): for each head of the first, the head of the second that it is paired with."""
+    similarity: Floats
+    """(H, H): mean cosine of value and output projections, first's heads by second's."""
+
+    @property
+    def share_in_place(self) -> float:
+        """Share of the heads that are paired with the head of their own number; 1/H on average by chance."""
+        in_place = np.equal(self.assignment, np.arange(len(self.assignment)))
+        return float(np.count_nonzero(in_place)) / len(self.assignment)
+
+
+def canonicalize(model: _Model) -> _Model:
+    """The same function at the canonical parameters; the given model is left as it is.
+
+    model : `AttentionArrays`; a PyTorch `GatedAttention`, or a model that holds some, such as `TransformerLM`; or a
+            model with attention modules of the Llama kind, recognised by their `q_proj`, `k_proj`, `v_proj` and
+            `o_proj`. Of the last, only the value side changes: how their queries and keys meet is not known.
+    """
+    if isinstance(model, AttentionArrays):
+        return canonical_layer(model)
+    from tidegate.experts.torch_adapter import canonical_model
+
+    return canonical_model(model)
+
+
+def canonical_layer(layer: AttentionArrays, *, query_side: bool = True) -> AttentionArrays:
+    """One layer at its canonical parameters, as NumPy float64 arrays; without the query side if asked."""
+    arrays = as_layer_arrays(layer)
+    outputs = _by_group(arrays.W_O, arrays.shape.num_kv_heads)
+    value = np.stack([_value_basis(arrays, W_V, W_O) for W_V, W_O in zip(arrays.W_V, outputs, strict=True)])
+    arrays = change_basis(arrays, value=value)
+    if not query_side:
+        return arrays
+    queries = _by_group(np.swapaxes(arrays.W_Q, 1, 2), arrays.shape.num_kv_heads)
+    key = np.stack([_key_basis(arrays, W_K, W_Q) for W_K, W_Q in zip(arrays.W_K, queries, strict=True)])
+    return _canonical_norms(change_basis(arrays, query=np.swapaxes(np.linalg.inv(key), -1, -2)))
+
+
+def match_heads(a: Any, b: Any) -> list[HeadMatch]:
+    """Pair the heads of two models layer by layer, so that the mean cosine of their value and output maps is largest.
+
+    Parameters are compared as they are: heads that compute the same from different bases look unlike unless both models
+    are canonical.
+
+    a, b : as `canonicalize` takes them, with the same layers and sizes
+    """
+    first, second = _layers(a), _layers(b)
+    if [name for name, _ in first] != [name for name, _ in second]:
+        raise ValueError(f"a and b must have the same attention layers; got {len(first)} and {len(second)}.")
+    return [_match(name, left, right) for (name, left), (_, right) in zip(first, second, strict=True)]
+
+
+def _layers(model: Any) -> list[tuple[str, AttentionArrays]]:
+    if isinstance(model, AttentionArrays):
+        return [("", as_layer_arrays(model))]
+    from tidegate.experts.torch_adapter import attention_layers
+
+    return [(found.name, as_layer_arrays(found.arrays)) for found in attention_layers(model)]
+
+
+def _match(name: str, a: AttentionArrays, b: AttentionArrays) -> HeadMatch:
+    if a.shape != b.shape:
+        raise ValueError(f"a and b must have the same sizes; at layer {name!r} got {a.shape} and {b.shape}.")
+    repeats = a.shape.num_heads // a.shape.num_kv_heads
+    values = [np.repeat(arrays.W_V, repeats, axis=0) for arrays in (a, b)]
+    similarity = (_cosines(values[0], values[1]) + _cosines(a.W_O, b.W_O)) / 2
+    assignment: Any = _optimize.linear_sum_assignment(similarity, maximize=True)[1]
+    return HeadMatch(layer=name, assignment=assignment, similarity=similarity)
+
+
+def _cosines(a: Floats, b: Floats) -> Floats:
+    rows = [array.reshape(len(array), -1) for array in (a, b)]
+    unit = [row / np.maximum(np.linalg.norm(row, axis=1, keepdims=True), np.finfo(np.float64).tiny) for row in rows]
+    return unit[0] @ unit[1].T
+
+
+def _by_group(outward: Floats, groups: int) -> Floats:
+    """What leaves the channels of each group, its heads side by side: (H, h, d) gives (G, h, heads of a group · d)."""
+    heads, width, d_model = outward.shape
+    return np.swapaxes(outward.reshape(groups, heads // groups, width, d_model), 1, 2).reshape(groups, width, -1)
+
+
+def _value_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
+    """R of one group; inward (d, h), outward (h, all that leaves the channels)."""
+    match basis_freedom(arrays, "value-output"):
+        case "linear":
+            return _orthonormal_basis(inward, outward)
+        case "scaling":
+            return _unit_basis(inward, outward, ordered=channels_may_move(arrays, "value-output"))
+        case "fixed":
+            return np.eye(arrays.shape.head_dim)
+
+
+def _key_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
+    """What the keys of one group are multiplied by, pair by pair where they rotate."""
+    width, freedom = arrays.shape.head_dim, basis_freedom(arrays, "query-key")
+    basis = np.eye(width)
+    if freedom == "fixed":
+        return basis
+    turned = 0 if arrays.rotary is None else arrays.rotary.width(width)
+    normed = arrays.q_norm is not None or arrays.k_norm is not None
+    for first in range(turned // 2):
+        pair = np.ix_((first, first + turned // 2), (first, first + turned // 2))
+        columns = inward[:, [first, first + turned // 2]]
+        basis[pair] = _pair_basis(columns, turns=freedom == "linear" and not normed, scales=not normed)
+    still = slice(turned, width)
+    if normed:
+        basis[still, still] = np.diag(_signs(inward[:, still]))
+    elif freedom == "linear":
+        basis[still, still] = _orthonormal_basis(inward[:, still], outward[still])
+    else:
+        ordered = channels_may_move(arrays, "query-key")
+        basis[still, still] = _unit_basis(inward[:, still], outward[still], ordered=ordered)
+    return basis
+
+
+def _orthonormal_basis(inward: Floats, outward: Floats) -> Floats:
+    """R with inward R orthonormal and the rows of R⁻¹ outward orthogonal, in falling order of their norms."""
+    if inward.shape[1] == 0:
+        return np.eye(0)
+    directions, triangle = np.linalg.qr(inward)
+    if np.linalg.cond(triangle) > _LARGEST_CONDITION:
+        warnings.warn(
+            "A head's channels are linearly dependent, so that its basis cannot be told; it is left as it is.",
+            stacklevel=2,
+        )
+        return np.eye(inward.shape[1])
+    turn = np.linalg.svd(triangle @ outward)[0]
+    turn = turn * _signs(directions @ turn)
+    return np.linalg.solve(triangle, turn)
+
+
+def _unit_basis(inward: Floats, outward: Floats, *, ordered: bool) -> Floats:
+    """R that scales each column of inward to norm 1, its largest entry positive, and orders by outward norms."""
+    norms = np.linalg.norm(inward, axis=0)
+    norms = np.where(norms > 0, norms, 1.0)
+    strengths = norms * np.linalg.norm(outward, axis=1)
+    order = np.argsort(-strengths, kind="stable") if ordered else np.arange(len(norms))
+    return np.diag(_signs(inward) / norms)[:, order]
+
+
+def _pair_basis(columns: Floats, *, turns: bool, scales: bool) -> Floats:
+    """A complex factor, as a real matrix, for the two columns (d, 2) of a rotating pair."""
+    numbers = columns[:, 0] + 1j * columns[:, 1]
+    largest = numbers[np.argmax(np.abs(numbers))]
+    if turns and largest != 0:
+        factor = np.conj(largest) / np.abs(largest)
+    else:
+        factor = complex(_signs(columns.reshape(-1, 1))[0])
+    size = float(np.linalg.norm(numbers))
+    factor = factor / size if scales and size > 0 else factor
+    return np.array([[factor.real, factor.imag], [-factor.imag, factor.real]])
+
+
+def _signs(columns: Floats) -> Floats:
+    """The sign of the largest entry of each column; 1 for a column of zeros."""
+    largest = np.take_along_axis(columns, np.argmax(np.abs(columns), axis=0)[None, :], axis=0)[0]
+    return np.where(largest < 0, -1.0, 1.0)
+
+
+def _canonical_norms(arrays: AttentionArrays) -> AttentionArrays:
+    """All scale in the queries' norm: the keys' scales become ±1, or each rotating pair's geometric mean does."""
+    if arrays.q_norm is None or arrays.k_norm is None or basis_freedom(arrays, "query-key") == "fixed":
+        return arrays
+    factor = np.abs(arrays.k_norm)
+    if np.any(factor == 0):
+        return arrays
+    turned = 0 if arrays.rotary is None else arrays.rotary.width(arrays.shape.head_dim)
+    half = turned // 2
+    mean = np.sqrt(factor[:half] * factor[half:turned])
+    factor = np.concatenate([mean, mean, factor[turned:]])
+    return replace(arrays, q_norm=arrays.q_norm * factor, k_norm=arrays.k_norm / factor)

@@ -1,0 +1,198 @@
+r"""Attention as a hierarchical mixture of experts, exactly: heads, channels, tokens, and an expert at each leaf.
+
+$$Y_{il} = \gamma_{il} \Big( \sum_h \pi_h \sum_c \omega_{hcl}\, \delta_{ihc} \sum_j a^h_{ij}\, s_{jhc}\, e_{hc}(x_j)
+   + b_l \Big), \qquad e_{hc}(x) = x \cdot w_{hc}$$
+
+Shapes: `H` heads, `T` attending and `S` attended positions, `h` channels of a head, `d` model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
+from tidegate.gate import Gate, Site
+from tidegate.gates import Gates
+from tidegate.tensors.gating import GateSources, gate_reads, gate_values
+from tidegate.tensors.heads import merge_groups, repeat_heads
+from tidegate.tensors.layer import AttentionArrays
+
+__all__ = ["Decomposition", "decompose", "with_input_gates"]
+
+Form: TypeAlias = Literal["signed", "convex"]
+ExpertKind: TypeAlias = Literal["linear", "gated"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Decomposition:
+    """A layer's output on one input, taken apart; arrays of NumPy in float64. A gate that is not there is None."""
+
+    form: Form
+    expert_kind: ExpertKind
+    """`gated` if a gate stands between the value and the output projection, `linear` otherwise."""
+    head_weights: Floats
+    """(H, 1): 1/H each; in the convex form (H, d), probabilities over the heads for each output feature."""
+    channel_weights: Floats
+    """(H, h, d): H times the output projection; in the convex form probabilities over each head's channels."""
+    expert_scale: Floats | None
+    """(H, h, d): what the convex form multiplies the experts by, sign included; None in the signed form."""
+    token_weights: Floats
+    """(..., H, T, S): softmax; a row that may see nothing is 0."""
+    linear_experts: Floats
+    """(..., H, S, h): each channel's linear map of each attended position."""
+    source_gate: Floats | None
+    """(..., H, S, h or 1): of the attended position, inside the expert."""
+    source_shift: Floats | None
+    """(..., H, S, h or 1): what a value gate of the op `add` adds."""
+    destination_gate: Floats | None
+    """(..., H, T, h or 1): of the attending position; part of the expert or of the channel weight, as one likes."""
+    destination_shift: Floats | None
+    """(..., H, T, h or 1): what an output gate of the op `add` adds."""
+    outside_gate: Floats | None
+    """(..., T, d): outside the mixture."""
+    outside_shift: Floats | None
+    """(..., T, d): what a dense gate of the op `add` adds."""
+    bias: Floats | None
+    """(d,): of the output projection, inside an outside gate."""
+
+    def experts(self) -> Floats:
+        """Every expert with its gates, (..., H, T, S, h): a large tensor, for looking at and not for computing with.
+
+        What an output gate of the op `add` adds stands beside the experts, in `destination_shift`.
+        """
+        per_source = self._source_experts()[..., None, :, :]
+        if self.destination_gate is None:
+            shape = (*self.token_weights.shape, per_source.shape[-1])
+            return np.broadcast_to(per_source, shape).copy()
+        return per_source * self.destination_gate[..., :, None, :]
+
+    def reconstruct(self) -> Floats:
+        """The layer's output (..., T, d), put together again from the parts alone."""
+        channels = self.token_weights @ self._source_experts()
+        channels = channels if self.destination_gate is None else channels * self.destination_gate
+        channels = channels if self.destination_shift is None else channels + self.destination_shift
+        mixing = self.head_weights[:, None, :] * self.channel_weights
+        mixing = mixing if self.expert_scale is None else mixing * self.expert_scale
+        output = np.einsum("...htc,hcl->...tl", channels, mixing)
+        output = output if self.bias is None else output + self.bias
+        output = output if self.outside_gate is None else output * self.outside_gate
+        return output if self.outside_shift is None else output + self.outside_shift
+
+    def max_error(self, output: Any) -> float:
+        """Largest distance between the reconstruction and an output of the layer."""
+        return float(np.max(np.abs(self.reconstruct() - as_float64(output))))
+
+    def _source_experts(self) -> Floats:
+        experts = self.linear_experts
+        experts = experts if self.source_gate is None else experts * self.source_gate
+        return experts if self.source_shift is None else experts + self.source_shift
+
+
+def decompose(
+    layer: Layer,
+    x: Any,
+    *,
+    form: Form = "signed",
+    mask: Any | None = None,
+    context: Any | None = None,
+    positions: Any | None = None,
+) -> Decomposition:
+    """The layer's output on x as a mixture over heads, channels and tokens.
+
+    layer     : `AttentionArrays`, or a layer whose `arrays()` gives them
+    x         : (..., T, d)
+    form      : `signed` has channel weights of either sign; `convex` has probabilities, and signs in the experts
+    mask      : bool, broadcasts to (..., H, T, S), True = may attend
+    context   : (..., S, d) for cross-attention
+    positions : for the rotary embedding; None counts from 0
+    """
+    if form not in ("signed", "convex"):
+        raise ValueError(f"form must be 'signed' or 'convex'; got {form!r}.")
+    arrays = as_layer_arrays(layer)
+    allowed = None if mask is None else np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    steps = None if positions is None else np.asarray(positions)
+    attended = None if context is None else as_float64(context)
+    trace = arrays.trace(as_float64(x), context=attended, mask=allowed, positions=steps)
+    num_heads = arrays.shape.num_heads
+    source = _gate_parts(arrays, "value", trace.sources)
+    destination = _gate_parts(arrays, "output", trace.sources)
+    outside = _gate_parts(arrays, "dense", trace.sources)
+    weights, channels, scale = _mixing(np.asarray(arrays.W_O), form)
+    return Decomposition(
+        form=form,
+        expert_kind="gated" if any(arrays.gates.at(site) for site in ("value", "output")) else "linear",
+        head_weights=weights,
+        channel_weights=channels,
+        expert_scale=scale,
+        token_weights=trace.weights,
+        linear_experts=repeat_heads(trace.sources.value, num_heads),
+        source_gate=None if source[0] is None else repeat_heads(source[0], num_heads),
+        source_shift=None if source[1] is None else repeat_heads(source[1], num_heads),
+        destination_gate=destination[0],
+        destination_shift=destination[1],
+        outside_gate=None if outside[0] is None else outside[0][..., 0, :, :],
+        outside_shift=None if outside[1] is None else outside[1][..., 0, :, :],
+        bias=arrays.b_O,
+    )
+
+
+def with_input_gates(layer: Layer) -> AttentionArrays:
+    r"""The same function with every gate that reads the query reading the input instead, $\theta = W_Q w_g$.
+
+    `bma-query` becomes `g1` and `bma` becomes `g2`, both with matrices of rank at most h for each head that is read.
+    A query bias becomes a bias of the gate. A gate with a rank or a width, or one that heads share, is refused.
+    """
+    arrays = as_layer_arrays(layer)
+    gates: list[Gate] = []
+    parameters: dict[Site, Any] = dict(arrays.gate_parameters)
+    for gate in arrays.gates:
+        if gate.reads != "query":
+            gates.append(gate)
+            continue
+        if gate.rank is not None or gate.width is not None or gate.share != "head":
+            raise ValueError(
+                f"Gate {gate} cannot read the input instead of the query: only whole matrices, one for each head, can. "
+                "Leave rank and width at None and share at 'head'."
+            )
+        gates.append(replace(gate, reads="input", bias=0.0 if arrays.b_Q is not None else gate.bias))
+        parameters[gate.site] = _input_parameters(arrays, gate)
+    return replace(arrays, gates=Gates(gates), gate_parameters=parameters)
+
+
+def _input_parameters(arrays: AttentionArrays, gate: Gate) -> dict[str, Floats]:
+    own = arrays.gate_parameters[gate.site]
+    heads = gate.num_heads_at_site(arrays.shape)
+    found = {"weight": merge_groups(arrays.W_Q, heads) @ own["weight"]}
+    if arrays.b_Q is not None:
+        shift = merge_groups(arrays.b_Q[:, None, :], heads) @ own["weight"]
+        found["bias"] = shift[:, 0, :] + own.get("bias", 0.0)
+    elif "bias" in own:
+        found["bias"] = own["bias"]
+    return found
+
+
+def _gate_parts(arrays: AttentionArrays, site: Site, sources: GateSources) -> tuple[Floats | None, Floats | None]:
+    """What the gate at a site multiplies by and what it adds, (..., heads, positions, width)."""
+    gate = arrays.gates.at(site)
+    if gate is None:
+        return None, None
+    heads = gate.num_heads_at_site(arrays.shape)
+    values = gate_values(gate, gate_reads(gate, sources), arrays.gate_parameters[site], num_heads=heads)
+    return (values, None) if gate.op == "multiply" else (None, values)
+
+
+def _mixing(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
+    """Head weights, channel weights and the experts' scale; a feature that no channel reaches has equal weights."""
+    num_heads, width, _ = W_O.shape
+    if form == "signed":
+        return np.full((num_heads, 1), 1 / num_heads), num_heads * W_O, None
+    magnitude = np.abs(W_O)
+    by_head = magnitude.sum(axis=1)
+    total = by_head.sum(axis=0)
+    heads = np.divide(by_head, total, out=np.full_like(by_head, 1 / num_heads), where=total > 0)
+    head_total = by_head[:, None, :]
+    channels = np.divide(magnitude, head_total, out=np.full_like(W_O, 1 / width), where=head_total > 0)
+    return heads, channels, np.sign(W_O) * total

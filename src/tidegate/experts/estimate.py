@@ -1,0 +1,266 @@
+"""Experiments on sample size: draw data from known experts, fit from several starts, and measure every error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tidegate.experts.fitting import CellData, Fits, fit_batch
+from tidegate.experts.layers import Floats
+from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Position, default_design, default_truth
+from tidegate.experts.voronoi import Atoms, VoronoiLoss
+
+__all__ = ["METRICS", "ExpertExperiment", "RateData", "draw_cells", "run_experiment"]
+
+METRICS = ("expert", "covered", "over", "total", "regression", "scores")
+"""Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
+together, of the regression function, and of the score matrix."""
+
+_INDISTINGUISHABLE = 0.1
+"""Fits whose objectives, twice the log-likelihood, differ by less are the same to the data."""
+_NEAR_GATES = 0.2
+_VALLEY_PATIENCE = 5
+"""Surplus experts make valleys in which a fit may pause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExpertExperiment:
+    """Fit k experts to data from k_star, at several sample sizes.
+
+    Starts lie at the truth plus normal noise of deviation `radius`, at every n alike: a start that came nearer with n,
+    or lay at the truth, would make up a rate where there is none.
+    """
+
+    position: Position
+    """Where the gate stands, in truth and in the fit."""
+    k: int = 2
+    """Experts that are fitted."""
+    k_star: int = 2
+    """Experts that there are."""
+    truth: ExpertTruth | None = None
+    """None takes `default_truth`."""
+    design: Design = field(default_factory=default_design)
+    noise: float = 0.3
+    """Standard deviation of the noise."""
+    ns: tuple[int, ...] = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
+    """Sample sizes."""
+    replicates: int = 96
+    starts: int = 4
+    radius: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "k_star", "replicates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+        if self.k < self.k_star:
+            raise ValueError(
+                f"k must be at least k_star, or no fit can be right; got k={self.k}, k_star={self.k_star}."
+            )
+        if self.starts < 2:
+            raise ValueError(f"starts must be at least 2, so that their spread can be seen; got {self.starts}.")
+        if not (self.noise > 0 and self.radius > 0):
+            raise ValueError(f"noise and radius must be above 0; got noise={self.noise}, radius={self.radius}.")
+        if not self.ns or min(self.ns) < self.model.num_parameters:
+            raise ValueError(
+                f"ns must hold sample sizes of at least the {self.model.num_parameters} parameters; got {self.ns}. "
+                "Fewer samples than parameters determine nothing."
+            )
+        self._check_truth()
+
+    @property
+    def model(self) -> ExpertModel:
+        """What is fitted."""
+        return ExpertModel(position=self.position, k=self.k, width=self.design.points.shape[-1])
+
+    @property
+    def true_model(self) -> ExpertModel:
+        """What the data come from."""
+        return ExpertModel(position=self.position, k=self.k_star, width=self.design.points.shape[-1])
+
+    @property
+    def true_parameters(self) -> ExpertTruth:
+        """The truth, given or default."""
+        return default_truth(self.position) if self.truth is None else self.truth
+
+    def _check_truth(self) -> None:
+        truth, model = self.true_parameters, self.true_model
+        shapes = {"scores": (model.width, model.width), "experts": (self.k_star, model.width), "gate": model.gate_shape}
+        for name, shape in shapes.items():
+            array = getattr(truth, name)
+            if array.shape != shape or array.dtype != np.float64:
+                raise ValueError(
+                    f"truth.{name} must be {shape} in float64 for position {self.position!r}; "
+                    f"got {array.shape}, {array.dtype}."
+                )
+        _, jacobian = model.value_and_jacobian(truth.vector()[None], self.design)
+        values = np.linalg.svd(jacobian[0], compute_uv=False)
+        rank = int(np.sum(values > 1e-10 * values[0]))
+        if rank < model.rank:
+            raise ValueError(
+                f"design is singular: at the truth the function depends on {rank} directions of the parameters, where "
+                f"{model.rank} are expected. Add different sequences, or move the truth."
+            )
+        self._warn_of_gates(truth)
+
+    def _warn_of_gates(self, truth: ExpertTruth) -> None:
+        if not self.model.gated_experts:
+            return
+        distances = np.linalg.norm(truth.gate[:, None] - truth.gate[None], axis=-1)
+        nearest = float(np.min(distances[~np.eye(self.k_star, dtype=bool)], initial=np.inf))
+        if nearest < _NEAR_GATES:
+            warnings.warn(
+                f"Two true gates are {nearest:.3g} apart: they hardly tell their experts apart, and the errors stay "
+                "large up to very large n.",
+                stacklevel=4,
+            )
+        smallest = float(np.min(np.linalg.norm(truth.gate, axis=-1)))
+        if self.k > self.k_star and self.radius > smallest / 2:
+            warnings.warn(
+                "With k > k_star an expert u at the gate θ has an exact duplicate, since σ(z) + σ(−z) = 1: 2u at 0 and "
+                f"−u at −θ. Starts of radius {self.radius:.3g} can reach it from gates of norm {smallest:.3g}; use a "
+                "smaller radius.",
+                stacklevel=4,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RateData:
+    """What an experiment measured, of the best start of each replicate."""
+
+    experiment: ExpertExperiment
+    ns: tuple[int, ...]
+    errors: dict[str, Floats]
+    """By name in `METRICS`, (sizes, replicates)."""
+    converged: Any
+    """(sizes, replicates, starts) bool"""
+    start_spread: dict[str, Floats]
+    """Of `expert`, `regression` and `scores`, (sizes, replicates): largest distance from the best fit among the starts
+    that the data cannot tell from it; nan where no second start came as far."""
+    start_error: Floats
+    """(sizes, replicates): expert error of the start that won: what an unidentified model reports."""
+
+
+def run_experiment(
+    experiment: ExpertExperiment,
+    *,
+    loss: VoronoiLoss | None = None,
+    tolerance: float = 1e-7,
+    max_steps: int = 400,
+    progress: Callable[[int, int], None] | None = None,
+) -> RateData:
+    """Draw, fit and measure, one sample size after another.
+
+    loss     : what the expert error is; None is the vector-mass loss
+    progress : called with the sizes done and their number
+    """
+    measure = VoronoiLoss() if loss is None else loss
+    rows: list[dict[str, Any]] = []
+    for index, n in enumerate(experiment.ns):
+        rng = np.random.default_rng([experiment.seed, index])
+        cells = draw_cells(experiment, n, rng)
+        starts = _starts(experiment, rng)
+        repeated = CellData(
+            means=np.repeat(cells.means, experiment.starts, axis=0),
+            weights=np.repeat(cells.weights, experiment.starts, axis=0),
+            precision=np.repeat(cells.precision, experiment.starts),
+        )
+        fits = fit_batch(
+            experiment.model,
+            experiment.design,
+            repeated,
+            starts,
+            tolerance=tolerance,
+            patience=2 if experiment.k == experiment.k_star else _VALLEY_PATIENCE,
+            max_steps=max_steps,
+        )
+        rows.append(_measure(experiment, fits, starts, measure))
+        if progress is not None:
+            progress(index + 1, len(experiment.ns))
+    return RateData(
+        experiment=experiment,
+        ns=experiment.ns,
+        errors={name: np.array([row[name] for row in rows]) for name in METRICS},
+        converged=np.array([row["converged"] for row in rows]),
+        start_spread={name: np.array([row["spread"][name] for row in rows]) for name in rows[0]["spread"]},
+        start_error=np.array([row["start"] for row in rows]),
+    )
+
+
+def draw_cells(experiment: ExpertExperiment, n: int, rng: np.random.Generator) -> CellData:
+    """Samples of each replicate, as each design point's share and mean: exact, at a cost that does not grow with n."""
+    num_points = len(experiment.design.points)
+    truth = experiment.true_model.value(experiment.true_parameters.vector()[None], experiment.design)
+    counts = rng.multinomial(n, np.full(num_points, 1 / num_points), size=experiment.replicates)
+    noise = experiment.noise * rng.standard_normal(counts.shape) / np.sqrt(np.maximum(counts, 1))
+    precision = np.full(experiment.replicates, n / experiment.noise**2)
+    return CellData(means=truth + noise, weights=counts / n, precision=precision)
+
+
+def _starts(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:
+    """(replicates · starts, P): the truth with its surplus experts split off, and noise."""
+    total = experiment.replicates * experiment.starts
+    centres = np.stack([_split_truth(experiment, rng) for _ in range(total)])
+    return centres + experiment.radius * rng.standard_normal(centres.shape)
+
+
+def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:
+    """The truth as k experts: each one beyond k_star shares the mass and the gate of a true one."""
+    truth = experiment.true_parameters
+    owners = np.concatenate(
+        [np.arange(experiment.k_star), rng.integers(experiment.k_star, size=experiment.k - experiment.k_star)]
+    )
+    experts = truth.experts[owners] / np.bincount(owners)[owners][:, None]
+    gate = truth.gate[owners] if experiment.model.gated_experts else truth.gate
+    return ExpertTruth(scores=truth.scores, experts=experts, gate=gate).vector()
+
+
+def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: VoronoiLoss) -> dict[str, Any]:
+    """Every error of each replicate's best fit, and how far its equals are from it."""
+    shape = (experiment.replicates, experiment.starts)
+    objective = fits.objective.reshape(shape)
+    best = np.argmin(objective, axis=1)
+    chosen = np.arange(experiment.replicates) * experiment.starts + best
+    truth = _atoms(experiment.true_model, experiment.true_parameters.vector())
+    losses = [loss(_atoms(experiment.model, row), truth) for row in fits.parameters]
+    best_losses = [losses[int(row)] for row in chosen]
+    equal = objective - objective.min(axis=1, keepdims=True) < _INDISTINGUISHABLE
+    scores = experiment.model.split(fits.parameters)[0]
+    values = experiment.model.value(fits.parameters, experiment.design)
+    true_values = experiment.true_model.value(experiment.true_parameters.vector()[None], experiment.design)
+    merged = np.stack([found.merged_masses for found in losses])
+    distances = {
+        "expert": np.sum(np.linalg.norm(_from_best(merged, chosen), axis=-1), axis=-1),
+        "regression": np.sqrt(np.mean(_from_best(values, chosen) ** 2, axis=-1)),
+        "scores": np.linalg.norm(_from_best(scores, chosen), axis=(-2, -1)),
+    }
+    return {
+        "expert": [found.merged for found in best_losses],
+        "covered": [found.covered for found in best_losses],
+        "over": [found.over for found in best_losses],
+        "total": [found.total for found in best_losses],
+        "regression": np.sqrt(np.mean((values[chosen] - true_values) ** 2, axis=1)),
+        "scores": np.linalg.norm(scores[chosen] - experiment.true_parameters.scores, axis=(1, 2)),
+        "converged": fits.converged.reshape(shape),
+        "spread": {name: _largest(distance.reshape(shape), equal) for name, distance in distances.items()},
+        "start": [loss(_atoms(experiment.model, starts[row]), truth).merged for row in chosen],
+    }
+
+
+def _from_best(found: Floats, chosen: Any) -> Floats:
+    """Every fit's difference from the best of its replicate, (replicates · starts, ...)."""
+    return found - np.repeat(found[chosen], len(found) // len(chosen), axis=0)
+
+
+def _largest(distance: Floats, equal: Any) -> Floats:
+    """Over the starts that are equal to the best, itself included; nan where it stands alone."""
+    return np.where(equal.sum(axis=1) > 1, np.max(np.where(equal, distance, 0.0), axis=1), np.nan)
+
+
+def _atoms(model: ExpertModel, parameters: Floats) -> Atoms:
+    _, experts, gate = model.split(parameters)
+    return Atoms(masses=experts, locations=gate if model.gated_experts else None)

@@ -1,0 +1,251 @@
+"""How many directions of a layer's parameters change nothing: by the rank of the Jacobian, beside the theory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tidegate.experts.freedom import basis_freedom, predict_gauge, reads_values, why_unpredicted
+from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
+from tidegate.gate import Site
+from tidegate.gates import GateLike, Gates
+from tidegate.sizes import HeadShape
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.tensors.rotary import Rotary
+
+__all__ = ["GaugeReport", "GaugeRow", "HeadGauge", "gauge_report", "gauge_table", "head_gauge", "random_layer"]
+
+_TOLERANCE = 1e-11
+"""Singular values below this share of the largest count as 0: rounding leaves some 1e-16, soft directions 1e-8."""
+_CLEAR_GAP = 100.0
+_MARGIN = 1.5
+"""Outputs for each parameter that the table asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GaugeReport:
+    """Rank and nullity of a layer's Jacobian, and what the theory says."""
+
+    num_parameters: int
+    rank: int
+    nullity: int
+    """Directions in which no output changes."""
+    value_block_nullity: int
+    """Those among value and output projections, their biases, and the gates that read values or outputs."""
+    predicted: int | None
+    """The theory's nullity; None if `unpredicted` says why there is none."""
+    predicted_value_block: int | None
+    soft: int | None
+    """Predicted directions beyond the nullity that only the epsilon of query and key norms determines."""
+    unpredicted: str | None
+    singular_gap: float
+    """Smallest singular value that counts over the largest that does not; infinite if all count."""
+    singular_values: Floats
+    """Of the whole layer, falling."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether theory and measurement are the same, for the layer and for its value block."""
+        found = (self.nullity, self.value_block_nullity)
+        return found == (self.predicted, self.predicted_value_block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadGauge:
+    """Free directions of each key/value group's own value and output projections, all else held still."""
+
+    nullities: tuple[int, ...]
+    predicted: int | None
+    """The theory's number for every group; None where a gate reads values, and would have to follow."""
+    singular_values: Floats
+    """(G, parameters of a group), falling: how well the data tell each direction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GaugeRow:
+    """One line of the table."""
+
+    gate: str
+    shape: HeadShape
+    bias: bool
+    rotary: Rotary | None
+    qk_norm: bool
+    report: GaugeReport
+
+
+def gauge_report(layer: Layer, x: Any) -> GaugeReport:
+    """Rank of the exact Jacobian of all outputs by all parameters, in float64; PyTorch differentiates.
+
+    The input must be rich enough to tell parameters apart: generic, several sequences, more outputs than parameters,
+    and with a rotary embedding more positions than rotating pairs. The cost grows with the cube of the parameters: some
+    thousand take seconds. A warning says so where the singular values have no clear gap.
+
+    layer : `AttentionArrays`, or a layer whose `arrays()` gives them
+    x     : (..., T, d)
+    """
+    arrays, inputs = as_layer_arrays(layer), as_float64(x)
+    entries: dict[str, Any] = {name: np.arange(array.size) for name, array in arrays.parameters().items()}
+    _require_outputs(inputs, sum(map(len, entries.values())))
+    jacobian = _jacobian(arrays, inputs, entries)
+    values = _singular_values(np.concatenate(list(jacobian.values()), axis=1))
+    block = _singular_values(np.concatenate([jacobian[name] for name in _value_block(arrays)], axis=1))
+    rank, gap = _rank(values), _gap(values)
+    if gap < _CLEAR_GAP:
+        warnings.warn(
+            f"The singular values of the Jacobian have no clear gap at rank {rank}: {gap:.3g}. Give a richer x, or "
+            "look at singular_values.",
+            stacklevel=2,
+        )
+    prediction = predict_gauge(arrays)
+    return GaugeReport(
+        num_parameters=len(values),
+        rank=rank,
+        nullity=len(values) - rank,
+        value_block_nullity=len(block) - _rank(block),
+        predicted=None if prediction is None else prediction.nullity,
+        predicted_value_block=None if prediction is None else prediction.value_block_nullity,
+        soft=None if prediction is None else prediction.soft,
+        unpredicted=why_unpredicted(arrays),
+        singular_gap=gap,
+        singular_values=values,
+    )
+
+
+def head_gauge(layer: Layer, x: Any) -> HeadGauge:
+    """The value side of `gauge_report` group by group, for layers too large to take whole, such as trained ones.
+
+    x : (..., T, d), generic, with at least d + h positions in all: what enters a head leaves it through h channels, so
+        that fewer leave directions open whatever the gate
+    """
+    arrays, inputs = as_layer_arrays(layer), as_float64(x)
+    groups, shape = arrays.shape.num_kv_heads, arrays.shape
+    if (positions := inputs.size // shape.d_model) < (needed := shape.d_model + shape.head_dim):
+        raise ValueError(f"x must hold at least d + h = {needed} positions in all; got {positions}.")
+    _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
+    rows: list[Floats] = []
+    for group in range(groups):
+        entries: dict[str, Any] = {
+            name: np.arange(array.size).reshape(groups, -1)[group] for name, array in _projections(arrays)
+        }
+        jacobian = _jacobian(arrays, inputs, entries)
+        rows.append(_singular_values(np.concatenate(list(jacobian.values()), axis=1)))
+    width, mixing = shape.head_dim, basis_freedom(arrays, "value-output")
+    covered = why_unpredicted(arrays) is None and not any(map(reads_values, arrays.gates))
+    return HeadGauge(
+        nullities=tuple(len(values) - _rank(values) for values in rows),
+        predicted=None if not covered else width**2 if mixing == "linear" else width,
+        singular_values=np.stack(rows),
+    )
+
+
+def gauge_table(
+    gates: Iterable[GateLike] = ("none", "g1", "g1-head", "g2", "g3", "g4", "g5", "bma", "bma-query", "vga"),
+    *,
+    d_model: int = 6,
+    num_heads: int = 2,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    bias: bool = False,
+    rotary: Rotary | None = None,
+    qk_norm: bool = False,
+    seed: int = 0,
+) -> list[GaugeRow]:
+    """Theory and measurement side by side, for random layers with each of the gates on random inputs."""
+    shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    rows: list[GaugeRow] = []
+    for gate in gates:
+        rng = np.random.default_rng(seed)
+        layer = random_layer(gate, shape, rng, bias=bias, rotary=rotary, qk_norm=qk_norm)
+        num_parameters = sum(array.size for array in layer.parameters().values())
+        length = shape.head_dim + 3
+        sequences = int(np.ceil(_MARGIN * num_parameters / (length * d_model))) + 2
+        report = gauge_report(layer, rng.standard_normal((sequences, length, d_model)))
+        row = GaugeRow(gate=str(layer.gates), shape=shape, bias=bias, rotary=rotary, qk_norm=qk_norm, report=report)
+        rows.append(row)
+    return rows
+
+
+def random_layer(
+    gate: GateLike,
+    shape: HeadShape,
+    rng: np.random.Generator,
+    *,
+    bias: bool = False,
+    rotary: Rotary | None = None,
+    qk_norm: bool = False,
+    causal: bool = True,
+) -> AttentionArrays:
+    """A layer at generic parameters: scores and gate logits of order 1, nothing at its starting value."""
+    gates = Gates.parse(gate)
+    d, h, H, G = shape.d_model, shape.head_dim, shape.num_heads, shape.num_kv_heads
+
+    def normal(*size: int, deviation: float = 1.0) -> Floats:
+        return deviation * rng.standard_normal(size)
+
+    parameters: dict[Site, dict[str, Floats]] = {
+        spec.site: {
+            name: normal(*size, deviation=1.0 if name == "bias" else size[-2] ** -0.5)
+            for name, size in spec.parameter_shapes(**asdict(shape)).items()
+        }
+        for spec in gates
+    }
+    biases: dict[str, Any] = (
+        {"b_Q": normal(H, h), "b_K": normal(G, h), "b_V": normal(G, h), "b_O": normal(d)} if bias else {}
+    )
+    norms: dict[str, Any] = {"q_norm": rng.uniform(0.5, 2, h), "k_norm": rng.uniform(0.5, 2, h)} if qk_norm else {}
+    return AttentionArrays(
+        W_Q=normal(H, d, h, deviation=d**-0.5),
+        W_K=normal(G, d, h, deviation=d**-0.5),
+        W_V=normal(G, d, h, deviation=d**-0.5),
+        W_O=normal(H, h, d, deviation=(H * h) ** -0.5),
+        gates=gates,
+        gate_parameters=parameters,
+        rotary=rotary,
+        causal=causal,
+        **biases,
+        **norms,
+    )
+
+
+def _jacobian(arrays: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
+    # PyTorch is loaded only where it is needed.
+    from tidegate.experts.torch_adapter import layer_jacobian
+
+    return layer_jacobian(arrays, x, entries)
+
+
+def _require_outputs(x: Floats, num_parameters: int) -> None:
+    if x.size < num_parameters:
+        raise ValueError(
+            f"x must give at least as many outputs as there are parameters, {num_parameters}; got {x.size}. "
+            "Add sequences or positions."
+        )
+
+
+def _projections(arrays: AttentionArrays) -> list[tuple[str, Floats]]:
+    return [("W_V", arrays.W_V), ("W_O", arrays.W_O)]
+
+
+def _value_block(arrays: AttentionArrays) -> list[str]:
+    followers = tuple(f"gate.{gate.site}." for gate in arrays.gates if reads_values(gate))
+    projections = ("W_V", "W_O", "b_V", "b_O")
+    return [name for name in arrays.parameters() if name in projections or name.startswith(followers)]
+
+
+def _singular_values(matrix: Floats) -> Floats:
+    return np.linalg.svd(matrix, compute_uv=False)
+
+
+def _rank(values: Floats) -> int:
+    return int(np.sum(values > _TOLERANCE * values[0]))
+
+
+def _gap(values: Floats) -> float:
+    rank = _rank(values)
+    if rank == len(values):
+        return float("inf")
+    return float(values[rank - 1] / max(values[rank], np.finfo(np.float64).tiny))

@@ -1,0 +1,42 @@
+"""Layers of any framework as NumPy arrays in float64: what the mathematics of this package works on."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.tensors.layer import AttentionArrays
+
+__all__ = ["as_float64", "as_layer_arrays"]
+
+Layer: TypeAlias = Any
+"""An attention layer with a method `arrays()`, or its `AttentionArrays`."""
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+"""Real numbers, float64 unless something else is said."""
+
+
+def as_layer_arrays(layer: Layer) -> AttentionArrays:
+    """The layer as `AttentionArrays` of NumPy float64, whatever framework and dtype it comes from.
+
+    layer : `AttentionArrays`, or anything whose `arrays()` gives them, such as `tidegate.torch.GatedAttention`
+    """
+    if not isinstance(layer, AttentionArrays):
+        if not callable(getattr(layer, "arrays", None)):
+            raise TypeError(
+                f"layer must be AttentionArrays or have a method arrays(); got {type(layer).__name__}. "
+                "For parameters of JAX use tidegate.flax.attention_arrays(params, config)."
+            )
+        layer = layer.arrays()
+    arrays = cast("AttentionArrays", layer)
+    return arrays.with_parameters({name: as_float64(array) for name, array in arrays.parameters().items()})
+
+
+def as_float64(array: Any) -> Floats:
+    """Any array of NumPy, JAX or PyTorch as NumPy float64."""
+    if hasattr(array, "detach"):
+        # NumPy has no bfloat16, so PyTorch widens before it hands over.
+        array = array.detach().cpu().double()
+    return np.asarray(array, dtype=np.float64)

@@ -1,0 +1,297 @@
+r"""One entry of one attention head as a regression model, with its experts as parameters.
+
+A sequence $x_1 \dots x_N$ is read at its last token $x$. With $q = B^\top x$ and $a_j \propto \exp(q \cdot x_j)$,
+
+$$f(x_1 \dots x_N) = \sum_c \sum_j a_j\; u_c \cdot x_j \times \text{gate},$$
+
+where the position of the gate says what it multiplies. The experts are the vectors $u_c$, value projection times output
+projection, so that the scaling between the two, which is never identified, is not in the model.
+
+Shapes: `b` fits at once, `M` design points, `N` tokens, `d` width, `k` experts, `P` parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from scipy.special import expit
+
+from tidegate.experts.layers import Floats
+
+__all__ = ["POSITIONS", "Design", "ExpertModel", "ExpertTruth", "default_design", "default_truth"]
+
+Position: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
+POSITIONS: tuple[Position, ...] = get_args(Position)
+"""Where the gate stands: nowhere, on the query, the key or the result; or on each expert, read from the input (`g1` at
+the attending, `g2` at the attended token) or from the query (`bma-query` and `bma`)."""
+
+_PER_EXPERT = ("g1", "g2", "bma", "bma-query")
+_AT_SOURCE = ("g2", "bma")
+_AT_DESTINATION = ("g1", "bma-query")
+_BLOCK = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Design:
+    """The sequences that can occur, each as likely as any other: a design of finite support."""
+
+    points: Floats
+    """(M, N, d)"""
+
+    def __post_init__(self) -> None:
+        if self.points.ndim != 3 or self.points.dtype != np.float64:
+            raise ValueError(
+                f"Design.points must be (sequences, tokens, width) in float64; got {self.points.shape}, "
+                f"{self.points.dtype}. Single precision cannot tell a flat direction from a curved one."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExpertTruth:
+    """The parameters that the data come from."""
+
+    scores: Floats
+    """(d, d): B"""
+    experts: Floats
+    """(k, d): u"""
+    gate: Floats
+    """What the position asks for: (k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,)."""
+
+    def vector(self) -> Floats:
+        """All of it as one vector (P,)."""
+        return np.concatenate([np.ravel(part) for part in (self.scores, self.experts, self.gate)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertModel:
+    """The regression function with k experts and a gate at one position; P parameters in a row: B, u, gate."""
+
+    position: Position
+    k: int
+    width: int = 2
+
+    def __post_init__(self) -> None:
+        if self.position not in POSITIONS:
+            raise ValueError(f"position must be one of {', '.join(POSITIONS)}; got {self.position!r}.")
+        if self.k < 1 or self.width < 1:
+            raise ValueError(f"k and width must be at least 1; got k={self.k}, width={self.width}.")
+
+    @property
+    def gated_experts(self) -> bool:
+        """Whether each expert has a gate of its own."""
+        return self.position in _PER_EXPERT
+
+    @property
+    def gate_shape(self) -> tuple[int, ...]:
+        """Shape of the gate's parameters."""
+        match self.position:
+            case "none":
+                return (0,)
+            case "dense":
+                return (self.width,)
+            case "query" | "key":
+                return (self.width, self.width)
+            case _:
+                return (self.k, self.width)
+
+    @property
+    def num_parameters(self) -> int:
+        """P."""
+        return self.width**2 + self.k * self.width + int(np.prod(self.gate_shape))
+
+    @property
+    def rank(self) -> int:
+        """Directions that the function depends on at generic parameters: experts without gates count as their sum."""
+        return self.num_parameters - (0 if self.gated_experts else (self.k - 1) * self.width)
+
+    def split(self, parameters: Floats) -> tuple[Floats, Floats, Floats]:
+        """B (..., d, d), u (..., k, d) and the gate's parameters of (..., P)."""
+        first, second = self.width**2, self.width**2 + self.k * self.width
+        lead = parameters.shape[:-1]
+        return (
+            parameters[..., :first].reshape(*lead, self.width, self.width),
+            parameters[..., first:second].reshape(*lead, self.k, self.width),
+            parameters[..., second:].reshape(*lead, *self.gate_shape),
+        )
+
+    def value(self, parameters: Floats, design: Design) -> Floats:
+        """The function of every fit at every design point: (b, P) gives (b, M)."""
+        return np.concatenate([_Pass(self, block, design).value for block in _blocks(parameters)])
+
+    def value_and_jacobian(self, parameters: Floats, design: Design) -> tuple[Floats, Floats]:
+        """The values (b, M), and their derivatives (b, P, M) by hand."""
+        passes = [_Pass(self, block, design) for block in _blocks(parameters)]
+        return np.concatenate([done.value for done in passes]), np.concatenate([done.jacobian() for done in passes])
+
+
+class _Pass:
+    """One evaluation, with what its derivatives need; arrays (b, M) behind axes of tokens, channels or experts.
+
+    Those axes are a handful long: in front, each step is one sweep over contiguous numbers.
+    """
+
+    def __init__(self, model: ExpertModel, parameters: Floats, design: Design) -> None:
+        self.model = model
+        self.tokens = np.ascontiguousarray(np.transpose(design.points, (1, 2, 0)))
+        self.last = self.tokens[-1]
+        self.B, self.u, self.gate = model.split(parameters)
+        # A gate that reads the query reads the input by B times its matrix.
+        reads_query = model.position in ("bma", "bma-query")
+        self.theta = self.gate @ np.swapaxes(self.B, -1, -2) if reads_query else self.gate
+        self.query = _combine(np.swapaxes(self.B, -1, -2), self.last)
+        self.weights = self._attend()
+        self.leaves = self._gated_leaves()
+        self.mixed = _dot(self.weights, self.leaves)
+        self.value = self.mixed if model.position != "dense" else self.outside * self.mixed
+
+    def _attend(self) -> Floats:
+        """Each token's weight, (N, b, M)."""
+        facing, keys = self.query, self.tokens[:, :, None, :]
+        if self.model.position == "query":
+            self.query_gate = expit(_combine(np.swapaxes(self.gate, -1, -2), self.last))
+            facing = facing * self.query_gate
+        if self.model.position == "key":
+            by_channel = np.swapaxes(self.gate, -1, -2)
+            self.key_gate = expit(np.stack([_combine(by_channel, token) for token in self.tokens]))
+            keys = keys * self.key_gate
+        scores = np.stack([_dot(facing, key) for key in keys])
+        weights = np.exp(scores - np.max(scores, axis=0))
+        return weights / np.sum(weights, axis=0)
+
+    def _gated_leaves(self) -> Floats:
+        """What each token contributes, (N, b, M)."""
+        position = self.model.position
+        if position in _AT_SOURCE:
+            self.source_gate = expit(np.stack([_combine(self.theta, token) for token in self.tokens]))
+            self.source_experts = np.stack([_combine(self.u, token) for token in self.tokens])
+            return np.stack([_dot(*pair) for pair in zip(self.source_gate, self.source_experts, strict=True)])
+        if position in _AT_DESTINATION:
+            self.destination_gate = expit(_combine(self.theta, self.last))
+            merged = _mix(self.u, self.destination_gate)
+        else:
+            merged = np.sum(self.u, axis=1).T[:, :, None]
+        if position == "dense":
+            self.outside = expit(self.gate @ self.last)
+        return np.stack([_dot(merged, token) for token in self.tokens])
+
+    def jacobian(self) -> Floats:
+        """Derivatives (b, P, M)."""
+        pull = self.weights * (self.leaves - self.mixed)
+        # What the query is told: the covariance of contributions and keys under the weights.
+        to_query = _average(pull, self.tokens)
+        match self.model.position:
+            case "none":
+                parts = [self._by_scores(to_query), self._by_merged_experts()]
+            case "dense":
+                parts = [self._by_scores(to_query), self._by_merged_experts()]
+                parts = [self.outside * part for part in parts]
+                parts.append(self.outside * (1 - self.outside) * self.mixed * self.last[:, None, :])
+            case "query":
+                gate = self.query_gate
+                by_gate = self._by_scores(to_query * self.query * gate * (1 - gate))
+                parts = [self._by_scores(to_query * gate), self._by_merged_experts(), by_gate]
+            case "key":
+                parts = self._key_parts(pull)
+            case _:
+                parts = self._gated_parts(to_query)
+        return _side_by_side(parts)
+
+    def _by_scores(self, to_query: Floats) -> Floats:
+        product = self.last[:, None, None, :] * to_query
+        return product.reshape(-1, *product.shape[2:])
+
+    def _by_merged_experts(self) -> Floats:
+        return np.tile(_average(self.weights, self.tokens), (self.model.k, 1, 1))
+
+    def _key_parts(self, pull: Floats) -> list[Floats]:
+        gated = pull[:, None] * self.tokens[:, :, None, :] * self.key_gate
+        slope = gated * (1 - self.key_gate) * self.query
+        by_gate = [_average(slope[:, column], self.tokens) for column in range(self.model.width)]
+        by_gate = np.stack(by_gate, axis=1).reshape(-1, *pull.shape[1:])
+        return [self._by_scores(np.sum(gated, axis=0)), self._by_merged_experts(), by_gate]
+
+    def _gated_parts(self, to_query: Floats) -> list[Floats]:
+        """For gates of single experts: by the experts and by theta, (k, d, b, M), and on to what theta is made of."""
+        if self.model.position in _AT_SOURCE:
+            weighted = self.weights[:, None] * self.source_gate
+            slope = weighted * (1 - self.source_gate) * self.source_experts
+            by_experts = np.stack([_average(weighted[:, c], self.tokens) for c in range(self.model.k)])
+            by_theta = np.stack([_average(slope[:, c], self.tokens) for c in range(self.model.k)])
+        else:
+            gate, averages = self.destination_gate, _average(self.weights, self.tokens)
+            by_experts = gate[:, None] * averages
+            own = np.stack([_dot(self.u[:, c].T[:, :, None], averages) for c in range(self.model.k)])
+            by_theta = (gate * (1 - gate) * own)[:, None] * self.last[:, None, :]
+        scores = self._by_scores(to_query)
+        if self.theta is not self.gate:
+            through = np.einsum("kpbm,bkq->pqbm", by_theta, self.gate)
+            scores = scores + through.reshape(scores.shape)
+            by_theta = np.stack([_mix(self.B, part) for part in by_theta])
+        return [scores, by_experts.reshape(-1, *scores.shape[1:]), by_theta.reshape(-1, *scores.shape[1:])]
+
+
+def _side_by_side(parts: list[Floats]) -> Floats:
+    """Parts (size, b, M) as one (b, P, M)."""
+    whole = np.empty((parts[0].shape[1], sum(len(part) for part in parts), parts[0].shape[2]))
+    start = 0
+    for part in parts:
+        whole[:, start : start + len(part)] = np.swapaxes(part, 0, 1)
+        start += len(part)
+    return whole
+
+
+def _blocks(parameters: Floats) -> list[Floats]:
+    """A few fits at a time, so that what they work on stays in the processor's cache."""
+    return [parameters[start : start + _BLOCK] for start in range(0, len(parameters), _BLOCK)]
+
+
+def _combine(matrices: Floats, vectors: Floats) -> Floats:
+    """Each fit's matrix (b, m, d) on the design's vectors (d, M): (m, b, M)."""
+    return np.swapaxes(matrices @ vectors, 0, 1)
+
+
+def _mix(matrices: Floats, amounts: Floats) -> Floats:
+    """Rows of each fit's matrix (b, m, d) in the amounts (m, b, M): (d, b, M)."""
+    rows = range(matrices.shape[1])
+    return np.stack(
+        [_dot([matrices[:, row, column, None] for row in rows], amounts) for column in range(matrices.shape[2])]
+    )
+
+
+def _average(weights: Floats, tokens: Floats) -> Floats:
+    """Sum over tokens of weights (N, b, M) times tokens (N, d, M): (d, b, M)."""
+    return np.stack([_dot(weights, tokens[:, column]) for column in range(tokens.shape[1])])
+
+
+def _dot(a: Sequence[Floats] | Floats, b: Sequence[Floats] | Floats) -> Floats:
+    """Sum of products over the first axis."""
+    pairs = iter(zip(a, b, strict=True))
+    first, second = next(pairs)
+    total = first * second
+    for first, second in pairs:
+        total += first * second
+    return total
+
+
+def default_design(*, num_points: int = 128, num_tokens: int = 4, width: int = 2, seed: int = 0) -> Design:
+    """Sequences of normal tokens of deviation 1.5."""
+    rng = np.random.default_rng(seed)
+    return Design(points=1.5 * rng.standard_normal((num_points, num_tokens, width)))
+
+
+def default_truth(position: Position) -> ExpertTruth:
+    """Two experts of width 2, well apart in themselves and in their gates; the same for every position."""
+    gates = {
+        "none": np.zeros(0),
+        "dense": np.array([1.2, -0.8]),
+        "query": np.array([[1.0, -0.5], [0.6, 0.9]]),
+        "key": np.array([[1.0, -0.5], [0.6, 0.9]]),
+    }
+    return ExpertTruth(
+        scores=np.array([[0.8, 0.3], [-0.4, 0.6]]),
+        experts=np.array([[1.5, 0.5], [-0.6, 1.4]]),
+        gate=gates.get(position, np.array([[1.6, -1.0], [-0.8, -1.4]])),
+    )

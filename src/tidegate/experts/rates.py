@@ -1,0 +1,126 @@
+"""Rates: the slope of an error in the sample size on logarithmic axes, its interval, and a guarded verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from tidegate.experts.estimate import METRICS, RateData
+from tidegate.experts.layers import Floats
+
+__all__ = ["Rate", "estimate_rate"]
+
+Verdict: TypeAlias = Literal["identified", "not identified", "inconclusive"]
+
+_FLAT = -0.2
+"""A slope whose interval lies above is flat, one whose interval lies below falls."""
+_CONVERGED = 0.9
+_SPREAD = 0.1
+_SPREAD_OF = {"regression": "regression", "scores": "scores"}
+"""Which spread between starts a metric is judged by, where that is not the experts'."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """How an error falls with the sample size."""
+
+    metric: str
+    slope: float
+    """Of the logarithm of the error's quantile in the logarithm of n."""
+    interval: tuple[float, float]
+    """95 %, by a bootstrap over replicates; it does not know of other truths, designs or optimisers."""
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    """What the verdict rests on."""
+    ns: tuple[int, ...]
+    """The sizes that were used."""
+    converged: float
+    """Share of the fits that converged, at the size where it is least."""
+    spread_ratio: float
+    """Median spread between starts over the median error, at the largest size; infinite if most starts failed."""
+
+
+def estimate_rate(
+    data: RateData,
+    metric: str = "expert",
+    *,
+    n_min: int = 1000,
+    quantile: float = 0.5,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Rate:
+    """The slope of one error, and whether the data say that its object is identified.
+
+    *identified* needs an interval below -0.2, at least 90 % of the fits converged at every size, and starts whose
+    spread shrinks: at the largest n below a tenth of the error, or falling as fast as n to the -0.2. *not identified*
+    needs an interval above -0.2 and the same share of converged fits. Everything else is *inconclusive*.
+
+    metric   : one of `METRICS`
+    n_min    : sizes below are left out
+    quantile : over replicates, of the error
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}.")
+    used = np.array([n >= n_min for n in data.ns])
+    if used.sum() < 3:
+        raise ValueError(f"At least 3 sizes of n_min={n_min} or more are needed for a slope; got {used.sum()}.")
+    ns, errors = np.array(data.ns)[used], data.errors[metric][used]
+    if np.any(np.quantile(errors, quantile, axis=1) <= 0):
+        raise ValueError(
+            f"The error {metric!r} is 0 at some size, so that it has no slope: the model has no such part."
+        )
+    slope = float(_slope(ns, np.quantile(errors, quantile, axis=1)))
+    interval = _bootstrap(ns, errors, quantile, resamples, np.random.default_rng(seed))
+    converged = float(np.min(np.mean(data.converged[used], axis=(1, 2))))
+    # Where most replicates have no second start that came as far, the median is infinite, and nothing shrinks.
+    spread = data.start_spread[_SPREAD_OF.get(metric, "expert")][used]
+    spreads = np.median(np.where(np.isnan(spread), np.inf, spread), axis=1)
+    ratio = float(spreads[-1] / np.median(errors[-1]))
+    shrinks = ratio < _SPREAD or (bool(np.all(np.isfinite(spreads))) and _falls(ns, spreads))
+    verdict, reasons = _judge(interval, converged, shrinks)
+    return Rate(
+        metric=metric,
+        slope=slope,
+        interval=interval,
+        verdict=verdict,
+        reasons=reasons,
+        ns=tuple(int(n) for n in ns),
+        converged=converged,
+        spread_ratio=ratio,
+    )
+
+
+def _judge(interval: tuple[float, float], converged: float, shrinks: bool) -> tuple[Verdict, tuple[str, ...]]:
+    falls, flat = interval[1] < _FLAT, interval[0] > _FLAT
+    reasons = [f"the slope's interval is [{interval[0]:.3f}, {interval[1]:.3f}]"]
+    if converged < _CONVERGED:
+        reasons.append(f"only {converged:.0%} of the fits converged")
+        return "inconclusive", tuple(reasons)
+    if falls and not shrinks:
+        reasons.append("starts that the data cannot tell apart stay apart")
+        return "inconclusive", tuple(reasons)
+    return ("identified" if falls else "not identified" if flat else "inconclusive"), tuple(reasons)
+
+
+def _bootstrap(
+    ns: Floats, errors: Floats, quantile: float, resamples: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Sizes are resampled independently, as they were drawn."""
+    sizes, replicates = errors.shape
+    picks = rng.integers(replicates, size=(resamples, sizes, replicates))
+    drawn = np.take_along_axis(np.broadcast_to(errors, (resamples, sizes, replicates)), picks, axis=2)
+    slopes = _slope(ns, np.quantile(drawn, quantile, axis=2))
+    low, high = np.quantile(slopes, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _falls(ns: Floats, spreads: Floats) -> bool:
+    return bool(_slope(ns, np.maximum(spreads, np.finfo(np.float64).tiny)) < _FLAT)
+
+
+def _slope(ns: Floats, errors: Floats) -> Floats:
+    """Least squares on logarithms; errors (..., sizes)."""
+    steps = np.log(ns) - np.mean(np.log(ns))
+    return np.log(errors) @ steps / np.sum(steps**2)

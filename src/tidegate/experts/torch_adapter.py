@@ -1,0 +1,150 @@
+"""What this package needs of PyTorch: exact Jacobians of a layer's output, and the attention layers of a model."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tidegate.experts.canonical import canonical_layer
+from tidegate.experts.layers import Floats
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.torch.attention import GatedAttention
+
+__all__ = ["FoundLayer", "attention_layers", "canonical_model", "layer_jacobian"]
+
+_CHUNK = 256
+"""Directions taken at once: memory grows with it."""
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_NORMS = ("q_norm", "k_norm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FoundLayer:
+    """An attention layer inside a model."""
+
+    name: str
+    arrays: AttentionArrays
+    """Views of the module's own parameters: to write into them is to change the module."""
+    query_side_known: bool
+    """Whether the arrays tell how queries and keys meet; of a foreign module they tell the value side alone."""
+
+
+def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
+    """Derivatives of all outputs by some of the layer's parameters, by forward-mode differentiation in float64.
+
+    layer   : of NumPy arrays
+    x       : (..., T, d)
+    entries : by name, as in `layer.parameters()`, the flat indices of the numbers to differentiate by
+    returns : (outputs, number of entries) for each name
+    """
+    own = {name: torch.tensor(np.asarray(array), dtype=torch.float64) for name, array in layer.parameters().items()}
+    inputs = torch.tensor(x, dtype=torch.float64)
+    places = {name: torch.tensor(np.asarray(indices)) for name, indices in entries.items()}
+    sizes = [len(indices) for indices in places.values()]
+
+    def parted(flat: Any) -> dict[str, Tensor]:
+        return dict(zip(places, flat.split(sizes), strict=True))
+
+    def output(flat: Tensor) -> Tensor:
+        moved = {
+            name: own[name].flatten().index_copy(0, places[name], part).view(own[name].shape)
+            for name, part in parted(flat).items()
+        }
+        return layer.with_parameters(own | moved)(inputs).flatten()
+
+    def slope(direction: Tensor) -> Tensor:
+        return torch.func.jvp(output, (point,), (direction,))[1]
+
+    _load_forward_mode()
+    point = torch.cat([own[name].flatten()[indices] for name, indices in places.items()])
+    columns = torch.func.vmap(slope, chunk_size=_CHUNK)(torch.eye(len(point), dtype=torch.float64))
+    return {name: part.numpy().T for name, part in parted(columns).items()}
+
+
+def attention_layers(model: Any) -> list[FoundLayer]:
+    """The attention layers of a model in order: ours by type, others by their four projections.
+
+    A module of the Llama kind has linear `q_proj`, `k_proj`, `v_proj` and `o_proj`, perhaps `q_norm` and `k_norm`, and
+    no other parameters: any other could stand between value and output.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be AttentionArrays or a PyTorch module; got {type(model).__name__}.")
+    found = list(_walk(model, ""))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layer that is known here: neither GatedAttention nor a module "
+            f"with {', '.join(_PROJECTIONS)}."
+        )
+    return found
+
+
+@torch.no_grad()
+def canonical_model(model: Any) -> Any:
+    """A copy of the model with every attention layer at its canonical parameters; computed in float64."""
+    result = copy.deepcopy(model)
+    for layer in attention_layers(result):
+        canonical = canonical_layer(layer.arrays, query_side=layer.query_side_known).parameters()
+        for name, view in layer.arrays.parameters().items():
+            view.copy_(torch.tensor(canonical[name]))
+    return result
+
+
+@lru_cache(maxsize=1)
+def _load_forward_mode() -> None:
+    """Use forward mode once, quietly: PyTorch then loads decompositions by a way that it warns of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
+
+
+def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
+    if isinstance(module, GatedAttention):
+        yield FoundLayer(name=name, arrays=module.arrays(), query_side_known=True)
+    elif all(isinstance(getattr(module, projection, None), nn.Linear) for projection in _PROJECTIONS):
+        yield FoundLayer(name=name, arrays=_foreign_arrays(module, name), query_side_known=False)
+    else:
+        for child_name, child in module.named_children():
+            yield from _walk(child, f"{name}.{child_name}" if name else child_name)
+
+
+def _foreign_arrays(module: nn.Module, name: str) -> AttentionArrays:
+    known = (*_PROJECTIONS, *_NORMS)
+    if strange := [own for own, _ in module.named_parameters() if own.split(".")[0] not in known]:
+        raise ValueError(
+            f"Module {name!r} has parameters beside its projections, {', '.join(strange)}, whose part in the attention "
+            "is not known."
+        )
+    q, k, v, o = (cast("nn.Linear", getattr(module, projection)) for projection in _PROJECTIONS)
+    width = getattr(module, "head_dim", None)
+    if not isinstance(width, int) or q.out_features != o.in_features or k.out_features != v.out_features:
+        raise ValueError(
+            f"Module {name!r} must have an integer head_dim, as wide a query as its output projection reads and as "
+            f"wide a key as value; got head_dim={width!r}, {q.out_features} for {o.in_features}, {k.out_features} for "
+            f"{v.out_features}."
+        )
+    return AttentionArrays(
+        W_Q=_by_head(q.weight, width),
+        W_K=_by_head(k.weight, width),
+        W_V=_by_head(v.weight, width),
+        W_O=o.weight.t().unflatten(0, (-1, width)),
+        b_Q=_bias_by_head(q.bias, width),
+        b_K=_bias_by_head(k.bias, width),
+        b_V=_bias_by_head(v.bias, width),
+        b_O=o.bias,
+    )
+
+
+def _by_head(weight: Any, width: int) -> Tensor:
+    return weight.unflatten(0, (-1, width)).transpose(1, 2)
+
+
+def _bias_by_head(bias: Any, width: int) -> Tensor | None:
+    return None if bias is None else bias.unflatten(0, (-1, width))

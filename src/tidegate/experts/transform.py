@@ -1,0 +1,207 @@
+r"""Changes of basis that a layer does not feel: apply one, or draw one at random.
+
+value side : $W_V \to W_V R$, $b_V \to b_V R$, $W_O \to R^{-1} W_O$
+query side : $W_Q \to W_Q S$, $b_Q \to b_Q S$, $W_K \to W_K S^{-\top}$, $b_K \to b_K S^{-\top}$
+
+Gates that read what moved follow it with their rows; elementwise gates on what moved follow its order with their
+columns. Shapes: `H` query heads, `G` key/value groups, `h` channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tidegate.experts.freedom import SIDES, Basis, Side, basis_freedom, reads_values
+from tidegate.experts.layers import Floats, Layer, as_layer_arrays
+from tidegate.gate import Gate
+from tidegate.tensors.heads import repeat_heads
+from tidegate.tensors.layer import AttentionArrays
+
+__all__ = ["change_basis", "channels_may_move", "random_gauge", "rotation_generator"]
+
+_ROUNDING = 1e-9
+
+
+def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | None = None) -> AttentionArrays:
+    """The same function at other parameters; a change that would alter the function is refused.
+
+    value : (G, h, h), R of each key/value group; None leaves the side as it is
+    query : (G, h, h), S of each group
+    """
+    arrays = as_layer_arrays(layer)
+    if value is not None:
+        _require_allowed(arrays, "value-output", value)
+        if basis_freedom(arrays, "value-output") != "fixed":
+            arrays = _change_value(arrays, value)
+    if query is not None:
+        _require_allowed(arrays, "query-key", query)
+        if basis_freedom(arrays, "query-key") != "fixed":
+            arrays = _change_query(arrays, query)
+    return arrays
+
+
+def random_gauge(layer: Layer, rng: np.random.Generator) -> AttentionArrays:
+    """The layer at a random point of its gauge orbit: the same function, other parameters, on both sides."""
+    arrays = as_layer_arrays(layer)
+    draws = {
+        side: np.stack([_random_basis(arrays, side, rng) for _ in range(arrays.shape.num_kv_heads)])
+        for side in ("value-output", "query-key")
+    }
+    return change_basis(arrays, value=draws["value-output"], query=draws["query-key"])
+
+
+def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
+    """Whether each group's channels may change their order: not in rotating pairs, under norms, or with a gate for all.
+
+    An elementwise gate whose columns all groups share would have to follow all groups at once.
+    """
+    if side == "query-key" and (layer.rotary is not None or layer.q_norm is not None or layer.k_norm is not None):
+        return False
+    gates = (layer.gates.at(site) for site in SIDES[side])
+    shared = [gate for gate in gates if gate is not None and gate.grain == "element" and gate.share == "layer"]
+    return not shared or layer.shape.num_kv_heads == 1
+
+
+def rotation_generator(layer: AttentionArrays) -> Floats:
+    """(h, h): what turns a row vector of queries or keys, by position; 0 without a rotary embedding."""
+    width = layer.shape.head_dim
+    generator = np.zeros((width, width))
+    if layer.rotary is not None:
+        frequencies = layer.rotary.frequencies(width)
+        for first, frequency in enumerate(frequencies):
+            second = first + len(frequencies)
+            generator[first, second], generator[second, first] = frequency, -frequency
+    return generator
+
+
+def _change_value(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
+    inverse = np.linalg.inv(basis)
+    heads = arrays.shape.num_heads
+    moved: dict[str, Any] = {
+        "W_V": arrays.W_V @ basis,
+        "W_O": repeat_heads(inverse, heads) @ arrays.W_O,
+    }
+    if arrays.b_V is not None:
+        moved["b_V"] = (arrays.b_V[:, None, :] @ basis)[:, 0, :]
+    gates = {
+        gate.site: _follow(
+            arrays, gate, inverse if reads_values(gate) else None, _order(arrays, gate, "value-output", basis)
+        )
+        for gate in arrays.gates
+    }
+    return replace(arrays, **moved, gate_parameters=gates)
+
+
+def _change_query(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
+    inverse = np.linalg.inv(basis)
+    heads, dual = arrays.shape.num_heads, np.swapaxes(inverse, -1, -2)
+    moved: dict[str, Any] = {"W_Q": arrays.W_Q @ repeat_heads(basis, heads), "W_K": arrays.W_K @ dual}
+    if arrays.b_Q is not None:
+        moved["b_Q"] = (arrays.b_Q[:, None, :] @ repeat_heads(basis, heads))[:, 0, :]
+    if arrays.b_K is not None:
+        moved["b_K"] = (arrays.b_K[:, None, :] @ dual)[:, 0, :]
+    gates = {
+        gate.site: _follow(
+            arrays, gate, inverse if gate.reads == "query" else None, _order(arrays, gate, "query-key", basis)
+        )
+        for gate in arrays.gates
+    }
+    return replace(arrays, **moved, gate_parameters=gates)
+
+
+def _follow(arrays: AttentionArrays, gate: Gate, inverse: Floats | None, order: Floats | None) -> Mapping[str, Floats]:
+    """The gate's parameters once what it reads, or the order of what it gates, has changed."""
+    parameters = {name: np.asarray(array) for name, array in arrays.gate_parameters[gate.site].items()}
+    if inverse is not None:
+        name = "weight" if gate.rank is None else "weight_down"
+        matrices = parameters[name].shape[0]
+        blocks = parameters[name].reshape(matrices, -1, arrays.shape.head_dim, parameters[name].shape[-1])
+        groups = _group_of_block(arrays, gate, blocks.shape[0], blocks.shape[1])
+        parameters[name] = (inverse[groups] @ blocks).reshape(parameters[name].shape)
+    if order is not None:
+        for name in ("weight", "weight_up"):
+            if name in parameters:
+                parameters[name] = parameters[name] @ repeat_heads(order, parameters[name].shape[0])
+        if "bias" in parameters:
+            columns = repeat_heads(order, parameters["bias"].shape[0])
+            parameters["bias"] = (parameters["bias"][:, None, :] @ columns)[:, 0, :]
+    return parameters
+
+
+def _group_of_block(arrays: AttentionArrays, gate: Gate, matrices: int, blocks: int) -> Any:
+    """Which key/value group each block of h rows of the gate's matrices reads, (matrices, blocks)."""
+    groups = arrays.shape.num_kv_heads
+    if gate.site == "dense":
+        return (np.arange(blocks) * groups // blocks)[None, :]
+    return np.broadcast_to((np.arange(matrices) * groups // matrices)[:, None], (matrices, blocks))
+
+
+def _order(arrays: AttentionArrays, gate: Gate, side: Side, basis: Floats) -> Floats | None:
+    """(G, h, h): the order of channels that a change of scale and order amounts to, for a gate that acts on them."""
+    acts = gate.site in SIDES[side] and gate.grain == "element"
+    return (np.abs(basis) > 0).astype(np.float64) if acts and channels_may_move(arrays, side) else None
+
+
+def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None:
+    name = "value" if side == "value-output" else "query"
+    groups, width = arrays.shape.num_kv_heads, arrays.shape.head_dim
+    if basis.shape != (groups, width, width):
+        raise ValueError(f"{name} must have shape {(groups, width, width)}; got {basis.shape}.")
+    identity = np.eye(width)
+    freedom: Basis = basis_freedom(arrays, side)
+    if freedom == "fixed" and not np.array_equal(basis, np.broadcast_to(identity, basis.shape)):
+        raise ValueError(f"{name} must be identities: the layer's gates or metric leave no known change of basis.")
+    if freedom == "scaling" and np.any((np.abs(basis) > 0).sum(axis=-1) != 1):
+        raise ValueError(f"{name} must scale and permute channels alone: the layer has an elementwise gate there.")
+    if freedom != "linear" and not channels_may_move(arrays, side) and np.any(basis * (1 - identity)):
+        raise ValueError(f"{name} must keep the order of channels, which all heads share or the rotation pairs.")
+    if side == "query-key":
+        turning = rotation_generator(arrays)
+        if np.max(np.abs(basis @ turning - turning @ basis)) > _ROUNDING * np.max(np.abs(basis)):
+            raise ValueError("query must commute with the rotary embedding: one complex factor for each pair.")
+        normed = arrays.q_norm is not None or arrays.k_norm is not None
+        if normed and not np.array_equal(np.abs(basis), np.broadcast_to(identity, basis.shape)):
+            raise ValueError("query must be signs of channels alone: query and key pass a norm.")
+
+
+def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator) -> Floats:
+    """(h, h), one that the side allows."""
+    width, freedom = arrays.shape.head_dim, basis_freedom(arrays, side)
+    if freedom == "fixed":
+        return np.eye(width)
+    turned = 0
+    if side == "query-key" and arrays.rotary is not None:
+        turned = arrays.rotary.width(width)
+    normed = side == "query-key" and (arrays.q_norm is not None or arrays.k_norm is not None)
+    basis = np.zeros((width, width))
+    pairs = turned // 2
+    for first in range(pairs):
+        basis[np.ix_((first, first + pairs), (first, first + pairs))] = _random_pair(rng, freedom, normed=normed)
+    still = width - turned
+    if freedom == "linear" and not normed:
+        basis[turned:, turned:] = _random_matrix(rng, still)
+    else:
+        sizes = np.ones(still) if normed else np.exp(rng.uniform(-1, 1, still))
+        signs = rng.choice((-1.0, 1.0), still)
+        order = rng.permutation(still) if channels_may_move(arrays, side) else np.arange(still)
+        basis[turned:, turned:] = np.diag(sizes * signs)[:, order]
+    return basis
+
+
+def _random_pair(rng: np.random.Generator, freedom: Basis, *, normed: bool) -> Floats:
+    if normed:
+        return rng.choice((-1.0, 1.0)) * np.eye(2)
+    size = np.exp(rng.uniform(-1, 1))
+    angle = rng.uniform(0, 2 * np.pi) if freedom == "linear" else np.pi * rng.integers(2)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    return size * (turn if freedom == "linear" else np.round(turn))
+
+
+def _random_matrix(rng: np.random.Generator, width: int) -> Floats:
+    """Invertible, with singular values between 1/e and e."""
+    left, right = (np.linalg.qr(rng.standard_normal((width, width)))[0] for _ in range(2))
+    return left * np.exp(rng.uniform(-1, 1, width)) @ right

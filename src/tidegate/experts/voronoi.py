@@ -1,0 +1,116 @@
+"""How far fitted experts are from the true ones: losses over Voronoi cells, with their parts.
+
+A fitted expert belongs to the true one whose gate is nearest. Experts without gates have no cells: there the assignment
+with the least loss is taken, which favours them. The index of a fitted expert never matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from tidegate.experts.layers import Floats
+
+__all__ = ["Atoms", "LossParts", "VoronoiLoss"]
+
+LossKind: TypeAlias = Literal["vector_mass", "scalar_mass", "raw"]
+_LARGEST_SEARCH = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Atoms:
+    """Experts as atoms: a mass each, and a location if they have gates."""
+
+    masses: Floats
+    """(k, d)"""
+    locations: Floats | None = None
+    """(k, p): the gates' parameters; None without gates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LossParts:
+    """A loss and what it is made of."""
+
+    merged: float
+    """Error of the masses, as the kind of loss compares them; a cell without a fitted atom costs its whole mass."""
+    covered: float
+    """Mass times distance of gates, over the cells that hold one fitted atom."""
+    over: float
+    """Mass times squared distance of gates, over the cells that hold several."""
+    assignment: Any
+    """(k,): the true atom to which each fitted one belongs."""
+    merged_masses: Floats
+    """(k*, d): what the fitted atoms of each cell come to together."""
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return self.merged + self.covered + self.over
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VoronoiLoss:
+    """Distance of fitted from true atoms.
+
+    `vector_mass` compares the sum of a cell's vectors with the true vector, `scalar_mass` the sum of their lengths with
+    the true length, `raw` every single vector with the true one. The choice decides what can be estimated when more
+    experts are fitted than there are.
+    """
+
+    kind: LossKind = "vector_mass"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("vector_mass", "scalar_mass", "raw"):
+            raise ValueError(f"kind must be 'vector_mass', 'scalar_mass' or 'raw'; got {self.kind!r}.")
+
+    def __call__(self, fitted: Atoms, truth: Atoms) -> LossParts:
+        """The loss with its parts; fewer fitted than true atoms are refused."""
+        k, k_star = len(fitted.masses), len(truth.masses)
+        if k < k_star:
+            raise ValueError(f"fitted must have at least as many atoms as truth, {k_star}; got {k}.")
+        if (fitted.locations is None) != (truth.locations is None):
+            raise ValueError("fitted and truth must both have locations, or neither.")
+        if fitted.locations is None or truth.locations is None:
+            return self._best(fitted, truth)
+        distances = np.linalg.norm(fitted.locations[:, None] - truth.locations[None], axis=-1)
+        assignment = np.argmin(distances, axis=1)
+        spent = np.linalg.norm(fitted.masses, axis=1) * distances[np.arange(k), assignment]
+        squared = spent * distances[np.arange(k), assignment]
+        alone = np.bincount(assignment, minlength=k_star)[assignment] == 1
+        return LossParts(
+            merged=self._merged(fitted.masses, truth.masses, assignment),
+            covered=float(np.sum(spent[alone])),
+            over=float(np.sum(squared[~alone])),
+            assignment=assignment,
+            merged_masses=_merge(fitted.masses, assignment, k_star),
+        )
+
+    def _best(self, fitted: Atoms, truth: Atoms) -> LossParts:
+        k, k_star = len(fitted.masses), len(truth.masses)
+        if k_star**k > _LARGEST_SEARCH:
+            raise ValueError(
+                f"Atoms without locations are assigned by trying all {k_star}^{k} ways, which are too many."
+            )
+        ways = [np.array(way) for way in product(range(k_star), repeat=k)]
+        losses = [self._merged(fitted.masses, truth.masses, way) for way in ways]
+        best = int(np.argmin(losses))
+        merged = _merge(fitted.masses, ways[best], k_star)
+        return LossParts(merged=losses[best], covered=0.0, over=0.0, assignment=ways[best], merged_masses=merged)
+
+    def _merged(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
+        if self.kind == "vector_mass":
+            return float(np.sum(np.linalg.norm(_merge(fitted, assignment, len(truth)) - truth, axis=1)))
+        lengths, true_lengths = np.linalg.norm(fitted, axis=1), np.linalg.norm(truth, axis=1)
+        if self.kind == "scalar_mass":
+            return float(np.sum(np.abs(_merge(lengths[:, None], assignment, len(truth))[:, 0] - true_lengths)))
+        empty = np.bincount(assignment, minlength=len(truth)) == 0
+        return float(np.sum(np.linalg.norm(fitted - truth[assignment], axis=1)) + np.sum(true_lengths[empty]))
+
+
+def _merge(masses: Floats, assignment: Any, k_star: int) -> Floats:
+    merged = np.zeros((k_star, masses.shape[1]))
+    np.add.at(merged, assignment, masses)
+    return merged

@@ -1,0 +1,131 @@
+from dataclasses import replace
+
+import jax_layers
+import numpy as np
+import pytest
+import torch
+import torch_layers
+from layers import EXOTIC, GATES, TOGETHER, make_layer
+
+from tidegate.experts.decomposition import decompose, with_input_gates
+from tidegate.flax import attention_arrays
+
+SPELLINGS = ("none", *map(str, GATES), *EXOTIC, *(spelling for spelling in TOGETHER if "+" in spelling))
+GROUPS = {"own": 4, "grouped": 2, "one": 1}
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((2, 5, 6))
+MASK = rng.random((2, 1, 5, 5)) < 0.6
+MASK[0, 0, 2] = False
+TOLERANCE = 1e-10
+
+
+def relative_error(layer, *, form, mask=None):
+    output = layer(X, mask=mask)
+    return decompose(layer, X, form=form, mask=mask).max_error(output) / (1 + np.abs(output).max())
+
+
+@pytest.mark.parametrize("gate", SPELLINGS)
+def test_the_mixture_is_the_layer(gate):
+    for full in (False, True):
+        for groups in GROUPS.values():
+            if "w5" in gate and groups == 4:
+                continue
+            for causal in (False, True):
+                layer = make_layer(gate, full=full, causal=causal, G=groups)
+                for mask in (None, MASK):
+                    for form in ("signed", "convex"):
+                        assert relative_error(layer, form=form, mask=mask) < TOLERANCE
+
+
+def test_convex_weights_are_probabilities():
+    parts = decompose(make_layer("bma"), X, form="convex")
+    assert parts.head_weights.min() >= 0
+    assert parts.channel_weights.min() >= 0
+    np.testing.assert_allclose(parts.head_weights.sum(axis=0), 1, atol=1e-14)
+    np.testing.assert_allclose(parts.channel_weights.sum(axis=1), 1, atol=1e-14)
+
+
+def test_signed_weights_are_equal_heads_and_the_output_projection():
+    layer = make_layer("g1")
+    parts = decompose(layer, X)
+    np.testing.assert_array_equal(parts.head_weights, np.full((4, 1), 1 / 4))
+    np.testing.assert_allclose(parts.head_weights[:, None] * parts.channel_weights, layer.W_O, atol=1e-15)
+    np.testing.assert_allclose(parts.token_weights.sum(axis=-1), 1, atol=1e-14)
+
+
+def test_a_feature_that_no_channel_reaches_has_equal_convex_weights():
+    layer = make_layer("none")
+    W_O = layer.W_O.copy()
+    W_O[:, :, 0], W_O[1, :, 1] = 0, 0
+    layer = replace(layer, W_O=W_O)
+    parts = decompose(layer, X, form="convex")
+    np.testing.assert_array_equal(parts.head_weights[:, 0], 1 / 4)
+    np.testing.assert_array_equal(parts.channel_weights[1, :, :2], 1 / 4)
+    assert parts.max_error(layer(X)) < TOLERANCE
+
+
+@pytest.mark.parametrize("gate", ["none", "g3", "g4", "g5", "key:query:head", "query:value"])
+def test_a_gate_elsewhere_leaves_the_experts_linear(gate):
+    parts = decompose(make_layer(gate), X)
+    assert parts.expert_kind == "linear"
+    assert parts.source_gate is None
+    assert parts.destination_gate is None
+
+
+@pytest.mark.parametrize(
+    ("gate", "field"),
+    {"g1": "destination_gate", "bma-query": "destination_gate", "g2": "source_gate", "bma": "source_gate"}.items(),
+)
+def test_a_gate_between_value_and_output_is_part_of_the_experts(gate, field):
+    parts = decompose(make_layer(gate), X)
+    assert parts.expert_kind == "gated"
+    assert getattr(parts, field).shape == (2, 4, 5, 4)
+
+
+def test_the_weighted_experts_are_the_head_outputs():
+    layer = make_layer("g1+g2")
+    parts = decompose(layer, X)
+    heads = np.einsum("bhts,bhtsc->bhtc", parts.token_weights, parts.experts())
+    np.testing.assert_allclose(heads, layer.trace(X).heads, atol=1e-13)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("gate", "reading_input"), [("bma-query", "output"), ("bma", "value")])
+def test_a_gate_that_reads_the_query_is_one_that_reads_the_input(gate, reading_input, full):
+    layer = make_layer(gate, full=full)
+    rewritten = with_input_gates(layer)
+    (new,) = rewritten.gates
+    assert (new.site, new.reads) == (reading_input, "input")
+    np.testing.assert_allclose(rewritten(X), layer(X), atol=1e-12)
+    theirs = rewritten.gate_parameters[new.site]["weight"]
+    queries = layer.W_Q if gate == "bma-query" else layer.W_Q.reshape(2, 2, 6, 4).transpose(0, 2, 1, 3).reshape(2, 6, 8)
+    np.testing.assert_allclose(theirs, queries @ layer.gate_parameters[new.site]["weight"], atol=1e-13)
+
+
+def test_a_low_rank_query_gate_is_not_rewritten():
+    with pytest.raises(ValueError, match="Leave rank and width at None"):
+        with_input_gates(make_layer("value:query:r3:w5"))
+
+
+def test_layers_of_pytorch_and_jax_decompose_alike():
+    layer = torch_layers.make("bma", num_kv_heads=2, rope=True, bias=True)
+    x = torch_layers.sample(2, 5, 24)
+    parts = decompose(layer, x)
+    twin = jax_layers.twin(layer)
+    theirs = decompose(attention_arrays(twin.params, twin.config), x.numpy())
+    assert parts.max_error(layer(x)) < TOLERANCE
+    assert theirs.max_error(parts.reconstruct()) < TOLERANCE
+
+
+def test_cross_attention_decomposes():
+    layer = make_layer("g1", causal=False)
+    context = np.random.default_rng(1).standard_normal((2, 7, 6))
+    assert decompose(layer, X, context=context).max_error(layer(X, context=context)) < TOLERANCE
+
+
+def test_what_is_no_layer_is_refused():
+    with pytest.raises(TypeError, match="layer must be AttentionArrays or have a method arrays"):
+        decompose(torch.nn.Linear(2, 2), X)
+    with pytest.raises(ValueError, match="form must be 'signed' or 'convex'"):
+        decompose(make_layer(), X, form="other")

@@ -1,0 +1,155 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from layers import EXOTIC, GATES, TOGETHER, make_layer
+
+from tidegate.experts.freedom import predict_gauge, why_unpredicted
+from tidegate.experts.gauge import gauge_report, gauge_table, head_gauge, random_layer
+from tidegate.sizes import HeadShape
+from tidegate.tensors.layer_gradients import layer_backward
+from tidegate.tensors.rotary import Rotary
+
+GROUPED = {"num_heads": 4, "num_kv_heads": 2}
+SHARED = {"num_heads": 2, "num_kv_heads": 1}
+OPTIONS = {
+    "plain": {},
+    "grouped": GROUPED | {"head_dim": 3},
+    "biases": {"bias": True},
+    "rotary and biases": {"rotary": Rotary(base=100.0), "head_dim": 4, "bias": True},
+    "partly rotary": SHARED | {"rotary": Rotary(base=50.0, fraction=0.5), "head_dim": 4, "bias": True},
+    "norms": {"qk_norm": True, "bias": True},
+    "everything": SHARED | {"rotary": Rotary(base=50.0, fraction=0.5), "head_dim": 4, "bias": True, "qk_norm": True},
+}
+EVERY_GATE = ("none", *map(str, GATES), *(spelling for spelling in TOGETHER if "+" in spelling))
+ODD = tuple(spelling for spelling in EXOTIC if "w5" not in spelling)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_theory_and_measurement_agree_for_every_gate(options):
+    wrong = [
+        f"{row.gate}: {row.report.nullity} ({row.report.predicted}), "
+        f"{row.report.value_block_nullity} ({row.report.predicted_value_block})"
+        for row in gauge_table(EVERY_GATE, **options)
+        if not row.report.agrees
+    ]
+    assert not wrong, "measured (predicted) nullity of the layer and of its value block: " + "; ".join(wrong)
+
+
+def test_odd_gates_agree_where_the_theory_speaks():
+    rows = gauge_table(ODD, **OPTIONS["partly rotary"])
+    spoken = [row for row in rows if row.report.predicted is not None]
+    assert len(spoken) >= 4
+    assert [row.gate for row in spoken if not row.report.agrees] == []
+    assert all(row.report.unpredicted for row in rows if row not in spoken)
+
+
+def test_the_value_block_has_eighteen_flat_directions_without_a_gate_between_and_six_with_one():
+    rows = {row.gate: row.report for row in gauge_table()}
+    free = ("none", "g1-head", "g3", "g4", "g5")
+    assert {gate: report.value_block_nullity for gate, report in rows.items()} == {
+        gate: 18 if gate in free else 6 for gate in rows
+    }
+    assert rows["none"].nullity == 2 * (9 + 9)
+    assert rows["g1"].nullity == rows["bma"].nullity == 2 * (9 + 3)
+    assert rows["g3"].nullity == rows["g4"].nullity == 2 * (3 + 9)
+
+
+def test_the_gap_between_flat_and_curved_directions_is_wide():
+    for row in gauge_table(("none", "g1", "bma")):
+        assert row.report.singular_gap > 1e6
+
+
+def test_a_rotary_embedding_leaves_the_query_and_key_two_directions_a_pair():
+    shape = HeadShape.of(d_model=6, num_heads=2, head_dim=4)
+    rng = np.random.default_rng(0)
+    counts = {
+        base: predict_gauge(random_layer("none", shape, rng, rotary=Rotary(base=base))).query_key
+        for base in (50.0, 1.0)
+    }
+    # Pairs that turn alike may mix: 2 m² for m of them.
+    assert counts == {50.0: 2 * 4, 1.0: 2 * 8}
+    layer = random_layer("none", shape, rng, rotary=Rotary(base=1.0))
+    assert gauge_report(layer, rng.standard_normal((12, 7, 6))).agrees
+
+
+@pytest.mark.parametrize("rotary", [None, Rotary(base=50.0, fraction=0.5), Rotary(base=50.0)])
+def test_norms_that_have_not_learned_yet_let_heads_turn(rotary):
+    rng = np.random.default_rng(1)
+    shape = HeadShape.of(d_model=6, num_heads=4, num_kv_heads=2, head_dim=4)
+    layer = random_layer("none", shape, rng, qk_norm=True, rotary=rotary)
+    fresh = replace(layer, q_norm=np.ones(4), k_norm=np.ones(4))
+    x = rng.standard_normal((20, 7, 6))
+    turns = {None: 6, 0.5: 1 + 1, 1.0: 2}[None if rotary is None else rotary.fraction]
+    assert gauge_report(fresh, x).nullity == gauge_report(layer, x).nullity + 2 * turns
+    assert gauge_report(fresh, x).agrees
+
+
+@pytest.mark.parametrize("gate", ["none", "bma", "query:input:head", "key:value:head", "output:query:shared-group"])
+def test_only_the_epsilon_of_the_norms_determines_sizes_of_queries_and_keys(gate):
+    rng = np.random.default_rng(1)
+    shape = HeadShape.of(d_model=6, num_heads=4, num_kv_heads=2, head_dim=4)
+    layer = random_layer(gate, shape, rng, qk_norm=True, bias=True)
+    x = rng.standard_normal((20, 7, 6))
+    report = gauge_report(replace(layer, norm_epsilon=1e-300), x)
+    prediction = predict_gauge(layer)
+    assert prediction.soft > 0
+    assert report.nullity == prediction.nullity + prediction.soft
+
+
+def test_the_jacobian_is_the_transpose_of_the_backward_pass():
+    from tidegate.experts.torch_adapter import layer_jacobian
+
+    layer = make_layer("g1+bma", full=True)
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((2, 5, 6))
+    jacobian = layer_jacobian(layer, x, {name: np.arange(array.size) for name, array in layer.parameters().items()})
+    direction = rng.standard_normal(x.shape)
+    backward = layer_backward(layer, x, direction)
+    for name, columns in jacobian.items():
+        np.testing.assert_allclose(direction.ravel() @ columns, backward[name].ravel(), atol=1e-10)
+
+
+@pytest.mark.parametrize("gate", ["none", "g1", "g1-head", "bma", "key:value", "output:output:head"])
+def test_each_group_has_its_own_free_directions(gate):
+    layer = make_layer(gate, scale=50.0)
+    found = head_gauge(layer, np.random.default_rng(0).standard_normal((6, 5, 6)))
+    assert found.singular_values.shape == (2, 6 * 4 + 2 * 4 * 6)
+    # A gate that reads values is held still here, and holds the values that it reads.
+    wanted = {"none": 16, "g1": 4, "g1-head": 16, "bma": 4}.get(gate)
+    assert found.predicted == wanted
+    assert found.nullities == (wanted, wanted) if wanted else max(found.nullities) < 16
+
+
+def test_gates_that_nearly_coincide_leave_no_clear_gap():
+    layer = make_layer("g1")
+    near = 1e-11 * np.random.default_rng(0).standard_normal((4, 6, 4)) * np.logspace(-2, 2, 4)
+    gates = {"output": {"weight": layer.gate_parameters["output"]["weight"][:, :, :1] + near}}
+    with pytest.warns(UserWarning, match="have no clear gap at rank"):
+        report = gauge_report(
+            replace(layer, gate_parameters=gates), np.random.default_rng(1).standard_normal((20, 5, 6))
+        )
+    assert report.singular_gap < 100
+
+
+def test_a_layer_that_the_theory_does_not_cover_says_why():
+    layer = make_layer("none", metric_diagonal=np.ones((4, 4)))
+    report = gauge_report(layer, np.random.default_rng(0).standard_normal((20, 5, 6)))
+    assert report.predicted is None
+    assert not report.agrees
+    assert "metric" in report.unpredicted == why_unpredicted(layer)
+
+
+def test_too_few_outputs_are_refused():
+    with pytest.raises(ValueError, match="x must give at least as many outputs as there are parameters"):
+        gauge_report(make_layer("none"), np.ones((1, 5, 6)))
+
+
+def test_too_few_positions_are_refused():
+    with pytest.raises(ValueError, match="x must hold at least d \\+ h = 12 positions in all; got 11"):
+        head_gauge(make_layer("none", H=1, G=1, h=6), np.ones((1, 11, 6)))
+
+
+def test_a_repeated_sequence_adds_outputs_and_no_information():
+    x = np.repeat(np.random.default_rng(0).standard_normal((1, 5, 6)), 20, axis=0)
+    assert gauge_report(make_layer("none"), x).nullity > predict_gauge(make_layer("none")).nullity
