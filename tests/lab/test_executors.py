@@ -19,8 +19,6 @@ from tidegate.lab.executors.processes import ProcessExecutor
 from tidegate.lab.executors.serial import SerialExecutor, noted_interrupt
 from tidegate.lab.records import Record, RecordFile
 
-SUPPORT = Path(lab_runs.__file__).parent
-
 
 def several(task):
     """Runs of all kinds: plain, gated, with dropout, diverging, failing."""
@@ -166,13 +164,29 @@ class TestASignal:
             next(work)
 
 
-def begun(folder, variants, *, num_seeds, steps):
-    """A comparison in processes of its own, in a session of its own, once it trains."""
+@pytest.fixture
+def begin():
+    """Begins comparisons in sessions of their own; whatever is left of them in the end is killed."""
+    processes = []
+
+    def begun(*arguments, **options):
+        processes.append(in_a_session(*arguments, **options))
+        return processes[-1]
+
+    yield begun
+    for process in processes:
+        for member in members(process.pid):
+            os.kill(member, signal.SIGKILL)
+        process.communicate()
+
+
+def in_a_session(folder, variants, *, num_seeds, steps):
+    """A comparison in processes of its own, once it trains."""
     command = [sys.executable, "-c", "from lab_runs import main; main()"]
     budget = steps * 4 * lab_runs.LENGTH
     process = subprocess.Popen(
         [*command, str(folder), variants, str(num_seeds), str(budget)],
-        env=os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -219,22 +233,22 @@ class Asked:
 
 
 class TestAComparisonInProcesses:
-    def test_killed_at_any_moment_and_run_again_gives_the_same_records(self, tmp_path, miniatures):
-        process = begun(tmp_path, "none,bma", num_seeds=1, steps=200)
+    def test_killed_at_any_moment_and_run_again_gives_the_same_records(self, tmp_path, miniatures, begin):
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=200)
         time.sleep(random.Random(8).uniform(0.0, 0.3))
         process.kill()
-        process.communicate()
-        # Workers see that they are alone, and end.
+        # Workers see that they are alone, save where they stand, and end.
         assert gone(process.pid)
+        assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
         again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=200)
         assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
-    def test_interrupted_ends_cleanly_and_goes_on_from_its_checkpoints_to_the_same_records(self, tmp_path, miniatures):
+    def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, tmp_path, miniatures, begin):
         # So many runs that they do not all fit into the pipe to the workers.
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
-        process = begun(tmp_path, "none,bma", num_seeds=60, steps=200)
+        process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130

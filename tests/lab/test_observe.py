@@ -165,6 +165,10 @@ def test_of_numbers_that_are_not_finite_there_is_nothing_to_see(size):
     assert observe(model, example(model.config), tokens=0) is None
 
 
+def test_a_stream_of_zeros_has_no_rank_and_is_not_looked_at():
+    assert observe(*with_stream(torch.zeros(8, 16)), tokens=0) is None
+
+
 class TestTheLossByPosition:
     @pytest.mark.parametrize("length", [1, 31, 32, 100, 128])
     def test_averages_back_to_the_mean_loss(self, length):

@@ -76,6 +76,19 @@ def test_stopped_again_and_again_it_still_ends_the_same(task, tmp_path):
     assert timeless(executed(run, folder=tmp_path)) == timeless(executed(run))
 
 
+def test_dropout_is_drawn_anew_at_each_step_and_by_each_seed(task, monkeypatch):
+    drawn = []
+
+    def noted(*arguments):
+        drawn.append(torch.initial_seed())
+        return train_step(*arguments)
+
+    monkeypatch.setattr(train, "train_step", noted)
+    for seed in (0, 1):
+        executed(run_of(task, model=model_of("bma", dropout=0.1), seed=seed))
+    assert len(set(drawn)) == len(drawn) == 2 * STEPS
+
+
 class Killed(BaseException):
     """What no handler catches."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from tidegate.lab.allocator import keep_freed_memory
 from tidegate.lab.environment import environment
 from tidegate.lab.models import build_model
 from tidegate.lab.records import Cost, Costs
@@ -31,6 +32,7 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
     runs    : one of each variant; all that is timed is a step of it
     request : what the costs are recorded under
     """
+    keep_freed_memory()
     torch.set_num_threads(runs[control].training.num_threads)
     steps = {name: _step(run) for name, run in runs.items()}
     seconds = _in_turns(steps, rounds)

@@ -41,7 +41,7 @@ class Training:
     """The learning rate at the end, as a share of `lr`."""
     clip: float = 1.0
     """Largest norm of a gradient; longer ones are shortened."""
-    num_evaluations: int = 10
+    num_evaluations: int = 8
     """Times that the validation loss is taken, evenly spread, the last at the end."""
     num_observations: int = 5
     """Times that gates and attention are looked at on the task's probe, evenly spread, the last at the end."""

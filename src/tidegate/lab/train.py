@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tidegate.lab.allocator import keep_freed_memory
 from tidegate.lab.checkpoint import load_checkpoint, save_checkpoint
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
@@ -44,6 +45,7 @@ class Surroundings:
 
 def execute_run(run: Run, surroundings: Surroundings) -> Record:
     """Train, or go on training; a failure becomes a record with its traceback, a stop raises `Interrupted`."""
+    keep_freed_memory()
     try:
         return _Trainer(run, surroundings).record()
     except Interrupted:

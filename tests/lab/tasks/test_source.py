@@ -89,7 +89,7 @@ def test_a_dataset_of_the_hub_is_a_list_of_documents(monkeypatch, sentences):
 def test_an_embedded_corpus_needs_no_data():
     data = text_task().load()
     assert data.vocab_size == 256
-    assert data.facts["num_validation_tokens"] == 65_536
+    assert data.facts["num_validation_tokens"] == 32_768
     assert data.long().inputs.shape == (128, 512)
     assert "standard library of Python" in data.description
 

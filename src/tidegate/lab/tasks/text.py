@@ -43,7 +43,7 @@ class TextTask:
     """Tokens of a training window."""
     validation_share: float = 0.05
     """How much of the text is held out, about; at least one window. The embedded corpus has a fixed list instead."""
-    num_validation_tokens: int = 65_536
+    num_validation_tokens: int = 32_768
     """How much of what is held out is evaluated, at most."""
     fingerprint: str = ""
     """What the text must be; empty takes what is there."""
