@@ -113,7 +113,7 @@ def test_each_block_may_have_a_feed_forward_width_of_its_own():
     config = TransformerConfig(num_layers=3, d_ff=(8, 9, 10))
     assert [config.block(index).feedforward_width for index in range(3)] == [8, 9, 10]
     assert TransformerConfig.from_json(config.to_json()) == config
-    with pytest.raises(ValueError, match="a width for each block: ask config.block"):
+    with pytest.raises(ValueError, match=r"a width for each block: ask config\.block"):
         _ = config.feedforward_width
 
 

@@ -100,7 +100,7 @@ BAD = {
     "one variant": (["--variants", "none"], "at least two"),
     "a name twice": (["--variants", "none,none"], "Name them apart"),
     "unknown option of a variant": (["--variants", "none,bma@speed=3"], "speed"),
-    "an option that is no number": (["--variants", "none,bma@lr=fast"], "must be a number"),
+    "an option that is no number": (["--variants", "none,bma@lr=fast"], "must be a finite number"),
     "seeds 0": (["--seeds", "0"], "--seeds must be at least 1"),
     "no tokens": (["--tokens", "0"], "--tokens must be at least 1"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),
@@ -180,3 +180,21 @@ def test_a_study_is_compared_like_any_other(tmp_path, monkeypatch):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [variant["name"] for variant in results["variants"]] == ["none", "bma"]
     assert len(results["records"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("block=seed", "blocks counted from 0"), ("seed=seed", "does not read --seeds")],
+)
+def test_a_study_that_is_no_design_or_has_options_that_it_does_not_read_is_refused(
+    change, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
+    name = f"study_{change.split('=')[0]}"
+    (tmp_path / f"{name}.py").write_text(STUDY.replace("block=seed", "block=0") if change == "block=seed" else STUDY)
+    options = ["--seeds", "3"] if change == "seed=seed" else []
+    done = invoke("compare", "--study", f"{name}:gates", "--out", "out", "--executor", "serial", *options)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from closeness import assert_close
 from flax import nnx
 from jax_models import jit_quickly, key, make, mean_loss, sample
 
+from tidegate.experts import decompose
 from tidegate.flax import (
     AttentionConfig,
     GatedAttention,
@@ -124,6 +125,15 @@ def test_the_module_is_the_function(gate):
     for options in ({"is_causal": True}, {"is_causal": False, "positions": positions}):
         expected = jit_quickly(lambda x, given=options: gated_attention(layer.params, x, layer.config, **given))(x)
         assert_close(run(module, x, **options), expected)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_its_arrays_are_the_layer(is_causal):
+    layer = jax_layers.make("g1+bma", num_kv_heads=2, head_dim=4, bias=True, rope=True, qk_norm=True)
+    module, x = layer_twin(layer), normal(2, 5, 24)
+    assert_close(module.arrays(is_causal=is_causal)(x), run(module, x, is_causal=is_causal))
+    if is_causal:
+        assert decompose(module, x).max_error(run(module, x, is_causal=True)) < 1e-10
 
 
 def test_decoding_in_chunks_is_causal_attention():

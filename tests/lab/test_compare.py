@@ -21,6 +21,10 @@ from tidegate.lab.variants import parse_variants
 STEP = 4 * LENGTH
 
 
+def planned(request):
+    return plan_of(request, base_runs(request))
+
+
 def compared(request, folder, *, executor=None, tell=lambda _: None):
     return compare(request, folder, executor=executor or SerialExecutor(), tell=tell)
 
@@ -94,7 +98,7 @@ class TestTheFile:
     def test_begins_with_the_plan_and_the_costs(self, task, tmp_path, miniatures):
         lines = compared(request_of(task, budget=STEP), tmp_path / "out")
         assert [type(line) for line in lines] == [Plan, Costs, *[Record] * 6]
-        assert lines[0] == plan_of(request_of(task, budget=STEP))
+        assert lines[0] == planned(request_of(task, budget=STEP))
         assert lines[1].request == lines[0].request
 
     def test_has_nothing_beside_it_at_the_end(self, task, tmp_path, miniatures):
@@ -156,7 +160,7 @@ class TestAFolder:
             request_of(task, num_seeds=seeds)
         with pytest.raises(ValueError, match="--tokens must be at least 1; got 0"):
             request_of(task, budget=0)
-        with pytest.raises(ValueError, match=r"--margin must not be negative; got -0\.1"):
+        with pytest.raises(ValueError, match=r"--margin must be a finite number of at least 0; got -0\.1"):
             request_of(task, margin=-0.1)
         with pytest.raises(DataError, match="gone"):
             compared(request_of(replace(task, source=str(tmp_path / "gone.txt"))), tmp_path / "out")
@@ -225,7 +229,7 @@ class TestTheDesign:
     def test_spends_the_budget(self, task, tmp_path, miniatures, budget, steps):
         request = request_of(task, budget=budget)
         assert {run.training.steps for run in pretended(request, tmp_path)} == {steps}
-        assert plan_of(request).budget == (budget or PRESETS["lm"]["tiny"].budget)
+        assert planned(request).budget == (budget or PRESETS["lm"]["tiny"].budget)
 
     def test_matches_tokens_by_leaving_sizes_alone(self, task, tmp_path, miniatures):
         assert {run.model.d_ff for run in pretended(request_of(task), tmp_path)} == {None}
@@ -260,7 +264,7 @@ class TestTheDesign:
         request = request_of(task, "none,g1", num_seeds=2, study=study)
         assert pretended(request, tmp_path) == list(study)
         assert base_runs(request) == {"none": study[0], "g1": study[1]}
-        assert plan_of(request).request != plan_of(replace(request, study=study[:2])).request
+        assert planned(request).request != planned(replace(request, num_seeds=1, study=study[:2])).request
 
 
 class TestTuning:

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import pickle
 import random
@@ -278,3 +279,19 @@ def test_a_process_that_dies_is_an_error_after_the_others_are_done(task, tmp_pat
     with pytest.raises(RuntimeError, match=r"ended before their work was done; exit codes \[7\]"):
         collect(work, records)
     assert [type(record) for record in records] == [Record]
+
+
+def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record(task, tmp_path):
+    runs = [run_of(task, seed=seed, steps=400) for seed in (0, 1)]
+    killed = []
+
+    def report(progress):
+        if not killed:
+            victim = multiprocessing.active_children()[0]
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    records = list(ProcessExecutor(2).execute(runs, checkpoints=tmp_path, report=report))
+    assert sorted(record.status for record in records) == ["failed", "finished"]
+    lost = next(record for record in records if record.status == "failed")
+    assert "ended from outside: signal 9" in lost.error

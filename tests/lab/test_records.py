@@ -95,3 +95,18 @@ def test_a_line_of_an_unknown_kind_is_refused(file):
     file.path.write_text('{"kind": "poem"}\n')
     with pytest.raises(ValueError, match="kind must be one of costs, plan, run; got 'poem'"):
         file.read()
+
+
+def test_two_cannot_work_on_one_file_at_once(tmp_path):
+    file = RecordFile(tmp_path / "records.jsonl")
+    with file.locked(), pytest.raises(ValueError, match="Another command is at work"), file.locked():
+        pass
+    with file.locked():
+        assert file.read() == []
+
+
+def test_a_line_of_another_kind_is_named_with_its_number(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"kind": "tide"}\n')
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 1, is no record of this version"):
+        RecordFile(path).read()

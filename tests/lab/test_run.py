@@ -7,8 +7,8 @@ from lab_runs import model_of, run_of
 
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.run import Run, Training, content_hash
-from tidegate.lab.tasks.catalogue import task_from_dict
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.tasks.text import TextTask
 from tidegate.tensors.rotary import Rotary
 
 OTHER_RUN = {"variant": "other", "block": 1, "seed": 7, "role": "tuning"}
@@ -129,7 +129,7 @@ def test_a_run_as_json_holds_all_that_makes_it_again(task):
         seed=data["seed"],
         role=data["role"],
         model=TransformerConfig(**data["model"] | {"rotary": Rotary(**data["model"]["rotary"])}),
-        task=task_from_dict(data["task"]),
+        task=TextTask(**data["task"]),
         training=Training(**data["training"]),
     )
     assert again == run

@@ -49,12 +49,12 @@ def test_each_option_is_taken(option):
         ("gma", "Unknown gate 'gma'"),
         ("none@rate=1", "'rate=1' in 'none@rate=1' is no option of a variant"),
         ("none@lr", "'lr' in 'none@lr' is no option of a variant"),
-        ("none@lr=fast", "lr of the variant 'none@lr=fast' must be a number; got 'fast'"),
+        ("none@lr=fast", "lr of the variant 'none@lr=fast' must be a finite number; got 'fast'"),
         ("none@steps=3", "no option of a variant"),
         ("none@first_seed=-1", "first_seed must be a whole number of at least 0; got -1"),
         ("none@first_seed=1.5", "first_seed must be a whole number of at least 0; got 1.5"),
-        ("none@first_seed=inf", "first_seed must be a whole number of at least 0; got inf"),
-        ("none@first_seed=nan", "first_seed must be a whole number of at least 0; got nan"),
+        ("none@first_seed=inf", "must be a finite number; got 'inf'"),
+        ("none@first_seed=nan", "must be a finite number; got 'nan'"),
     ],
 )
 def test_what_is_wrong_with_a_variant_is_said(text, complaint):

@@ -94,6 +94,11 @@ def test_the_rule_has_the_numbers_of_the_comparison():
     assert f"critical value {comparison.critical_value:.3f}; a true difference of {comparison.detectable:.4f}" in text
 
 
+def test_the_rule_tells_at_which_levels_spreads_are_called_unequal():
+    text = rule_text(judge())
+    assert "F tests: none is tested at 10 %, and the other variants share another 10 % equally" in text
+
+
 def test_the_rule_says_when_each_is_judged_by_its_own_runs():
     text = rule_text(judge({**LOSSES, "odd": (1.6, 1.5, 1.3, 1.7, 1.4)}))
     assert "Spreads are unequal, and each is judged by its own runs, with 4 degrees of freedom" in text

@@ -2,21 +2,28 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from lab_lines import diverged, lines_of, recall_lines
+from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
+from PIL import Image
 
+from tidegate.lab import comparison_page as comparison_pages
 from tidegate.lab.panels import Page
+from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page is not tested in a browser: playwright is missing; pip install playwright"
 )
 pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(),
-    reason=f"the page is not tested in a browser: {CHROMIUM} is missing; apt-get install chromium",
+    CHROMIUM is None,
+    reason="the page is not tested in a browser: chromium is missing; apt-get install chromium",
 )
 
 OPTIONS = (
@@ -31,13 +38,18 @@ OPTIONS = (
 )
 DESKTOP = {"width": 1200, "height": 900}
 PHONE = {"width": 390, "height": 844}
+ODD = "<b>[/x]"
+"""A variant's name that HTML and terminals would misread."""
+SHOWN_CHARTS_ARE_DRAWN = """() => [...document.querySelectorAll(".chart")]
+    .filter((chart) => chart.offsetParent)
+    .map((chart) => chart.querySelector(".main-svg") !== null)"""
 CHART_INK = "() => getComputedStyle(document.querySelector('.lines .legendtext')).fill"
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(OPTIONS))
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
         yield browser
         browser.close()
 
@@ -263,3 +275,64 @@ def test_packed_data_are_unpacked_when_they_are_saved(browser, tmp_path):
     opened.context.close()
     assert saved == data
     assert opened.complaints == []
+
+
+@pytest.fixture(scope="module", params=["text", "images", "recall"])
+def lines(request, tmp_path_factory):
+    threads = torch.get_num_threads()
+    match request.param:
+        case "text":
+            lines = lines_of(text_of(tmp_path_factory.mktemp("text")), f"none,{ODD}=g1,bma-query")
+            lines = tampered(lines, "bma-query", diverged)
+        case "images":
+            lines = lines_of(image_task(), "none,g1", batch_size=16)
+        case _:
+            lines = recall_lines(num_seeds=1)
+    torch.set_num_threads(threads)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def opened(browser, lines, tmp_path_factory):
+    path = write_page(comparison_pages.comparison_page(lines), tmp_path_factory.mktemp("records"))
+    opened = Opened(browser, path, viewport=DESKTOP, color_scheme="light")
+    yield opened
+    opened.context.close()
+
+
+def test_a_page_of_records_opens_without_complaint_and_asks_for_nothing(opened):
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith(("data:", "blob:", "file:"))] == []
+
+
+def test_a_page_of_records_has_every_chart_drawn_once_its_view_is_chosen(opened):
+    page = opened.page
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        assert all(page.evaluate(SHOWN_CHARTS_ARE_DRAWN))
+    drawn = page.evaluate("() => [...document.querySelectorAll('.chart')].map((e) => !!e.querySelector('.main-svg'))")
+    assert len(drawn) > 10
+    assert all(drawn)
+    assert opened.complaints == []
+
+
+def test_a_page_of_records_shows_the_table_of_all_variants(opened, lines):
+    names = [variant.name for variant in lines[0].variants]
+    table = opened.page.locator("figure.table").first
+    assert table.locator("tbody tr th").all_inner_texts() == names
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_of_records_is_not_empty_to_the_eye(opened, scheme, tmp_path):
+    opened.page.emulate_media(color_scheme=scheme)
+    picture = tmp_path / f"{scheme}.png"
+    opened.page.screenshot(path=picture, full_page=True)
+    with Image.open(picture) as image:
+        width, height = image.size
+        colours = image.convert("RGB").getcolors(maxcolors=width * height)
+    assert width == DESKTOP["width"]
+    assert height > 3 * DESKTOP["height"]
+    assert len(colours) > 100
+    most, ground = max(colours)
+    assert most < 0.99 * width * height
+    assert (sum(ground) / 3 > 200) == (scheme == "light")

@@ -58,13 +58,16 @@ LAYERS: dict[str, Layer] = {
         only_in={
             "checkpoint.py": ("safetensors",),
             "executors/ray.py": ("ray",),
+            "language_models.py": ("transformers",),
             "statistics.py": ("scipy",),
+            "studies/*": ("scipy", "matplotlib"),
             "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
         },
-        import_free=("__init__.py", "tasks/__init__.py", "executors/__init__.py"),
+        import_free=("__init__.py", "tasks/__init__.py", "executors/__init__.py", "studies/__init__.py"),
     ),
     "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
     "report": Layer(allowed=(*VOCABULARY, "tidegate.lab.panels", "jinja2", "plotly")),
+    "__main__": Layer(allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
     "cli": Layer(
         allowed=("tidegate", "typer", "rich"),
         # Every verb imports what it needs, so that `tidegate --help` needs nothing.

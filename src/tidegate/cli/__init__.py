@@ -1,5 +1,5 @@
 """The command line: `tidegate VERB`."""
 
-from tidegate.cli.app import app, main
+from tidegate.cli.app import app
 
-__all__ = ["app", "main"]
+__all__ = ["app"]

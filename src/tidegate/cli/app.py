@@ -5,9 +5,12 @@ from __future__ import annotations
 import typer
 
 from tidegate.cli.compare import compare
+from tidegate.cli.curvature import curvature
+from tidegate.cli.rates import rates
 from tidegate.cli.report import report
+from tidegate.cli.study import study
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
     name="tidegate",
@@ -18,14 +21,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(compare)
+app.command()(rates)
 app.command()(report)
+app.command()(study)
+app.command()(curvature)
 
 
 @app.callback()
 def _verbs() -> None:
     """Keep verbs verbs, however many there are."""
-
-
-def main() -> None:
-    """Run the command line."""
-    app()

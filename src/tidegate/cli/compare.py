@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.folders import require_writable
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _DATA, _BUDGET, _WORK = "Data", "Budget and fairness", "Running"
 
 
 def compare(
+    context: typer.Context,
     variants: Annotated[
         str,
         typer.Option(
@@ -100,6 +102,9 @@ def compare(
         Literal["serial", "processes", "ray"],
         typer.Option(help="Where runs are done; numbers do not depend on it.", rich_help_panel=_WORK),
     ] = "processes",
+    device: Annotated[
+        str, typer.Option(help="Where models are trained, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
+    ] = "cpu",
     study: Annotated[
         str | None,
         typer.Option(
@@ -115,19 +120,19 @@ def compare(
     With no options: four gates, five seeds, a small byte-level language model on Python's own sources, some minutes
     on two cores. Ctrl-C stops; the same command goes on, and ends with the same numbers.
     """
-    from tidegate.lab.compare import Failed, Request
-    from tidegate.lab.compare import compare as run_comparison
-    from tidegate.lab.comparison_page import comparison_page
-    from tidegate.lab.executors.executor import executor_of
-    from tidegate.lab.presets import PRESETS
-    from tidegate.lab.summary import summarise
-    from tidegate.lab.tasks.catalogue import task_of
-    from tidegate.lab.variants import parse_variants
-    from tidegate.report import write_page
-
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     try:
+        from tidegate.lab.compare import Request
+        from tidegate.lab.compare import compare as run_comparison
+        from tidegate.lab.comparison_page import comparison_page
+        from tidegate.lab.executors.executor import executor_of
+        from tidegate.lab.presets import PRESETS
+        from tidegate.lab.summary import summarise
+        from tidegate.lab.tasks.catalogue import task_of
+        from tidegate.lab.variants import parse_variants
+        from tidegate.report import write_page
+
         if study is None:
             length = PRESETS[task][preset].length if length is None else length
             request = Request(
@@ -138,24 +143,26 @@ def compare(
                 budget=tokens,
                 match=match,
                 tune_lr=tune_lr,
+                device=device,
                 margin=margin,
                 command=command,
             )
         else:
+            _require_no_other_options(context)
             request = _studied(study, margin=margin, command=command)
-        _require_writable(out)
-        with display(console, quiet=quiet) as shown:
+        require_writable(out)
+        examples = "images" if request.task.kind == "image" else "tokens"
+        with display(console, quiet=quiet, examples=examples) as shown:
             lines = run_comparison(request, out, executor=executor_of(executor), tell=shown.show)
         page = write_page(comparison_page(lines), out)
-    except (ValueError, OSError, ImportError) as problem:
+    except ModuleNotFoundError as problem:
+        stop(f"{problem}. Comparisons need the extra lab, pip install 'tidegate[lab]'; --executor ray needs cluster.")
+    except (ValueError, OSError) as problem:
         stop(problem)
-    except Failed as problem:
-        stop(
-            f"{problem} Their tracebacks are in {out / 'records.jsonl'}; the same command tries them again.",
-            code=FAILED,
-        )
+    except RuntimeError as problem:
+        stop(f"{problem} See {out / 'records.jsonl'}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
-        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+        stop(f"nothing is lost. Go on with: {shlex.join(sys.argv)}", code=INTERRUPTED)
     _print_summary(console, summarise(lines))
     console.print(f"The page: {page}", soft_wrap=True)
 
@@ -185,7 +192,17 @@ def _print_summary(console: Console, summary: Summary) -> None:
         )
     console.print(table)
     for result in summary.comparison.variants:
-        console.print(result.sentence, markup=False, soft_wrap=True)
+        console.print(result.sentence, soft_wrap=True)
+
+
+def _require_no_other_options(context: typer.Context) -> None:
+    """A study makes its own runs: what would make others is refused, and not left unread."""
+    unread = set(context.params) - {"study", "margin", "out", "executor", "quiet"}
+    sources = {name: context.get_parameter_source(name) for name in unread}
+    given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--study makes its own runs and does not read {options}. Leave them out.")
 
 
 def _studied(study: str, *, margin: float, command: str) -> Request:
@@ -196,14 +213,13 @@ def _studied(study: str, *, margin: float, command: str) -> Request:
 
     runs = _runs_of(study)
     variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}
-    seeds = {name: sum(run.variant == name for run in runs) for name in variants}
-    if len(set(seeds.values())) != 1 or len(variants) < 2:
-        raise ValueError(f"--study {study} must give as many runs of each of several variants; got {seeds}.")
+    if len(variants) < 2:
+        raise ValueError(f"--study {study} must give runs of several variants; got {list(variants)}.")
     first = runs[0]
     return Request(
         variants=tuple(variants.values()),
         task=first.task,
-        num_seeds=seeds[first.variant],
+        num_seeds=len(runs) // len(variants),
         budget=first.training.steps * first.training.batch_size * first.task.length,
         margin=margin,
         command=command,
@@ -227,16 +243,3 @@ def _runs_of(study: str) -> list[Run]:
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):
         raise ValueError(f"--study {study} must give a list of tidegate.lab.run.Run; got {given!r}.")
     return cast("list[Run]", given)
-
-
-def _require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to before any work is done; nothing is left behind."""
-    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"--out {folder} cannot be a folder: {nearest} is a file. Choose another place.")
-    probe = nearest / ".tidegate-probe"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as problem:
-        raise ValueError(f"--out {folder} cannot be written to: {problem.strerror}. Choose another place.") from None

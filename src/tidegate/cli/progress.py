@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, final
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
+from rich.table import Column
+from rich.text import Text
 
 if TYPE_CHECKING:
     from tidegate.lab.events import Ended, Event, Phase
@@ -29,15 +31,18 @@ class Display(Protocol):
 
 
 @contextmanager
-def display(console: Console, *, quiet: bool) -> Generator[Display]:
-    """Bars if the console is a terminal, lines if not, nothing if it is to be quiet."""
+def display(console: Console, *, quiet: bool, examples: str = "tokens") -> Generator[Display]:
+    """Bars if the console is a terminal, lines if not, nothing if it is to be quiet.
+
+    examples : what speed is counted in, such as "images"
+    """
     if quiet:
         yield _Silence()
     elif console.is_terminal:
         with _bars(console) as bars:
-            yield _Bars(bars)
+            yield _Bars(bars, examples)
     else:
-        yield _Lines(console)
+        yield _Lines(console, examples)
 
 
 @final
@@ -86,8 +91,9 @@ class _Remaining:
 class _Bars:
     """One bar a run, and one for all."""
 
-    def __init__(self, bars: ProgressBars) -> None:
+    def __init__(self, bars: ProgressBars, examples: str) -> None:
         self.bars = bars
+        self.examples = examples
         self.tasks: dict[str, TaskID] = {}
         self.overall: TaskID | None = None
         self.remaining = _Remaining()
@@ -107,14 +113,14 @@ class _Bars:
         if self.overall is not None:
             self.bars.remove_task(self.overall)
         self.remaining.phase(event)
-        before = f", {event.num_done} there already" if event.num_done else ""
-        self.overall = self.bars.add_task(f"[bold]{event.name}", total=event.num_runs or None, note=before)
+        before = f"{event.num_done} there already" if event.num_done else ""
+        self.overall = self.bars.add_task(event.name, total=event.num_runs or None, note=before, style="bold")
 
     def _progress(self, event: RunProgress) -> None:
         if event.run not in self.tasks:
-            self.tasks[event.run] = self.bars.add_task(f"{event.variant}, seed {event.seed}", total=1.0, note="")
+            self.tasks[event.run] = self.bars.add_task(_run_words(event), total=1.0, note="", style="")
         self.remaining.progress(event)
-        note = f"loss {event.loss:.3f}  {_speed(event)}  {_clock(_left(event))} left"
+        note = f"loss {event.loss:.3f}  {_speed(event, self.examples)}  {_clock(_left(event))} left"
         self.bars.update(self.tasks[event.run], completed=event.step / event.steps, note=note)
         self._overall()
 
@@ -122,7 +128,7 @@ class _Bars:
         if (task := self.tasks.pop(event.run, None)) is not None:
             self.bars.remove_task(task)
         self.remaining.end(event)
-        self.bars.console.print(_end_line(event), highlight=False)
+        _print(self.bars.console, _end_line(event))
         self._overall()
 
     def _overall(self) -> None:
@@ -137,8 +143,9 @@ class _Bars:
 class _Lines:
     """A line when something ends, and now and then in between."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, examples: str) -> None:
         self.console = console
+        self.examples = examples
         self.remaining = _Remaining()
         self.last = time.monotonic()
 
@@ -159,8 +166,8 @@ class _Lines:
     def _progress(self, event: RunProgress) -> None:
         self.remaining.progress(event)
         if time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
-            run = f"{event.variant}, seed {event.seed}: step {event.step} of {event.steps}"
-            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event)}{self._left()}")
+            run = f"{_run_words(event)}: step {event.step} of {event.steps}"
+            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event, self.examples)}{self._left()}")
 
     def _left(self) -> str:
         seconds = self.remaining.seconds()
@@ -168,17 +175,31 @@ class _Lines:
 
     def _write(self, line: str) -> None:
         self.last = time.monotonic()
-        self.console.print(line, soft_wrap=True, highlight=False)
+        _print(self.console, line)
+
+
+@final
+class _Name(ProgressColumn):
+    """What a bar is of, to the letter: names of variants may look like markup."""
+
+    def render(self, task: Task) -> Text:
+        """The description in the style of the task."""
+        return Text(task.description, style=task.fields["style"])
 
 
 def _bars(console: Console) -> ProgressBars:
     return ProgressBars(
-        TextColumn("{task.description}"),
+        _Name(table_column=Column(no_wrap=True)),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         console=console,
     )
+
+
+def _print(console: Console, line: str) -> None:
+    """The line to the letter, unbroken."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _phase_line(event: Phase) -> str:
@@ -188,11 +209,15 @@ def _phase_line(event: Phase) -> str:
 
 def _end_line(event: Ended) -> str:
     result = event.status if event.loss is None else f"validation loss {event.loss:.4f}"
-    return f"{event.variant}, seed {event.seed}: {result}"
+    return f"{_run_words(event)}: {result}"
 
 
-def _speed(event: RunProgress) -> str:
-    return f"{event.tokens / event.seconds:,.0f}/s" if event.seconds else ""
+def _run_words(event: RunProgress | Ended) -> str:
+    return f"{event.variant}, seed {event.seed}"
+
+
+def _speed(event: RunProgress, examples: str) -> str:
+    return f"{event.tokens / event.seconds:,.0f} {examples}/s" if event.seconds else f"0 {examples}/s"
 
 
 def _left(event: RunProgress) -> float:

@@ -31,4 +31,4 @@ def report(
         written = write_page(page, folder if out is None else out)
     except (ValueError, OSError) as problem:
         stop(problem)
-    Console().print(f"The page: {written}", soft_wrap=True, highlight=False)
+    Console(markup=False).print(f"The page: {written}", soft_wrap=True, highlight=False)

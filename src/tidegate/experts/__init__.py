@@ -1,6 +1,7 @@
 """Attention as a hierarchical mixture of experts: its decomposition, and what of it can be identified and estimated."""
 
 from tidegate.experts.canonical import HeadMatch, canonicalize, match_heads
+from tidegate.experts.channel_gauge import ChannelGauge, channel_gauge, model_gauge
 from tidegate.experts.decomposition import Decomposition, decompose, with_input_gates
 from tidegate.experts.estimate import METRICS, ExpertExperiment, RateData, run_experiment
 from tidegate.experts.fitting import CellData, Fits, fit_batch
@@ -17,6 +18,7 @@ __all__ = [
     "POSITIONS",
     "Atoms",
     "CellData",
+    "ChannelGauge",
     "Decomposition",
     "Design",
     "ExpertExperiment",
@@ -35,6 +37,7 @@ __all__ = [
     "VoronoiLoss",
     "canonicalize",
     "change_basis",
+    "channel_gauge",
     "decompose",
     "default_design",
     "default_truth",
@@ -44,6 +47,7 @@ __all__ = [
     "gauge_table",
     "head_gauge",
     "match_heads",
+    "model_gauge",
     "predict_gauge",
     "profile_modulus",
     "random_gauge",

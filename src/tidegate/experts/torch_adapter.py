@@ -18,7 +18,7 @@ from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch.attention import GatedAttention
 
-__all__ = ["FoundLayer", "attention_layers", "canonical_model", "layer_jacobian"]
+__all__ = ["FoundLayer", "attention_inputs", "attention_layers", "canonical_model", "layer_jacobian"]
 
 _CHUNK = 256
 """Directions taken at once: memory grows with it."""
@@ -95,6 +95,32 @@ def canonical_model(model: Any) -> Any:
         for name, view in layer.arrays.parameters().items():
             view.copy_(torch.tensor(canonical[name]))
     return result
+
+
+@torch.no_grad()
+def attention_inputs(model: Any, tokens: Any) -> list[tuple[str, AttentionArrays, Floats]]:
+    """Name, arrays and input (B, T, M) of every attention layer of ours, as the model reads the tokens."""
+    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, GatedAttention)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no GatedAttention layer, whose whole function would be known.")
+    inputs: dict[str, Tensor] = {}
+
+    def keep_as(name: str) -> Any:
+        def keep(_module: object, given: tuple[Tensor, ...]) -> None:
+            inputs[name] = given[0].clone()
+
+        return keep
+
+    hooks = [layer.register_forward_pre_hook(keep_as(name)) for name, layer in layers]
+    training = model.training
+    try:
+        model.eval()
+        model(tokens)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return [(name, layer.arrays(), inputs[name].double().cpu().numpy()) for name, layer in layers]
 
 
 @lru_cache(maxsize=1)

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate.flax.attention import AttentionConfig, Params, gated_attention, init_attention
+from tidegate.flax.attention import AttentionConfig, Params, attention_arrays, gated_attention, init_attention
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.precision import cast_params
 from tidegate.flax.trace import trace_gates
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
 from tidegate.gates import GateLike
+from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
 __all__ = ["NNX_NAMES", "GatedAttention"]
@@ -214,6 +215,13 @@ class GatedAttention(SwitchedModule):
         y, cache = y
         self._keep(cache)
         return y
+
+    def arrays(self, *, is_causal: bool = True) -> AttentionArrays:
+        """The layer as plain arrays, for the mathematics in `tidegate.experts` and `tidegate.geometry`.
+
+        is_causal : whether a query sees no later position, which here is said at each call
+        """
+        return attention_arrays(plain_params(self), self.config, causal=is_causal)
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
         """An empty cache for decoding.

@@ -12,9 +12,22 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["checkpoint_path", "forget_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
+
+
+def checkpoint_path(folder: Path, run: str) -> Path:
+    """Where the checkpoint of a run lies."""
+    return folder / f"{run}.safetensors"
+
+
+def forget_checkpoint(folder: Path, run: str) -> None:
+    """Remove a run's checkpoint, what a kill in the middle of saving has left, and the folder if it is empty."""
+    for file in folder.glob(f"{run}.*"):
+        file.unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tidegate.lab.checkpoint import forget_checkpoint
 from tidegate.lab.cost import measure_costs
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Ended, Event, Phase
@@ -42,6 +44,8 @@ class Request:
     """Tokens, or images, that the control is trained on; None takes the preset's."""
     match: Match = "tokens"
     tune_lr: bool = False
+    device: str = "cpu"
+    """Where models are trained, as PyTorch names it."""
     margin: float = 0.005
     """Differences below this share of the control's loss do not matter."""
     command: str = ""
@@ -54,8 +58,13 @@ class Request:
             raise ValueError(f"--seeds must be at least 1; got {self.num_seeds}. Three are needed for a verdict.")
         if self.budget is not None and self.budget < 1:
             raise ValueError(f"--tokens must be at least 1; got {self.budget}.")
-        if self.margin < 0:
-            raise ValueError(f"--margin must not be negative; got {self.margin}.")
+        if not 0 <= self.margin < math.inf:
+            raise ValueError(f"--margin must be a finite number of at least 0; got {self.margin}.")
+        if len(self.variants) < 2:
+            raise ValueError("A comparison needs at least two variants, the control first.")
+        if self.tune_lr and (own := [variant.name for variant in self.variants if "lr" in variant.overrides]):
+            raise ValueError(f"--tune-lr chooses learning rates that {', '.join(own)} has set. Leave one of them out.")
+        _require_design(self.study)
 
     @property
     def control(self) -> Variant:
@@ -74,14 +83,27 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     A second call with the same request goes on where the first stopped. A `ValueError` says that the folder holds
     another comparison; `Failed` that runs ended with an error, after all others were done.
     """
-    plan = plan_of(request)
     base = base_runs(request)
+    plan = plan_of(request, base)
     file = RecordFile(records_path(folder))
     _require_same(file.read(), plan, folder)
     folder.mkdir(parents=True, exist_ok=True)
+    with file.locked():
+        return _compare(request, base, plan, file, executor=executor, tell=tell)
+
+
+def _compare(
+    request: Request,
+    base: dict[str, Run],
+    plan: Plan,
+    file: RecordFile,
+    *,
+    executor: Executor,
+    tell: Callable[[Event], None],
+) -> list[Line]:
     if not file.read():
         file.append(plan)
-    work = _Work(file=file, checkpoints=folder / CHECKPOINTS, executor=executor, tell=tell)
+    work = _Work(file=file, checkpoints=file.path.absolute().parent / CHECKPOINTS, executor=executor, tell=tell)
     costs = _costs(base, plan, work)
     if request.tune_lr:
         base = _tuned(request, base, work)
@@ -90,16 +112,14 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     return file.read()
 
 
-def plan_of(request: Request) -> Plan:
+def plan_of(request: Request, base: dict[str, Run]) -> Plan:
     """The first line of the records: all that decides numbers, and how to ask for it again."""
     data = request.task.load()
     variants = tuple(variant.plan() for variant in request.variants)
     decisive: dict[str, Any] = {
         "variants": [asdict(variant) for variant in variants],
-        "task": request.task.to_dict(location=False),
-        "preset": request.preset,
+        "base": [run.id for run in base.values()],
         "num_seeds": request.num_seeds,
-        "budget": request.budget,
         "match": request.match,
         "tune_lr": request.tune_lr,
         "margin": request.margin,
@@ -110,12 +130,12 @@ def plan_of(request: Request) -> Plan:
         variants=variants,
         control=request.control.name,
         num_seeds=request.num_seeds,
-        match=request.match,
+        match="study" if request.study else request.match,
         margin=request.margin,
         tuned_lr=request.tune_lr,
         task=data.facts,
         description=data.description,
-        preset=request.preset,
+        preset="study" if request.study else request.preset,
         budget=request.budget or PRESETS[request.task.kind][request.preset].budget,
         request=content_hash(decisive),
         environment=environment(),
@@ -135,7 +155,7 @@ def base_runs(request: Request) -> dict[str, Run]:
             seed=variant.first_seed,
             model=preset.model(request.task, data, variant.gates),
             task=request.task,
-            training=replace(training, **variant.overrides),
+            training=replace(training, device=request.device, **variant.overrides),
         )
         for variant in request.variants
     }
@@ -143,6 +163,17 @@ def base_runs(request: Request) -> dict[str, Run]:
         target = num_parameters(runs[request.control.name].model)
         runs = {name: replace(run, model=matched_parameters(run.model, target)) for name, run in runs.items()}
     return runs
+
+
+def _require_design(runs: Sequence[Run]) -> None:
+    """A study's runs are of one task, each once, and as many of each variant, in blocks counted from 0."""
+    blocks: dict[str, list[int]] = {}
+    for run in runs:
+        blocks.setdefault(run.variant, []).append(run.block)
+    if any(sorted(own) != list(range(len(runs) // len(blocks))) for own in blocks.values()):
+        raise ValueError(f"A study has one run of each variant in each block, blocks counted from 0; got {blocks}.")
+    if len({run.task for run in runs}) > 1 or any(run.role != "comparison" for run in runs):
+        raise ValueError("A study's runs are of one task, and all have the role 'comparison'.")
 
 
 def _designed(request: Request, base: dict[str, Run], costs: Costs) -> list[Run]:
@@ -175,6 +206,8 @@ class _Work:
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.file.append(record)
+            # Not before: until the record is on the disk, the checkpoint is all that there is of the run.
+            forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
             self.tell(
                 Ended(
@@ -185,8 +218,6 @@ class _Work:
                     loss=record.loss,
                 )
             )
-        if self.checkpoints.exists() and not any(self.checkpoints.iterdir()):
-            self.checkpoints.rmdir()
         if failed:
             names = ", ".join(f"{record.run['variant']} (seed {record.run['seed']})" for record in failed)
             last = failed[-1].error.strip().splitlines()[-1]

@@ -22,7 +22,7 @@ from tidegate.lab.panels import (
     Table,
     Verdicts,
 )
-from tidegate.lab.records import Line
+from tidegate.lab.records import Line, Record
 from tidegate.lab.summary import Summary, VariantSummary, summarise
 from tidegate.lab.verdicts import rule_text
 
@@ -64,16 +64,17 @@ def _sections(summary: Summary) -> Iterator[Section]:
         )
         yield Section(title="What the gates do", lead=lead, panels=panels)
     if (length := length_panel(summary)) is not None:
-        lead = "Held-out text in windows four times as long as those of the training."
+        lead = _LONG_EXAMPLES[summary.plan.task["kind"]]
         yield Section(title="Beyond the training length", lead=lead, panels=(length,))
     yield Section(title="Caution", panels=(_caution(summary),))
     yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
 
 
 def _summary_words(summary: Summary) -> str:
-    plan, record = summary.plan, summary.control.records[0]
+    plan, record = summary.plan, _longest(summary.control)
+    seeds = "one seed" if plan.num_seeds == 1 else f"{plan.num_seeds} seeds"
     return (
-        f"{len(plan.variants)} variants, {plan.num_seeds} seeds each, equal in {_MATCHED[plan.match]}. "
+        f"{len(plan.variants)} variants, {seeds} each, equal in {_MATCHED[plan.match]}. "
         f"The control, {plan.control}, has {record.num_parameters:,} parameters and saw "
         f"{record.tokens:,} {summary.examples}. {plan.description}"
     )
@@ -84,7 +85,15 @@ _MATCHED = {
     "params": "parameters and examples",
     "flops": "training FLOPs",
     "time": "training time",
+    "study": "what their study says",
 }
+
+_LONG_EXAMPLES = {
+    "lm": "Held-out data in windows four times as long as those of the training.",
+    "recall": "Examples with four times as many pairs and queries as those of the training. Nothing is asked before "
+    "the last pair, so that every answer is given beyond the training length.",
+}
+"""What the loss by position was measured on, by the kind of the task."""
 
 
 def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
@@ -147,7 +156,7 @@ def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     result, cost = variant.result, variant.cost
     own, control = variant.num_parameters, summary.control.num_parameters
     yield from (variant.name, result.verdict, own, 100 * (own / control - 1))
-    yield max(record.flops for record in variant.records) / 1e12
+    yield _longest(variant).flops / 1e12
     yield from (result.mean, result.sd)
     if summary.metric is not None:
         yield from variant.metric(summary.metric) or (None, None)
@@ -155,8 +164,7 @@ def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     if cost is None:
         yield from [None] * 5
         return
-    scale = 1 if summary.examples == "tokens" else 1 / variant.records[0].run["task"].get("length", 1)
-    yield from (round(cost.tokens_per_second * scale), cost.time_ratio)
+    yield from (round(cost.tokens_per_second), cost.time_ratio)
     yield None if cost.peak_bytes is None else cost.peak_bytes / 2**20
     yield from (cost.decode_milliseconds, cost.cache_bytes_per_token)
 
@@ -186,7 +194,7 @@ def _tuning_panels(summary: Summary) -> Iterator[Panel]:
         for variant in summary.variants
     )
     columns = (Column(title="variant"), *(Column(title=f"lr {rate:g}", unit="nats", digits=4) for rate in rates))
-    note = "Short runs on seeds of their own; the lowest of each row was chosen. Empty: a run diverged."
+    note = "Short runs on seeds of their own; the lowest of each row was chosen. Empty: not tried, or a run diverged."
     yield Table(title="Learning rates tried", columns=columns, rows=rows, note=note)
 
 
@@ -196,16 +204,35 @@ def _mean_or_none(losses: Sequence[float | None]) -> float | None:
 
 
 def _caution(summary: Summary) -> Prose:
-    record = summary.control.records[0]
-    return Prose(
-        caution=True,
-        paragraphs=(
+    """A warning of one size, or of sizes that differ between variants; the records say which."""
+    sizes = {_size(record) for variant in summary.variants for record in variant.records}
+    record = _longest(summary.control)
+    if len(sizes) == 1:
+        words = (
             f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} {summary.examples}. "
             "Differences between gates have been seen to shrink, and to change sign, from one size to the next. Run "
-            "another `--preset`, and more `--tokens`, before you build on this.",
-            "A verdict speaks of this data, this size and these training options, and of nothing else.",
-        ),
-    )
+            "another `--preset`, and more `--tokens`, before you build on this."
+        )
+    else:
+        listed = "; ".join(f"{layers} layers of width {width}" for width, layers in sorted(sizes))
+        words = (
+            f"{len(sizes)} sizes were run: {listed}. Between variants of different sizes the gate is not all that "
+            "differs: compare those of one size with each other."
+        )
+    scope = "this size" if len(sizes) == 1 else "these sizes"
+    last = f"A verdict speaks of this data, {scope} and these training options, and of nothing else."
+    return Prose(caution=True, paragraphs=(words, last))
+
+
+def _size(record: Record) -> tuple[int, int]:
+    """Width and depth; matching the number of parameters leaves both as they are."""
+    model = record.run["model"]
+    return model["d_model"], model["num_layers"]
+
+
+def _longest(variant: VariantSummary) -> Record:
+    """The run that went farthest: one that diverged stopped early."""
+    return max(variant.records, key=lambda record: record.tokens)
 
 
 def _reproduction(summary: Summary) -> Iterator[Panel]:

@@ -18,6 +18,7 @@ from tidegate.lab.environment import environment
 from tidegate.lab.models import build_model
 from tidegate.lab.records import Cost, Costs
 from tidegate.lab.run import Run
+from tidegate.lab.tasks.task import Batch
 from tidegate.lab.train import make_optimizer, train_step
 from tidegate.torch.decoder import TransformerLM
 
@@ -65,21 +66,23 @@ def _cost(
 
 
 def _step(run: Run) -> Callable[[], object]:
-    model = build_model(run.model, seed=run.seed)
+    device = run.training.device
+    model = build_model(run.model, seed=run.seed).to(device)
     optimizer = make_optimizer(model, run)
-    batch = run.task.load().batch(seed=run.seed, step=0, size=run.training.batch_size)
+    inputs, targets = run.task.load().batch(seed=run.seed, step=0, size=run.training.batch_size)
+    batch = Batch(inputs.to(device), targets.to(device))
     return lambda: train_step(model, optimizer, batch, run, 0)
 
 
 def _decoding_step(run: Run) -> Callable[[], object] | None:
     """The last token of a context of the training length, with a cache; None for models that do not generate."""
-    model = build_model(run.model, seed=run.seed).eval()
+    model = build_model(run.model, seed=run.seed).to(run.training.device).eval()
     if not isinstance(model, TransformerLM):
         return None
     # A table of learned positions has none beyond the training length.
     length = max(1, run.task.length - 1)
     caches = model.new_caches(length + 1)
-    tokens = torch.zeros(1, length, dtype=torch.int64)
+    tokens = torch.zeros(1, length, dtype=torch.int64, device=run.training.device)
     with torch.no_grad():
         model(tokens, caches=caches, num_logits=1)
 

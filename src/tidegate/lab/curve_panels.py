@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -47,17 +48,17 @@ def difference_panel(summary: Summary) -> Lines:
         pairs = _finished_pairs(variant, summary.control)
         if variant.name == summary.plan.control or not pairs:
             continue
-        columns = list(zip(*(_differences(own, other) for own, other in pairs), strict=False))
-        intervals = [t_interval(column) if len(column) > 1 else None for column in columns]
+        columns = _known_columns([_differences(own, other) for own, other in pairs])
+        intervals = [t_interval(column) if len(column) > 1 else (None, None) for column in columns]
         share = tuple(100 * point.tokens / pairs[0][0].tokens for point in pairs[0][0].curve)[: len(columns)]
         series.append(
             Series(
                 label=variant.name,
                 group=variant.name,
                 x=share,
-                y=tuple(fmean(column) for column in columns),
-                low=tuple(interval and interval[0] for interval in intervals) if all(intervals) else None,
-                high=tuple(interval and interval[1] for interval in intervals) if all(intervals) else None,
+                y=tuple(fmean(column) if column else None for column in columns),
+                low=tuple(low for low, _ in intervals) if len(pairs) > 1 else None,
+                high=tuple(high for _, high in intervals) if len(pairs) > 1 else None,
             )
         )
     return Lines(
@@ -80,13 +81,10 @@ def length_panel(summary: Summary) -> Lines | None:
         lambda r: tuple(position for position, _ in r.loss_by_position),
         lambda r: tuple(loss for _, loss in r.loss_by_position),
     )
-    bold = [line for line in series if not line.faint]
-    rises = {line.label: _rise(line, length) for line in bold}
-    words = ", ".join(f"{name} {rise:+.3f}" for name, rise in rises.items() if rise is not None)
+    title, what = _beyond(series, length)
     return Lines(
-        title=f"Beyond the training length of {length} tokens the loss changes by (nats): {words}",
-        alternative=f"Loss by position up to {4 * length}. Change from the second half of the training length to the "
-        f"positions beyond it, in nats: {words}.",
+        title=title,
+        alternative=f"Loss by position up to {4 * length}. {what}",
         x_label="position (tokens)",
         y_label="loss at that position (nats)",
         series=series,
@@ -106,15 +104,19 @@ def seeds_and_mean(
             if xs := x(record):
                 series.append(Series(label=label, group=variant.name, x=xs, y=tuple(y(record)), faint=True))
     for variant in summary.variants:
-        if variant.finished:
-            xs, ys = (_means([function(record) for record in variant.finished]) for function in (x, y))
+        if drawn := [record for record in variant.finished if x(record)]:
+            xs, ys = (_means([function(record) for record in drawn]) for function in (x, y))
             series.append(Series(label=variant.name, group=variant.name, x=xs, y=ys))
     return tuple(series)
 
 
 def _means(rows: Sequence[Sequence[float | None]]) -> Numbers:
-    columns = zip(*rows, strict=False)
-    return tuple(fmean(known) if (known := [v for v in column if v is not None]) else None for column in columns)
+    return tuple(fmean(column) if column else None for column in _known_columns(rows))
+
+
+def _known_columns(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Column by column what is known, as far as the shortest row goes; a column of gaps is empty."""
+    return [[value for value in column if value is not None] for column in zip(*rows, strict=False)]
 
 
 def _finished_pairs(variant: VariantSummary, control: VariantSummary) -> list[tuple[Record, Record]]:
@@ -122,17 +124,33 @@ def _finished_pairs(variant: VariantSummary, control: VariantSummary) -> list[tu
     return [(own, other) for own, other in pairs if own.status == other.status == "finished"]
 
 
-def _differences(record: Record, control: Record) -> list[float]:
+def _differences(record: Record, control: Record) -> Numbers:
+    """One a point of the curves; None where either has no number."""
     points = zip(record.curve, control.curve, strict=False)
-    return [own.loss - other.loss for own, other in points if own.loss is not None and other.loss is not None]
+    return tuple(None if own.loss is None or other.loss is None else own.loss - other.loss for own, other in points)
 
 
-def _rise(line: Series, length: int) -> float | None:
-    """Mean loss beyond the training length minus that in its second half."""
-    pairs = [(x, y) for x, y in zip(line.x, line.y, strict=True) if x is not None and y is not None]
-    inside = [y for x, y in pairs if length / 2 <= x <= length]
-    beyond = [y for x, y in pairs if x > length]
-    return fmean(beyond) - fmean(inside) if inside and beyond else None
+def _beyond(series: Sequence[Series], length: int) -> tuple[str, str]:
+    """What becomes of the loss beyond the training length, as a title and as a sentence.
+
+    Tasks that ask nothing within the training length have a loss there, and no change to it.
+    """
+    bold = [line for line in series if not line.faint]
+    beyond = {line.label: fmean(ys) for line in bold if (ys := _between(line, length, math.inf))}
+    inside = {line.label: fmean(ys) for line in bold if (ys := _between(line, length / 2, length))}
+    place = f"Beyond the training length of {length} tokens"
+    if changes := ", ".join(f"{name} {beyond[name] - inside[name]:+.3f}" for name in beyond if name in inside):
+        what = "Change from the second half of the training length to the positions beyond it, in nats"
+        return f"{place} the loss changes by (nats): {changes}", f"{what}: {changes}."
+    if means := ", ".join(f"{name} {loss:.3f}" for name, loss in beyond.items()):
+        return f"{place} the loss is on average (nats): {means}", f"Means beyond the training length, in nats: {means}."
+    return "Nothing was measured beyond the training length", "No position lies beyond the training length."
+
+
+def _between(line: Series, low: float, high: float) -> list[float]:
+    """The numbers of a line above `low` and up to `high`."""
+    pairs = zip(line.x, line.y, strict=True)
+    return [y for x, y in pairs if x is not None and y is not None and low < x <= high]
 
 
 def _loss_title(summary: Summary) -> str:
@@ -141,12 +159,14 @@ def _loss_title(summary: Summary) -> str:
         return "No variant reached the end of its training"
     lowest, highest = min(means.values()), max(means.values())
     best = min(means, key=lambda name: means[name])
+    if len(means) == 1:
+        return f"Only {best} reached the end of its training, at {lowest:.3f} nats"
     return f"The variants end within {highest - lowest:.3f} nats of one another; {best} ends lowest, at {lowest:.3f}"
 
 
 def _ends_in_words(summary: Summary, what: str) -> str:
     ends = ", ".join(f"{v.name} {v.result.mean:.4f}" for v in summary.variants if v.result.mean is not None)
-    return f"{what}. Means at the end, in nats: {ends}."
+    return f"{what}. Means at the end, in nats: {ends or 'no numbers'}."
 
 
 def _difference_in_words(summary: Summary) -> str:

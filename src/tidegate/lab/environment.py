@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 __all__ = ["environment"]
@@ -18,10 +20,21 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         **versions,
+        "source": _source(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": str(os.cpu_count()),
     }
+
+
+@cache
+def _source() -> str:
+    """A hash of this package's own code: a version alone does not tell two states of a working copy apart."""
+    root = Path(__file__).parents[1]
+    content = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        content.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return content.hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
@@ -11,12 +10,13 @@ from tidegate.lab.panels import Check, Checks
 from tidegate.lab.records import Record
 from tidegate.lab.summary import Summary, VariantSummary
 
-__all__ = ["fairness_checks"]
+__all__ = ["TOKENS_PER_PARAMETER", "fairness_checks"]
 
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
 _LATE_GAIN = 0.05
-_TOKENS_PER_PARAMETER = 5
+TOKENS_PER_PARAMETER = 5
+"""A model that saw fewer is called under-trained."""
 _EPOCHS = 4
 
 
@@ -46,7 +46,7 @@ def _equal_conditions(summary: Summary) -> Iterator[Check]:
     )
     held_out = summary.plan.task.get("held_out")
     if held_out:
-        yield Check(name="Held-out data", state="holds", detail=f"{held_out}; no training example comes from there")
+        yield Check(name="Held-out data", state="note", detail=f"{held_out}; no training example comes from there")
 
 
 def _shared(summary: Summary) -> Iterator[Check]:
@@ -76,15 +76,24 @@ def _shared(summary: Summary) -> Iterator[Check]:
 
 def _budgets(summary: Summary) -> Iterator[Check]:
     match = summary.plan.match
-    yield _budget(summary.examples.capitalize(), lambda r: r.tokens, summary, match == "tokens", 0.0)
+    yield _budget(summary.examples.capitalize(), _planned, summary, match == "tokens", 0.0)
     yield _budget("Parameters", lambda r: r.num_parameters, summary, match == "params", _PARAMETER_SHARE)
-    yield _budget("Training FLOPs", lambda r: r.flops, summary, match == "flops", _FLOPS_SHARE)
+    yield _budget("Training FLOPs", _planned_flops, summary, match == "flops", _FLOPS_SHARE)
     if match == "time":
         detail = (
             "steps were set from a measurement of speed before the runs, which no second measurement repeats exactly: "
             "this comparison is the one kind that cannot be reproduced bit by bit"
         )
         yield Check(name="Time", state="note", detail=detail)
+
+
+def _planned(record: Record) -> float:
+    """Examples that a run was to see: one that diverged saw fewer."""
+    return record.run["training"]["steps"] * record.run["training"]["batch_size"]
+
+
+def _planned_flops(record: Record) -> float:
+    return _planned(record) * record.flops / record.tokens if record.tokens else 0.0
 
 
 def _budget(name: str, figure: Callable[[Record], float], summary: Summary, matched: bool, tolerance: float) -> Check:
@@ -110,14 +119,13 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
     control = summary.control
     if not control.finished:
         return
-    loss, chance = fmean(_losses(control)), math.log(summary.plan.task.get("vocab_size", 1) or 1)
-    if chance > 0:
-        yield _check(
-            "Better than guessing",
-            loss < 0.9 * chance,
-            f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a uniform guess, {chance:.3f}",
-            f"the control's loss {loss:.3f} is near that of a uniform guess, {chance:.3f}: under-trained",
-        )
+    loss, chance = fmean(_losses(control)), summary.plan.task["chance_loss"]
+    yield _check(
+        "Better than guessing",
+        loss < 0.9 * chance,
+        f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}",
+        f"the control's loss {loss:.3f} is near that of a blind guess, {chance:.3f}: under-trained",
+    )
     yield _late_gain(control)
     yield from _amounts(summary)
 
@@ -135,8 +143,8 @@ def _late_gain(control: VariantSummary) -> Check:
     gain = fmean(gains)
     falling = gain > _LATE_GAIN
     detail = f"in the last fifth of its training the control's loss still fell by {gain:.1%}"
-    advice = "; what differs now may not differ later: train for longer" if falling else ""
-    return Check(name="Trained to a plateau", state="warning" if falling else "holds", detail=detail + advice)
+    advice = ": under-trained; what differs now may not differ later" if falling else ""
+    return Check(name="Trained to a plateau", state="violated" if falling else "holds", detail=detail + advice)
 
 
 def _amounts(summary: Summary) -> Iterator[Check]:
@@ -145,10 +153,10 @@ def _amounts(summary: Summary) -> Iterator[Check]:
         ratio = record.tokens / record.num_parameters
         yield Check(
             name="Tokens for each parameter",
-            state="holds" if ratio >= _TOKENS_PER_PARAMETER else "warning",
-            detail=f"{ratio:.1f}" + ("" if ratio >= _TOKENS_PER_PARAMETER else ": few, train for longer"),
+            state="holds" if ratio >= TOKENS_PER_PARAMETER else "violated",
+            detail=f"{ratio:.1f}" + ("" if ratio >= TOKENS_PER_PARAMETER else ": under-trained, train for longer"),
         )
-    if available := summary.plan.task.get("num_training_tokens"):
+    if available := summary.plan.task["num_training_examples"]:
         epochs = record.tokens / available
         yield Check(
             name="Passes over the data",
@@ -167,7 +175,11 @@ def _settings(summary: Summary) -> Iterator[Check]:
     rates = {variant.name: variant.records[0].run["training"]["lr"] for variant in summary.variants}
     words = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     if summary.plan.tuned_lr:
-        yield Check(name="Learning rates tuned", state="holds", detail=f"one grid, other seeds; chosen: {words}")
+        tried = [record.run["training"]["lr"] for record in summary.tuning]
+        ends = [name for name, rate in rates.items() if tried and rate in (min(tried), max(tried))]
+        advice = f"; {_listed(ends)} at an end of the grid: a better one may lie beyond" if ends else ""
+        detail = f"one grid, other seeds; chosen: {words}{advice}"
+        yield Check(name="Learning rates tuned", state="warning" if ends else "holds", detail=detail)
     else:
         detail = f"{words}; --tune-lr gives each variant its best from one grid"
         yield Check(name="Learning rates not tuned", state="note", detail=detail)

@@ -26,7 +26,8 @@ def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
     if gates:
         panels += [Views(title="Gates by layer and head", views=tuple(gates)), _specialisation(observed)]
     panels.append(Views(title="Attention by layer and head", views=tuple(_attention_maps(observed))))
-    panels.append(Views(title="In the course of the training", views=tuple(_courses(summary))))
+    drawn = tuple(view for view in _courses(summary) if view is not None)
+    panels.append(Views(title="In the course of the training", views=drawn))
     return tuple(panels)
 
 
@@ -61,7 +62,7 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
         yield View(label=name, panel=_maps(f"{title}, means over heads: {means}", name, maps))
 
 
-def _courses(summary: Summary) -> Iterator[View]:
+def _courses(summary: Summary) -> Iterator[View | None]:
     figures: list[tuple[str, str, Callable[[Observation], float]]] = [
         ("sink mass", "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
         ("sink impact", "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
@@ -99,13 +100,17 @@ def _course(
     label: str,
     x: Callable[[Record], list[float]],
     y: Callable[[Record], list[float | None]],
-) -> View:
+) -> View | None:
+    """One figure of every run; None if no run has it, as where nothing is gated."""
     series = tuple(
         line
         for line in seeds_and_mean(summary, lambda record: tuple(x(record)), y)
         if any(value is not None for value in line.y)
     )
-    ends = ", ".join(f"{line.label} {line.y[-1]:.3g}" for line in series if not line.faint and line.y[-1] is not None)
+    if not series:
+        return None
+    last = (f"{line.label} {line.y[-1]:.3g}" for line in series if not line.faint and line.y[-1] is not None)
+    ends = ", ".join(last) or "no run came there"
     return View(
         label=name,
         panel=Lines(

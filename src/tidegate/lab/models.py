@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -15,9 +15,22 @@ from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 
-__all__ = ["Evaluation", "Model", "batch_loss", "build_model", "evaluate", "task_metrics", "training_flops"]
+__all__ = [
+    "Evaluation",
+    "Model",
+    "batch_loss",
+    "build_model",
+    "evaluate",
+    "row_parts",
+    "task_metrics",
+    "training_flops",
+]
 
 Model: TypeAlias = TransformerLM | VisionTransformer
+
+_LOGIT_BYTES = 1 << 28
+"""As much as the logits of one forward pass without gradients may take."""
+_FLOAT_BYTES = 4
 
 
 class Evaluation(NamedTuple):
@@ -44,15 +57,27 @@ def batch_loss(model: Model, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=NO_TARGET)
 
 
+def row_parts(model: Model, batch: Batch) -> Iterator[Batch]:
+    """The batch by rows, so that the logits of a part stay small, but for a row that is larger alone.
+
+    A batch that fits is one part: what comes of it does not depend on the limit.
+    """
+    config = model.config
+    num_outputs = config.vocab_size if isinstance(config, TransformerConfig) else config.num_classes
+    row_bytes = batch.targets[0].numel() * num_outputs * _FLOAT_BYTES
+    rows = max(_LOGIT_BYTES // row_bytes, 1)
+    return map(Batch, batch.inputs.split(rows), batch.targets.split(rows))
+
+
 @torch.no_grad()
 def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
     """Loss and accuracy over all targets, each counting the same."""
     loss, correct, count = 0.0, 0, 0
     model.eval()
-    for batch in batches:
-        logits = model(batch.inputs)
+    for part in (part for batch in batches for part in row_parts(model, batch)):
+        logits = model(part.inputs)
         assert isinstance(logits, Tensor)
-        targets = batch.targets
+        targets = part.targets
         loss += F.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
         ).item()

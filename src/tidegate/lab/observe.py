@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.lab.models import Model
+from tidegate.lab.models import Model, row_parts
 from tidegate.lab.records import GateObservation, Observation
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.torch.attention import AttentionTrace
@@ -60,14 +60,20 @@ def observe(model: Model, batch: Batch, *, tokens: int) -> Observation | None:
 def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], ...]:
     """The mean loss of each of some stretches of positions, by the middle of the stretch, where it is finite."""
     model.eval()
-    logits = model(batch.inputs)
+    losses = torch.cat([_losses(model, part) for part in row_parts(model, batch)])
     model.train()
-    losses = F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
     counted = batch.targets != NO_TARGET
     stretches = torch.arange(losses.shape[1]).chunk(_NUM_STRETCHES)
     means = [float(losses[:, positions].sum() / counted[:, positions].sum()) for positions in stretches]
     middles = [float(positions.double().mean()) + 1 for positions in stretches]
     return tuple((middle, mean) for middle, mean in zip(middles, means, strict=True) if math.isfinite(mean))
+
+
+def _losses(model: Model, batch: Batch) -> Tensor:
+    """(B, T), 0 where there is no target."""
+    logits = model(batch.inputs)
+    assert isinstance(logits, Tensor)
+    return F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Preset:
 PRESETS: dict[TaskKind, dict[PresetName, Preset]] = {
     "lm": {
         # About 0.18, 1.0 and 14 million parameters with bytes as tokens.
-        "tiny": Preset(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16, budget=1_802_240, lr=3e-3),
+        "tiny": Preset(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16, budget=1_638_400, lr=3e-3),
         "small": Preset(d_model=144, num_layers=4, num_heads=6, length=256, batch_size=16, budget=20_971_520, lr=3e-3),
         "base": Preset(d_model=384, num_layers=8, num_heads=6, length=512, batch_size=32, budget=301_989_888, lr=1e-3),
     },

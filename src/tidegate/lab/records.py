@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,7 +26,8 @@ __all__ = [
     "VariantPlan",
 ]
 
-Match: TypeAlias = Literal["tokens", "params", "flops", "time"]
+Match: TypeAlias = Literal["tokens", "params", "flops", "time", "study"]
+"""What is made equal; a study makes its own runs."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]
 
 
@@ -171,7 +175,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one variant costs, measured beside the others after the runs."""
+    """What one variant costs, measured beside the others before the runs."""
 
     variant: str
     tokens_per_second: float
@@ -212,7 +216,26 @@ class RecordFile:
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]
-        return [read_as(Line, json.loads(line)) for line in lines]
+        return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep other processes from working on the same file; a `ValueError` says that one does already."""
+        with self.path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                folder = self.path.parent
+                raise ValueError(
+                    f"Another command is at work in {folder}. Wait for it, or choose another --out."
+                ) from None
+            yield
+
+    def _parsed(self, number: int, line: bytes) -> Line:
+        try:
+            return read_as(Line, json.loads(line))
+        except (ValueError, TypeError) as problem:
+            raise ValueError(f"{self.path}, line {number}, is no record of this version: {problem}") from None
 
     def append(self, line: Line) -> None:
         """Add a line, and see it safely on the disk."""

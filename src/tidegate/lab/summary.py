@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
 from typing import Any
 
 from tidegate.lab.records import Cost, Costs, Line, Plan, Record
-from tidegate.lab.statistics import compare_to_control
+from tidegate.lab.statistics import compare_to_control, mean_and_sd
 from tidegate.lab.verdicts import Comparison, VariantResult
 
 __all__ = ["Summary", "VariantSummary", "summarise"]
@@ -31,14 +30,24 @@ class VariantSummary:
         return self.records[0].num_parameters
 
     @property
+    def flops(self) -> float:
+        """Of the training of the run that went farthest: one that diverged stopped early."""
+        return max(record.flops for record in self.records)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens, or images, that the run that went farthest saw."""
+        return max(record.tokens for record in self.records)
+
+    @property
     def finished(self) -> tuple[Record, ...]:
         """The runs that ended in a number."""
         return tuple(record for record in self.records if record.status == "finished")
 
-    def metric(self, name: str) -> tuple[float, float] | None:
+    def metric(self, name: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation of what the task reports besides the loss; None where it does not."""
         values = [record.metrics[name] for record in self.finished if name in record.metrics]
-        return (fmean(values), stdev(values) if len(values) > 1 else 0.0) if values else None
+        return mean_and_sd(values) if values else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +87,8 @@ class Summary:
                     "gate": variant.gate,
                     "num_parameters": variant.num_parameters,
                     "num_gate_parameters": variant.records[0].num_gate_parameters,
-                    "training_flops": variant.records[0].flops,
-                    "tokens": variant.records[0].tokens,
+                    "training_flops": variant.flops,
+                    "tokens": variant.tokens,
                     "losses": [record.loss for record in variant.records],
                     **{name: mean[0] for name in _METRICS if (mean := variant.metric(name)) is not None},
                     "cost": None if variant.cost is None else asdict(variant.cost),
@@ -126,7 +135,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
             )
             for variant in plan.variants
         ),
-        tuning=tuple(record for record in runs if record.run["role"] == "tuning"),
+        tuning=tuple(sorted((r for r in runs if r.run["role"] == "tuning"), key=lambda r: r.id)),
     )
 
 

@@ -16,18 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from tidegate.lab.allocator import keep_freed_memory
-from tidegate.lab.checkpoint import load_checkpoint, save_checkpoint
+from tidegate.lab.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
+from tidegate.lab.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.jsonable import read_as
 from tidegate.lab.models import Evaluation, Model, batch_loss, build_model, evaluate, task_metrics, training_flops
 from tidegate.lab.observe import loss_by_position, observe
 from tidegate.lab.records import Observation, Point, Record, Timing
 from tidegate.lab.run import Run
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.torch.gate import AttentionGate, gate_parameters
+from tidegate.torch.gate import gate_parameters
 
 __all__ = ["Surroundings", "execute_run", "make_optimizer", "train_step"]
+
+
+_LOST = 1.5
+"""A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +116,7 @@ class _Trainer:
         self.data: TaskData = run.task.load()
         self.device = torch.device(run.training.device)
         self.model = build_model(run.model, seed=run.seed)
-        self.weights = _weight_fingerprints(self.model)
+        self.weights = weight_fingerprints(self.model)
         self.model.to(self.device)
         self.has_gates = any(True for _ in gate_parameters(self.model))
         self.optimizer = make_optimizer(self.model, run)
@@ -119,19 +124,14 @@ class _Trainer:
         self.tokens_per_step = run.training.batch_size * run.task.length
         self.validation = [self._placed(batch) for batch in self.data.validation()]
         folder = surroundings.folder
-        self.checkpoint = None if folder is None else folder / f"{run.id}.safetensors"
+        self.checkpoint = None if folder is None else checkpoint_path(folder, run.id)
         self.state = self._resumed()
         self.evaluation: Evaluation | None = None
 
     def record(self) -> Record:
         """Train to the end, or to divergence, and say what came of it."""
         diverged = self._train()
-        record = self._diverged(diverged) if diverged else self._finished()
-        if self.checkpoint is not None:
-            # Also what a kill in the middle of saving has left.
-            for file in self.checkpoint.parent.glob(f"{self.run.id}.*"):
-                file.unlink(missing_ok=True)
-        return record
+        return self._diverged(diverged) if diverged else self._finished()
 
     def _resumed(self) -> _State:
         state = None if self.checkpoint is None else load_checkpoint(self.checkpoint, self.model, self.optimizer)
@@ -152,7 +152,7 @@ class _Trainer:
                 torch.manual_seed(_mixed(self.run.seed, state.step))
             figures = train_step(self.model, self.optimizer, self._placed(batch), self.run, state.step)
             state.elapsed += time.perf_counter() - start
-            state.batches = _chained(state.batches, batch)
+            state.batches = chained_fingerprint(state.batches, batch)
             if not all(math.isfinite(figure) for figure in figures):
                 return f"The loss or its gradient was no longer finite at step {state.step + 1} of {options.steps}."
             state.sums = [total + figure for total, figure in zip(state.sums, figures, strict=True)]
@@ -196,8 +196,11 @@ class _Trainer:
     def _finished(self) -> Record:
         # The last step is always evaluated, unless it was before a stop.
         evaluation = self.evaluation or evaluate(self.model, self.validation)
-        if not math.isfinite(evaluation.loss):
-            return self._diverged("The validation loss at the end is not finite.")
+        # Untrained, a model spreads its guess over the whole vocabulary.
+        blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
+        if not evaluation.loss <= _LOST * blind:
+            guess = f"a blind guess has {blind:.3f}"
+            return self._diverged(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
         long = self.data.long()
         return self._record(
             "finished",
@@ -224,7 +227,7 @@ class _Trainer:
             observations=tuple(state.observations),
             fingerprints={
                 "batches": state.batches,
-                "validation": _hash_of(self.data.validation()),
+                "validation": batches_fingerprint(self.data.validation()),
                 **self.weights,
             },
             environment=environment(),
@@ -269,41 +272,6 @@ class _Trainer:
 def _norm(gradients: list[Tensor | None]) -> float:
     present = [gradient for gradient in gradients if gradient is not None]
     return float(nn.utils.get_total_norm(present)) if present else 0.0
-
-
-def _weight_fingerprints(model: nn.Module) -> dict[str, str]:
-    """A hash of each parameter's leading channels, those that layers of other widths have as well."""
-    prints: dict[str, str] = {}
-    for path, module in model.named_modules():
-        # Gates at one site have no weight in common unless they are one and the same gate.
-        gate = f" of {module.gate}" if isinstance(module, AttentionGate) else ""
-        for name, weight in module.named_parameters(prefix=path, recurse=False):
-            corner = weight[tuple(slice(_LEADING) for _ in weight.shape)].detach()
-            prints[f"weights:{name}{gate}"] = _digest(_bytes(corner))
-    return prints
-
-
-_LEADING = 32
-
-
-def _hash_of(batches: Any) -> str:
-    chained = ""
-    for batch in batches:
-        chained = _chained(chained, batch)
-    return chained
-
-
-def _chained(before: str, batch: Batch) -> str:
-    """A hash of everything so far: a run that goes on needs no more than the last one."""
-    return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().numpy().tobytes()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _mixed(seed: int, step: int) -> int:

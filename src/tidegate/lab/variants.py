@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -65,9 +66,12 @@ def _override(option: str, text: str) -> tuple[str, float]:
             f"{option!r} in {text!r} is no option of a variant. Write @name=number, name one of {OVERRIDES}."
         )
     try:
-        return name, float(value)
+        number = float(value)
     except ValueError:
-        raise ValueError(f"{name} of the variant {text!r} must be a number; got {value!r}.") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} of the variant {text!r} must be a finite number; got {value!r}.")
+    return name, number
 
 
 def _require_distinct(names: Sequence[str]) -> None:

@@ -14,10 +14,11 @@ RULE = (
     "the residual of the variant × seed table, which is what the variant and the seed leave unexplained. The "
     "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Better or worse: the interval "
     "excludes zero. Equivalent: it includes zero and lies within ±{margin}, the margin. Inconclusive: neither. If the "
-    "residuals of one spread wider than the others' (by an F test at 10 %), each variant is judged by its own "
-    "differences to {control} instead (paired t, Bonferroni's adjustment). A variant with a diverged run is called "
-    "diverged, one that is the control under another name identical; neither enters the table. With fewer than three "
-    "seeds, or a control that diverged, no verdict is given. The judgement is made once, after the last run."
+    "residuals of one spread wider than the others', each variant is judged by its own differences to {control} "
+    "instead (paired t, Bonferroni's adjustment). That is decided by F tests: {control} is tested at 10 %, and the "
+    "other variants share another 10 % equally. A variant with a diverged run is called diverged, one that is the "
+    "control under another name identical; neither enters the table. With fewer than three seeds, or a control that "
+    "diverged, no verdict is given. The judgement is made once, after the last run."
 )
 """The rule by which variants are judged; `rule_text` fills in its numbers."""
 

@@ -6,6 +6,27 @@ import pytest
 SENTENCES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(2000)]
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory, monkeypatch):
+    """Tokens that a test keeps are its own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def records():
+    """Makes of a folder what a comparison leaves behind."""
+
+    def write(folder):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "run.txt").write_text("half a run")
+        (folder / "records.jsonl").write_text('{"command": "compare", "kind": "plan"}\n{"id": "1", "kind": "run"}\n')
+        (folder / "report.md").write_text("# Which gate is better")
+
+    return write
+
+
 @pytest.fixture
 def sentences():
     return SENTENCES

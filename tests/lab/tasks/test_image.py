@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import sys
 from dataclasses import replace
@@ -178,6 +179,22 @@ def test_a_folder_can_be_moved_and_not_changed(folder, tmp_path):
 def test_a_task_survives_pickling(task):
     assert pickle.loads(pickle.dumps(task)) == task
     assert task.length == 1
+
+
+def test_chance_is_one_of_the_classes_and_examples_are_images(folder):
+    data = image_task(str(folder), image_size=8).load()
+    assert data.chance_loss == math.log(3)
+    assert data.num_training_examples == 45 - data.facts["num_held_out_images"] == data.facts["num_training_images"]
+
+
+def test_a_folder_of_a_comparison_is_no_class(folder, records):
+    before = image_task(str(folder), image_size=8)
+    records(folder / "out")
+    save_image(folder / "out" / "curve.png")
+    records(folder / "owl" / "out")
+    save_image(folder / "owl" / "out" / "curve.png")
+    assert image_task(str(folder), image_size=8) == before
+    assert before.load().facts["classes"] == ["cat", "dog", "owl"]
 
 
 def test_facts_are_json_and_images_are_loaded_once(folder):

@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 
 import pytest
@@ -73,6 +74,12 @@ def test_long_examples_have_four_times_the_pairs_if_there_are_keys_for_them():
     assert (targets != NO_TARGET).sum(dim=1).tolist() == [12] * len(inputs)
     assert targets[0, 32:].tolist() == answers(RecallTask(num_pairs=16), inputs[0])
     assert RecallTask(num_pairs=4, num_keys=15).load().long() is None
+
+
+def test_chance_knows_that_targets_are_values_and_examples_never_end():
+    data = RecallTask(num_values=7).load()
+    assert data.chance_loss == math.log(7)
+    assert data.num_training_examples is None
 
 
 def test_a_task_is_json_and_survives_pickling():

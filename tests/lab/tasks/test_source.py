@@ -41,6 +41,34 @@ def test_a_pattern_reads_what_matches(folder):
     assert names == {"shelf0/3.txt", "shelf0/33.txt", "shelf1/13.txt"}
 
 
+class TestWhatAComparisonWrote:
+    def test_is_no_part_of_a_folder(self, folder, records):
+        before = text_task(str(folder))
+        for out in (folder / "out", folder / "shelf1" / "deeper" / "out"):
+            records(out)
+        assert text_task(str(folder)) == before
+        assert before.load().facts["num_documents"] == 40
+
+    @pytest.mark.parametrize("pattern", ["**", "**/*", "*/*", "*/*.*", "[so]*/**/*.*"])
+    def test_is_no_part_of_a_pattern(self, folder, records, pattern):
+        before = text_task(str(folder / pattern))
+        records(folder / "out")
+        assert text_task(str(folder / pattern)) == before
+        assert before.load().facts["num_documents"] == 40
+
+    def test_is_told_from_records_of_another_kind(self, folder):
+        (folder / "records.jsonl").write_text('{"text": "a song", "kind": "single"}\n')
+        (folder / "shelf1" / "records.jsonl").write_text("")
+        assert len(read_corpus(str(folder), None).documents) == 41
+
+    @pytest.mark.parametrize("pattern", ["", "*", "**/*.txt"])
+    def test_keeps_its_own_folder_from_being_the_text(self, folder, records, pattern):
+        records(folder)
+        with pytest.raises(DataError, match=r"is where a comparison wrote its records\.jsonl; keep text in a folder"):
+            text_task(str(folder / pattern))
+        assert len(read_corpus(str(folder / "shelf1"), None).documents) == 13
+
+
 def test_json_lines_are_documents(json_lines, sentences):
     corpus = read_corpus(str(json_lines), "body")
     assert corpus.documents[7] == Document("sums.jsonl:8", sentences[7].encode())
@@ -90,7 +118,7 @@ def test_an_embedded_corpus_needs_no_data():
     data = text_task().load()
     assert data.vocab_size == 256
     assert data.facts["num_validation_tokens"] == 32_768
-    assert data.long().inputs.shape == (128, 512)
+    assert data.long().inputs.shape == (64, 512)
     assert "standard library of Python" in data.description
 
 

@@ -1,5 +1,7 @@
 import json
+import math
 import pickle
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -124,6 +126,28 @@ def test_long_rows_are_four_times_as_long_or_there_are_none(text_file):
     assert text_task(str(text_file), length=100).load().long().inputs.shape[1] == 400
     held_out = text_task(str(text_file)).load().facts["num_held_out_tokens"]
     assert text_task(str(text_file), length=held_out // 2).load().long() is None
+
+
+# Sizes
+
+
+def test_chance_is_one_of_the_vocabulary_and_examples_are_tokens(text_file, token_file):
+    text, tokens = text_task(str(text_file)).load(), text_task(str(token_file)).load()
+    assert text.chance_loss == math.log(256)
+    assert tokens.chance_loss == math.log(777)
+    assert text.num_training_examples == round(0.95 * text_file.stat().st_size) + 1
+    assert tokens.num_training_examples == 4750
+
+
+def test_text_takes_at_most_twice_its_size(tmp_path):
+    path = tmp_path / "large.txt"
+    path.write_bytes(b"a line of text\n" * 400_000)
+    task = text_task(str(path))
+    tracemalloc.start()
+    task.load()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.1 * path.stat().st_size
 
 
 # The task as a value

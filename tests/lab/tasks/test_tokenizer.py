@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
+from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.holdout import hold_out
 from tidegate.lab.tasks.source import read_corpus
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.text import text_task
+from tidegate.lab.tasks.tokenizer import Tokenizer, trained_tokenizer
 
 
 def test_bytes_have_one_byte_a_token(text_file):
@@ -71,4 +73,49 @@ def test_byte_pairs_want_utf8(tmp_path):
     path.write_bytes("é".encode("latin-1") * 3000)
     assert text_task(str(path)).load().vocab_size == 256
     with pytest.raises(DataError, match=r"latin\.txt is something else \(byte 0\); use --tokenizer bytes"):
+        text_task(str(path), tokenizer="bpe:300").load()
+
+
+class Spy:
+    """Stands in for the library: a token is a character, and every call is remembered."""
+
+    def __init__(self):
+        self.calls = []
+
+    def encode_batch_fast(self, texts):
+        self.calls.append(texts)
+        return [type("Encoding", (), {"ids": [ord(character) for character in text]}) for text in texts]
+
+
+LARGE = {
+    "lines": "a line of text\n" * 300_000,
+    "one line": "words without a line break " * 150_000,
+    "no spaces": "日本🌊é" * 200_000,
+    "one long line among short": "short\n" * 20_000 + "x" * 1_000_000 + "\nshort" * 20_000,
+}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("view", [bytes, memoryview])
+def test_text_is_encoded_a_little_at_a_time_and_all_of_it(text, view):
+    spy = Spy()
+    tokenizer = Tokenizer(np.ones(0x110000, dtype=np.int64), spy)
+    tokens = tokenizer.encode([Document("large", view(text.encode())), Document("empty", b""), Document("small", b"e")])
+    assert "".join(map(chr, tokens)) == text + ("" if text.endswith("\n") else "\n") + "\ne\n"
+    assert max(len("".join(call).encode()) for call in spy.calls) <= 2 << 20
+    assert max(len(slice_.encode()) for call in spy.calls for slice_ in call) <= 2 << 16
+
+
+def test_where_text_is_cut_does_not_show_in_its_tokens():
+    text = "".join(f"{number}: some words of line {number % 13}\n" for number in range(9000))
+    documents = [Document("lines", text.encode())]
+    tokenizer = trained_tokenizer(documents, 400)
+    assert len(text) > 3 << 16
+    assert tokenizer.encode(documents).tolist() == tokenizer.merges.encode(text).ids
+
+
+def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_document(tmp_path):
+    path = tmp_path / "mixed.txt"
+    path.write_bytes(b"a line of text\n" * 10_000 + b"\xff\n" + b"another line\n" * 10_000)
+    with pytest.raises(DataError, match=r"mixed\.txt is something else \(byte 150000\)"):
         text_task(str(path), tokenizer="bpe:300").load()

@@ -14,6 +14,7 @@ from multiprocessing.synchronize import Event as StopEvent
 from pathlib import Path
 from typing import Any, final
 
+from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
 from tidegate.lab.executors.serial import noted_interrupt
 from tidegate.lab.records import Record
@@ -30,10 +31,10 @@ _POLL_SECONDS = 0.2
 
 @final
 class ProcessExecutor:
-    """Does runs in as many processes as there are cores, unless told how many."""
+    """Does runs in as many processes as have cores for their threads, unless told how many."""
 
     def __init__(self, num_processes: int | None = None) -> None:
-        self.num_processes = num_processes or len(os.sched_getaffinity(0))
+        self.num_processes = num_processes
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
@@ -44,7 +45,8 @@ class ProcessExecutor:
         todo: Queue[Run | None] = _context.Queue()
         told: Queue[Any] = _context.Queue()
         stop = _context.Event()
-        num_workers = min(self.num_processes, len(runs))
+        threads = max(run.training.num_threads for run in runs)
+        num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
         # After a stop nobody reads what is left to do, and the end of this process must not wait for that.
         todo.cancel_join_thread()
         for item in (*runs, *[None] * num_workers):
@@ -82,7 +84,7 @@ def _records(
     num_runs: int,
 ) -> Iterator[Record]:
     """What the workers tell, until every run has its record or all have stopped."""
-    num_left = num_runs
+    num_left, under_way = num_runs, dict[int, Run]()
     while num_left:
         if interrupted:
             stop.set()
@@ -91,6 +93,10 @@ def _records(
         try:
             message = told.get(timeout=_POLL_SECONDS)
         except queue.Empty:
+            for worker in workers:
+                if worker.exitcode and (run := under_way.pop(worker.pid or 0, None)) is not None:
+                    num_left -= 1
+                    yield _lost(run, worker.exitcode)
             if working:
                 continue
             if interrupted:
@@ -99,11 +105,22 @@ def _records(
             raise RuntimeError(
                 f"The training processes ended before their work was done; exit codes {codes}."
             ) from None
-        if isinstance(message, Record):
-            num_left -= 1
-            yield message
-        else:
-            report(message)
+        match message:
+            case int(worker), Run() as run:
+                under_way[worker] = run
+            case Record():
+                num_left -= 1
+                under_way = {worker: run for worker, run in under_way.items() if run.id != message.id}
+                yield message
+            case _:
+                report(message)
+
+
+def _lost(run: Run, code: int) -> Record:
+    """The record of a run whose process was ended by somebody else."""
+    how = f"signal {-code}; if it was 9, the machine may have been out of memory" if code < 0 else f"exit code {code}"
+    error = f"The process of this run was ended from outside: {how}."
+    return Record(id=run.id, run=run.to_dict(), status="failed", error=error, environment=environment())
 
 
 def _end(workers: list[SpawnProcess], told: Queue[Any]) -> None:
@@ -131,6 +148,7 @@ def _work(todo: Queue[Run | None], told: Queue[Any], stop: StopEvent, checkpoint
 
     try:
         while not stopping() and (run := todo.get()) is not None:
+            told.put((os.getpid(), run))
             told.put(execute_run(run, Surroundings(folder=checkpoints, report=throttle.report, stopping=stopping)))
     except Interrupted:
         pass

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, final
 
 import ray
+import ray.exceptions
 
+from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
 from tidegate.lab.executors.serial import noted_interrupt
 from tidegate.lab.records import Record
@@ -39,15 +41,20 @@ class RayExecutor:
             ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         board: Any = ray.remote(num_cpus=0)(_Board).remote()
         task: Any = ray.remote(_task)
-        pending = [task.options(num_cpus=run.training.num_threads).remote(run, str(checkpoints), board) for run in runs]
+        runs_of = {
+            task.options(num_cpus=run.training.num_threads).remote(run, str(checkpoints), board): run for run in runs
+        }
+        pending, told_to_stop = list(runs_of), False
         with noted_interrupt() as interrupted:
             while pending:
-                if interrupted:
+                if interrupted and not told_to_stop:
+                    told_to_stop = True
                     ray.get(board.stop.remote())
                 done, pending = ray.wait(pending, timeout=_POLL_SECONDS)
                 for progress in ray.get(board.read.remote()):
                     report(progress)
-                for record in ray.get(done):
+                for reference in done:
+                    record = _result(reference, runs_of[reference])
                     if record is not None:
                         yield record
         if interrupted:
@@ -72,15 +79,29 @@ class _Board:
         latest, self._latest = list(self._latest.values()), {}
         return latest
 
+    def stopped(self) -> bool:
+        """Whether tasks are to stop."""
+        return self._stopped
+
     def stop(self) -> None:
         """Ask every task to stop."""
         self._stopped = True
 
 
+def _result(reference: Any, run: Run) -> Record | None:
+    """What came of a task; a crash of its process is a failed run like any other."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as problem:
+        return Record(id=run.id, run=run.to_dict(), status="failed", error=str(problem), environment=environment())
+
+
 def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
     """One run; None if it was stopped."""
     posted = 0.0
-    stopped = False
+    stopped = bool(ray.get(board.stopped.remote()))
+    if stopped:
+        return None
 
     def report(progress: Progress) -> None:
         nonlocal posted, stopped

@@ -1,18 +1,15 @@
-"""The one door to all tasks: from what a command line says, and from JSON."""
+"""The one door to all tasks, from what a command line says."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, get_args
+from typing import get_args
 
-from tidegate.lab.jsonable import read_as
-from tidegate.lab.tasks.image import ImageTask, image_task
+from tidegate.lab.tasks.image import image_task
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import DataError, Task, TaskKind
-from tidegate.lab.tasks.text import TextTask, text_task
+from tidegate.lab.tasks.text import DEFAULT_LENGTH, text_task
 
-__all__ = ["task_from_dict", "task_of"]
-
-AnyTask: TypeAlias = TextTask | ImageTask | RecallTask
+__all__ = ["task_of"]
 
 
 def task_of(
@@ -28,7 +25,8 @@ def task_of(
     A `DataError` says what cannot be found or read, and which option has no meaning for this kind of task.
     """
     if kind == "lm":
-        return text_task(data, tokenizer=tokenizer, field=field, length=128 if length is None else length)
+        length = DEFAULT_LENGTH if length is None else length
+        return text_task(data, tokenizer=tokenizer, field=field, length=length)
     if kind not in get_args(TaskKind):
         raise DataError(f"--task must be one of {', '.join(get_args(TaskKind))}; got {kind!r}.")
     _require_absent(kind, "tokenizer", tokenizer, "bytes")
@@ -38,11 +36,6 @@ def task_of(
         return image_task(data)
     _require_absent(kind, "data", data, None)
     return RecallTask() if length is None else _recall_task(length)
-
-
-def task_from_dict(data: dict[str, Any]) -> Task:
-    """The task of which `to_dict` made this; an unknown kind or field is refused."""
-    return read_as(AnyTask, data)
 
 
 def _require_absent(kind: TaskKind, option: str, value: str | int | None, default: str | None) -> None:

@@ -6,17 +6,22 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from tidegate.lab.tasks.task import DataError
 
 __all__ = [
+    "Content",
     "Document",
+    "character_start",
     "exists",
     "file_documents",
     "files_below",
     "fingerprint",
+    "holds_records",
     "is_pattern",
     "read_bytes",
     "record_text",
@@ -24,6 +29,12 @@ __all__ = [
 
 _SNIFFED_BYTES = 8192
 """How much of a file is looked at for a zero byte, which no text has."""
+_RECORDS = "records.jsonl"
+_LONGEST_PLAN = 1 << 20
+"""Bytes of a first line that may be a plan."""
+
+Content: TypeAlias = bytes | memoryview
+"""A text, or a part of one that is not copied."""
 
 
 class Document(NamedTuple):
@@ -31,7 +42,7 @@ class Document(NamedTuple):
 
     name: str
     """Relative to where its corpus lies, so that a corpus can be moved."""
-    content: bytes
+    content: Content
 
 
 def fingerprint(*groups: Sequence[Document]) -> str:
@@ -61,6 +72,24 @@ def exists(path: Path) -> bool:
         raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
 
 
+def holds_records(folder: Path) -> bool:
+    """Whether a comparison wrote its records here: the first line of `records.jsonl` is its plan."""
+    try:
+        with (folder / _RECORDS).open("rb") as file:
+            first = json.loads(file.readline(_LONGEST_PLAN))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and cast("dict[str, Any]", first).get("kind") == "plan"
+
+
+def character_start(content: Content, place: int) -> int:
+    """The nearest place at or before this one that is not inside a character of UTF-8."""
+    for start in range(place, max(place - 4, 0), -1):
+        if start == len(content) or content[start] & 0b1100_0000 != 0b1000_0000:
+            return start
+    return place
+
+
 def is_pattern(source: str) -> bool:
     """Whether a source is a pattern of file names and not the name of one."""
     return any(mark in source for mark in "*?[") and not exists(Path(source))
@@ -70,7 +99,8 @@ def file_documents(source: str, field: str) -> tuple[Document, ...]:
     """The documents of a file, of all files of a folder, or of those that match a pattern, sorted by name.
 
     A name that ends in `.jsonl` holds one document a line, in `field`. In folders and patterns hidden and binary files
-    are passed over; a file that is named itself is taken as it is. Empty documents are dropped.
+    are passed over, and folders into which a comparison writes; a file that is named itself is taken as it is. Empty
+    documents are dropped.
     """
     documents = tuple(document for document in _all_documents(source, field) if document.content)
     if not documents:
@@ -100,8 +130,10 @@ def _all_documents(source: str, field: str) -> Iterator[Document]:
     path = Path(source)
     if is_pattern(source):
         root = _fixed_part(path)
+        _require_apart(root, source)
         named = ((found.relative_to(root).as_posix(), found) for found in _matches(path, root))
     elif path.is_dir():
+        _require_apart(path, source)
         named = ((found.relative_to(path).as_posix(), found) for found in files_below(path))
     else:
         yield from _of_file(path, path.name, read_bytes(path), field)
@@ -112,11 +144,18 @@ def _all_documents(source: str, field: str) -> Iterator[Document]:
             yield from _of_file(found, name, content, field)
 
 
+def _require_apart(folder: Path, source: str) -> None:
+    if holds_records(folder):
+        raise DataError(
+            f"--data {source} is where a comparison wrote its {_RECORDS}; keep text in a folder other than --out."
+        )
+
+
 def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Document]:
     if path.suffix != ".jsonl":
         yield Document(name, content)
         return
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(BytesIO(content), start=1):
         if line.strip():
             yield Document(f"{name}:{number}", record_text(_parsed(line, path, number), field, f"{path}:{number}"))
 
@@ -129,14 +168,21 @@ def _parsed(line: bytes, path: Path, number: int) -> Any:
 
 
 def _matches(pattern: Path, root: Path) -> list[Path]:
-    """All files that match, hidden ones left out."""
+    """All files that match, hidden ones and those below a comparison's folder left out."""
+    is_ours = cache(holds_records)
     below = pattern.relative_to(root)
     # Whether a last `**` means files as well depends on the version of Python.
     found = root.glob(str(below / "*" if below.name == "**" else below))
-    files = [path for path in found if not _hidden(path.relative_to(root)) and path.is_file()]
+    kept = (path for path in found if not _hidden(path.relative_to(root)) and path.is_file())
+    files = [path for path in kept if not any(map(is_ours, _folders_between(root, path)))]
     if not files:
         raise DataError(f"--data {pattern} matches no file; quote the pattern, and check where it starts.")
     return files
+
+
+def _folders_between(root: Path, path: Path) -> list[Path]:
+    """The folders below the root that a path lies in."""
+    return [root / parent for parent in path.relative_to(root).parents if parent != Path()]
 
 
 def _hidden(path: Path) -> bool:
@@ -149,11 +195,11 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; hidden ones, and those in hidden folders, left out."""
+    """All files below a folder; hidden ones, and those below hidden folders or a comparison's, left out."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"--data {error.filename} cannot be read: {error.strerror}.") from error
 
     for here, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not holds_records(Path(here, name))]
         yield from (Path(here, name) for name in files if not name.startswith("."))

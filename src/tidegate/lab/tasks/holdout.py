@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidegate.lab.tasks.documents import Document
+from tidegate.lab.tasks.documents import Document, character_start
 
 __all__ = ["Split", "hold_out", "num_held_out"]
 
@@ -59,16 +59,10 @@ def _chosen(sizes: Mapping[bytes, int], wanted: int, limit: int) -> set[bytes]:
 
 
 def _ends(documents: Sequence[Document], share: float) -> Split:
-    cuts = [_character_start(document.content, round((1 - share) * len(document.content))) for document in documents]
-    training = tuple(Document(name, content[:cut]) for (name, content), cut in zip(documents, cuts, strict=True))
-    held_out = tuple(Document(name, content[cut:]) for (name, content), cut in zip(documents, cuts, strict=True))
+    """Views of the documents: a text may be large, and is not copied."""
+    whole = [(name, memoryview(content)) for name, content in documents]
+    cuts = [character_start(content, round((1 - share) * len(content))) for _, content in whole]
+    training = tuple(Document(name, content[:cut]) for (name, content), cut in zip(whole, cuts, strict=True))
+    held_out = tuple(Document(name, content[cut:]) for (name, content), cut in zip(whole, cuts, strict=True))
     whose = "the document" if len(documents) == 1 else f"each of the {len(documents)} documents"
     return Split(training, held_out, f"the last {100 * share:.3g} % of {whose}")
-
-
-def _character_start(content: bytes, cut: int) -> int:
-    """The nearest place at or before the cut that is not inside a character of UTF-8."""
-    for start in range(cut, max(cut - 4, 0), -1):
-        if start == len(content) or content[start] & 0b1100_0000 != 0b1000_0000:
-            return start
-    return cut

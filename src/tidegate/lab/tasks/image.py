@@ -5,6 +5,7 @@ Legend: N images, B batch, C channels, S height and width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, final
@@ -15,12 +16,10 @@ import torch
 
 from tidegate.lab.tasks.draws import draws
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
-from tidegate.lab.tasks.task import Batch, DataError
+from tidegate.lab.tasks.task import BATCH_ROWS, PROBE_ROWS, Batch, DataError
 
 __all__ = ["ImageData", "ImageTask", "image_task"]
 
-_ROWS = 64
-_PROBE_ROWS = 8
 _DIGITS_SIZE = 8
 _FOLDER_SIZE = 32
 
@@ -98,6 +97,16 @@ class ImageData:
         return
 
     @property
+    def chance_loss(self) -> float:
+        """All classes alike."""
+        return math.log(self.vocab_size)
+
+    @property
+    def num_training_examples(self) -> int:
+        """Images."""
+        return len(self._training)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Source, fingerprint, sizes and classes."""
         return {
@@ -106,6 +115,8 @@ class ImageData:
             "channels": self._pictures.images.shape[1],
             "num_classes": self.vocab_size,
             "classes": list(self._pictures.classes),
+            "chance_loss": self.chance_loss,
+            "num_training_examples": self.num_training_examples,
             "num_training_images": len(self._training),
             "num_held_out_images": len(self._held_out),
             "held_out": f"{100 * self._task.validation_share:.3g} % of each class, chosen by a hash",
@@ -133,11 +144,12 @@ class ImageData:
 
     def validation(self) -> list[Batch]:
         """All that is held out, 64 images a batch but for the last."""
-        return [self._examples(self._held_out[first : first + _ROWS]) for first in range(0, len(self._held_out), _ROWS)]
+        starts = range(0, len(self._held_out), BATCH_ROWS)
+        return [self._examples(self._held_out[first : first + BATCH_ROWS]) for first in starts]
 
     def probe(self) -> Batch:
         """Eight held-out images, evenly spread over the classes, or all if there are fewer."""
-        count = min(_PROBE_ROWS, len(self._held_out))
+        count = min(PROBE_ROWS, len(self._held_out))
         by_class = self._held_out[np.argsort(self._pictures.labels[self._held_out], kind="stable")]
         return self._examples(by_class[np.arange(count) * len(by_class) // count])
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.lab.tasks.documents import Document, exists, files_below, fingerprint, read_bytes
+from tidegate.lab.tasks.documents import Document, exists, files_below, fingerprint, holds_records, read_bytes
 from tidegate.lab.tasks.task import DataError
 
 __all__ = ["DIGITS", "Pictures", "digit_pictures", "folder_pictures", "picture_folder"]
@@ -88,10 +88,12 @@ def folder_pictures(source: str, image_size: int) -> Pictures:
 
 
 def _class_folders(folder: Path) -> list[Path]:
+    """Those that are neither hidden nor a comparison's."""
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
         raise DataError(f"--data {folder} cannot be read: {error.strerror or error}.") from error
+    return [path for path in folders if not holds_records(path)]
 
 
 def _image_files(folder: Path, endings: frozenset[str]) -> list[Path]:

@@ -5,6 +5,7 @@ Legend: B batch, P pairs, Q queries, T = 2 P + Q positions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
@@ -13,14 +14,11 @@ import numpy.typing as npt
 import torch
 
 from tidegate.lab.tasks.draws import Purpose, draws
-from tidegate.lab.tasks.task import NO_TARGET, Batch, DataError
+from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
 
 __all__ = ["RecallData", "RecallTask"]
 
-_LONGER = 4
-_ROWS = 64
 _VALIDATION_ROWS = 512
-_PROBE_ROWS = 8
 _LONG_ROWS = 128
 
 
@@ -88,9 +86,25 @@ class RecallData:
         return
 
     @property
+    def chance_loss(self) -> float:
+        """All values alike; keys are never a target."""
+        return math.log(self._task.num_values)
+
+    @property
+    def num_training_examples(self) -> None:
+        """There are always more."""
+        return
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Sizes."""
-        return {**self._task.to_dict(), "length": self._task.length, "vocab_size": self.vocab_size}
+        return {
+            **self._task.to_dict(),
+            "length": self._task.length,
+            "vocab_size": self.vocab_size,
+            "chance_loss": self.chance_loss,
+            "num_training_examples": self.num_training_examples,
+        }
 
     @property
     def description(self) -> str:
@@ -107,19 +121,18 @@ class RecallData:
 
     def validation(self) -> list[Batch]:
         """512 examples in batches of 64."""
-        return [
-            self._examples("validation", seed=0, step=number, size=_ROWS) for number in range(_VALIDATION_ROWS // _ROWS)
-        ]
+        steps = range(_VALIDATION_ROWS // BATCH_ROWS)
+        return [self._examples("validation", seed=0, step=step, size=BATCH_ROWS) for step in steps]
 
     def probe(self) -> Batch:
         """Eight examples."""
-        return self._examples("probe", seed=0, step=0, size=_PROBE_ROWS)
+        return self._examples("probe", seed=0, step=0, size=PROBE_ROWS)
 
     def long(self) -> Batch | None:
         """Examples of four times as many pairs and queries; None if there are too few keys for that."""
-        if _LONGER * self._task.num_pairs > self._task.num_keys:
+        if LONGER * self._task.num_pairs > self._task.num_keys:
             return None
-        return self._examples("long", seed=0, step=0, size=_LONG_ROWS, times=_LONGER)
+        return self._examples("long", seed=0, step=0, size=_LONG_ROWS, times=LONGER)
 
     def _examples(self, purpose: Purpose, *, seed: int, step: int, size: int, times: int = 1) -> Batch:
         task, numbers = self._task, draws(purpose, seed=seed, step=step)

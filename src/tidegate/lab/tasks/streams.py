@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
+from tidegate.lab.tasks.merged import merged_tokens
 from tidegate.lab.tasks.source import Corpus, TokenFile
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, num_merged_tokens, trained_tokenizer
+from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, num_merged_tokens
 
 __all__ = ["Streams", "text_streams", "token_streams"]
 
@@ -40,12 +41,12 @@ def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -
     num_tokens = num_merged_tokens(tokenizer)
     at_least = window if num_tokens is None else window * _BYTES_PER_TOKEN
     split = _split(corpus, share, at_least)
-    encoder = byte_tokenizer() if num_tokens is None else trained_tokenizer(split.training, num_tokens)
+    encoded = _bytes(split) if num_tokens is None else merged_tokens(split.training, split.held_out, num_tokens)
     return Streams(
-        training=encoder.encode(split.training),
-        held_out=encoder.encode(split.held_out),
-        vocab_size=len(encoder.token_bytes),
-        token_bytes=encoder.token_bytes,
+        training=encoded.training,
+        held_out=encoded.held_out,
+        vocab_size=len(encoded.token_bytes),
+        token_bytes=encoded.token_bytes,
         title=corpus.title,
         rule=split.rule,
         num_documents=len(corpus.documents) + len(corpus.held_out or ()),
@@ -65,6 +66,11 @@ def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
         rule=f"the last {100 * (1 - count / len(file.tokens)):.3g} % of the tokens",
         num_documents=1,
     )
+
+
+def _bytes(split: Split) -> EncodedText:
+    encoder = byte_tokenizer()
+    return EncodedText(encoder.encode(split.training), encoder.encode(split.held_out), encoder.token_bytes)
 
 
 def _split(corpus: Corpus, share: float, at_least: int) -> Split:

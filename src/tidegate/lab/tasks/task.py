@@ -10,12 +10,28 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["NO_TARGET", "Batch", "DataError", "Task", "TaskData", "TaskKind"]
+__all__ = [
+    "BATCH_ROWS",
+    "LONGER",
+    "NO_TARGET",
+    "PROBE_ROWS",
+    "Batch",
+    "DataError",
+    "Task",
+    "TaskData",
+    "TaskKind",
+]
 
 TaskKind: TypeAlias = Literal["lm", "image", "recall"]
 
 NO_TARGET = -100
 """A target that is not one: the loss leaves it out."""
+
+BATCH_ROWS = 64
+"""Examples of a validation batch."""
+PROBE_ROWS = 8
+LONGER = 4
+"""How many times the training length the long rows have."""
 
 
 class DataError(ValueError):
@@ -52,6 +68,16 @@ class TaskData(Protocol):
     @property
     def bytes_per_token(self) -> float | None:
         """Mean over the validation text; None where the targets are no text."""
+        ...
+
+    @property
+    def chance_loss(self) -> float:
+        """The loss of the best guess that knows nothing of the input, nats: all possible targets alike."""
+        ...
+
+    @property
+    def num_training_examples(self) -> int | None:
+        """Tokens, or images, that there are to train on; None for data that are made on the fly and never end."""
         ...
 
     def batch(self, *, seed: int, step: int, size: int) -> Batch:

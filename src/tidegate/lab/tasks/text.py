@@ -5,6 +5,7 @@ Legend: B batch, T positions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, final
@@ -16,16 +17,15 @@ import torch
 from tidegate.lab.tasks.draws import draws
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolved, source_kind
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
-from tidegate.lab.tasks.task import Batch, DataError
+from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError
 from tidegate.lab.tasks.tokenizer import num_merged_tokens
 
-__all__ = ["TextData", "TextTask", "text_task"]
+__all__ = ["DEFAULT_LENGTH", "TextData", "TextTask", "text_task"]
+
+DEFAULT_LENGTH = 128
+"""Tokens of a training window."""
 
 _LOCATION = ("source", "field")
-_ROWS = 64
-"""Rows of a validation batch."""
-_PROBE_ROWS = 8
-_LONGER = 4
 
 
 @final
@@ -39,7 +39,7 @@ class TextTask:
     """Where JSON lines and datasets have their text; None is "text"."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe:N`, or `none` for what is tokens already."""
-    length: int = 128
+    length: int = DEFAULT_LENGTH
     """Tokens of a training window."""
     validation_share: float = 0.05
     """How much of the text is held out, about; at least one window. The embedded corpus has a fixed list instead."""
@@ -70,7 +70,7 @@ class TextTask:
 
 
 def text_task(
-    data: str | None = None, *, tokenizer: str = "bytes", field: str | None = None, length: int = 128
+    data: str | None = None, *, tokenizer: str = "bytes", field: str | None = None, length: int = DEFAULT_LENGTH
 ) -> TextTask:
     """The task that `--data` names, found and fingerprinted; a `DataError` if there is no such text.
 
@@ -115,13 +115,25 @@ class TextData:
         return float(lengths[targets.numpy()].mean())
 
     @property
+    def chance_loss(self) -> float:
+        """All tokens alike."""
+        return math.log(self.vocab_size)
+
+    @property
+    def num_training_examples(self) -> int:
+        """Tokens of the training stream."""
+        return len(self._streams.training)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Source, fingerprint, sizes in tokens, and what is held out."""
         streams = self._streams
         return {
             **self._task.to_dict(),
             "vocab_size": streams.vocab_size,
+            "chance_loss": self.chance_loss,
             "num_documents": streams.num_documents,
+            "num_training_examples": self.num_training_examples,
             "num_training_tokens": len(streams.training),
             "num_held_out_tokens": len(streams.held_out),
             "num_validation_tokens": sum(batch.targets.numel() for batch in self.validation()),
@@ -151,19 +163,19 @@ class TextData:
         """Windows of the held-out stream that do not overlap, evenly spread over it, (64, T) each but the last."""
         starts = self._spread(self._length)
         return [
-            _windows(self._streams.held_out, starts[first : first + _ROWS], self._length)
-            for first in range(0, len(starts), _ROWS)
+            _windows(self._streams.held_out, starts[first : first + BATCH_ROWS], self._length)
+            for first in range(0, len(starts), BATCH_ROWS)
         ]
 
     def probe(self) -> Batch:
         """Eight of the validation windows, or all if there are fewer."""
         starts = self._spread(self._length)
-        rows = np.arange(min(_PROBE_ROWS, len(starts))) * len(starts) // _PROBE_ROWS
+        rows = np.arange(min(PROBE_ROWS, len(starts))) * len(starts) // PROBE_ROWS
         return _windows(self._streams.held_out, starts[rows], self._length)
 
     def long(self) -> Batch | None:
         """Windows of four times the length, as much text as the validation has; None if not even one is held out."""
-        length = _LONGER * self._length
+        length = LONGER * self._length
         starts = self._spread(length)
         return _windows(self._streams.held_out, starts, length) if len(starts) else None
 

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.lab.tasks.documents import Document
+from tidegate.lab.tasks.documents import Content, Document, character_start
 from tidegate.lab.tasks.task import DataError
 
-__all__ = ["Tokenizer", "Tokens", "byte_tokenizer", "num_merged_tokens", "trained_tokenizer"]
+__all__ = [
+    "EncodedText",
+    "Tokenizer",
+    "Tokens",
+    "byte_tokenizer",
+    "num_merged_tokens",
+    "read_tokenizer",
+    "tokenizers_library",
+    "trained_tokenizer",
+]
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """(tokens,), in the smallest of uint8, uint16 and uint32 that holds the vocabulary."""
 
-_CHUNK = 1 << 16
-"""Characters that are encoded at once; a chunk ends where a line does."""
+_SLICE = 1 << 16
+"""Bytes after which a text is cut, at the next good place."""
+_SLICES_AT_ONCE = 16
+"""The library keeps many bytes for each one that it encodes, until all of a call is done."""
+
+
+class EncodedText(NamedTuple):
+    """Both parts of a text as tokens of one vocabulary."""
+
+    training: Tokens
+    held_out: Tokens
+    token_bytes: npt.NDArray[np.int64]
+    """(vocabulary,): how many bytes of text a token stands for."""
 
 
 class Tokenizer(NamedTuple):
@@ -32,10 +53,13 @@ class Tokenizer(NamedTuple):
     def encode(self, documents: Iterable[Document]) -> Tokens:
         """The documents one after another, each ended by a line break if it does not end in one."""
         if self.merges is None:
-            return np.frombuffer(b"".join(map(_ended, documents)), dtype=np.uint8)
-        encoded = self.merges.encode_batch_fast([chunk for text in _texts(documents) for chunk in _chunks(text)])
+            pieces = chain.from_iterable((document.content, _ending(document.content)) for document in documents)
+            return np.frombuffer(b"".join(pieces), dtype=np.uint8)
         dtype = np.min_scalar_type(len(self.token_bytes) - 1)
-        return np.concatenate([np.empty(0, dtype), *(np.asarray(chunk.ids, dtype=dtype) for chunk in encoded)])
+        texts, parts = _texts(documents), [np.empty(0, dtype)]
+        while some := list(islice(texts, _SLICES_AT_ONCE)):
+            parts += [np.asarray(encoded.ids, dtype=dtype) for encoded in self.merges.encode_batch_fast(some)]
+        return np.concatenate(parts)
 
 
 def num_merged_tokens(spelling: str) -> int | None:
@@ -55,18 +79,23 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(np.ones(256, dtype=np.int64))
 
 
-def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokenizer:
-    """Byte pairs merged until there are `num_tokens`, or until the documents have no pair that comes twice.
-
-    The same documents give the same merges. The text must be UTF-8: a `DataError` names a document that is not.
-    """
+def tokenizers_library(num_tokens: int) -> Any:
+    """The package that merges byte pairs; a `DataError` if it is missing."""
     try:
         import tokenizers
     except ImportError as error:
         raise DataError(
             f"--tokenizer bpe:{num_tokens} needs the package tokenizers: pip install 'tidegate[lab]'."
         ) from error
-    library: Any = tokenizers
+    return tokenizers
+
+
+def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokenizer:
+    """Byte pairs merged until there are `num_tokens`, or until the documents have no pair that comes twice.
+
+    The same documents give the same merges. The text must be UTF-8: a `DataError` names a document that is not.
+    """
+    library = tokenizers_library(num_tokens)
     merges = library.Tokenizer(library.models.BPE())
     merges.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
@@ -75,30 +104,55 @@ def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokeniz
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    merges.train_from_iterator((chunk for text in _texts(documents) for chunk in _chunks(text)), trainer)
+    merges.train_from_iterator(_texts(documents), trainer)
+    return _tokenizer(merges)
+
+
+def read_tokenizer(text: str, num_tokens: int) -> Tokenizer:
+    """The byte pairs of which `merges.to_str()` made this."""
+    return _tokenizer(tokenizers_library(num_tokens).Tokenizer.from_str(text))
+
+
+def _tokenizer(merges: Any) -> Tokenizer:
     # The library writes each byte as one character of its own.
     lengths = [len(cast("str", merges.id_to_token(number))) for number in range(merges.get_vocab_size())]
     return Tokenizer(np.asarray(lengths, dtype=np.int64), merges)
 
 
-def _ended(document: Document) -> bytes:
-    return document.content if document.content.endswith(b"\n") else document.content + b"\n"
+def _ending(content: Content) -> bytes:
+    return b"" if content[-1:] == b"\n" else b"\n"
 
 
 def _texts(documents: Iterable[Document]) -> Iterator[str]:
+    """The documents, a slice at a time."""
     for document in documents:
-        try:
-            yield _ended(document).decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"--tokenizer bpe reads UTF-8, and {document.name} is something else (byte {error.start}); "
-                "use --tokenizer bytes or convert it."
-            ) from error
+        content, start, stop = document.content, 0, -1
+        while stop < len(content):
+            stop = _slice_end(content, start)
+            text = _decoded(document, start, stop)
+            yield text + _ending(content).decode() if stop == len(content) else text
+            start = stop
 
 
-def _chunks(text: str) -> Iterator[str]:
-    start = 0
-    while start < len(text):
-        stop = text.find("\n", start + _CHUNK) + 1 or len(text)
-        yield text[start:stop]
-        start = stop
+def _slice_end(content: Content, start: int) -> int:
+    """After a line break, else before a space, else before a character: pairs are seldom merged across those."""
+    first, last = start + _SLICE, min(start + 2 * _SLICE, len(content))
+    if first >= len(content):
+        return len(content)
+    window = bytes(content[first:last])
+    if (line := window.find(b"\n")) >= 0:
+        return first + line + 1
+    if last == len(content):
+        return last
+    space = window.find(b" ")
+    return first + space if space >= 0 else character_start(content, last)
+
+
+def _decoded(document: Document, start: int, stop: int) -> str:
+    try:
+        return bytes(document.content[start:stop]).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"--tokenizer bpe reads UTF-8, and {document.name} is something else (byte {start + error.start}); "
+            "use --tokenizer bytes or convert it."
+        ) from error

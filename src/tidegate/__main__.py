@@ -1,0 +1,20 @@
+"""`python -m tidegate`, and the command `tidegate`."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line, or say what it lacks."""
+    try:
+        from tidegate.cli import app
+    except ModuleNotFoundError as problem:
+        sys.exit(f"error: {problem}. The command line needs the extra lab: pip install 'tidegate[lab]'")
+    app()
+
+
+if __name__ == "__main__":
+    main()

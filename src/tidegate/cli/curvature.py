@@ -1,0 +1,95 @@
+"""`tidegate curvature`: how the layers of a trained model bend."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.cli.errors import INTERRUPTED, stop
+
+if TYPE_CHECKING:
+    from tidegate.lab.layer_curvature import ModelCurvature
+
+__all__ = ["curvature"]
+
+
+def curvature(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A file of save_model or a folder with one, or a folder with a Hugging Face model.", show_default=False
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, a folder, a quoted glob, .jsonl or .npy tokens. Without it: Python's own sources.",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)] = None,
+    part: Annotated[
+        Literal["attention", "block"], typer.Option(help="Attention alone, or whole blocks.")
+    ] = "attention",
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 32,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences.")] = 4,
+    positions: Annotated[int, typer.Option(min=1, help="Positions of each sequence.")] = 4,
+    planes: Annotated[int, typer.Option(min=1, help="Planes at each position.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of the planes.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("curvature"),
+) -> None:
+    """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
+    from tidegate.lab.curvature_panels import curvature_page
+    from tidegate.lab.language_models import load_language_model, token_windows
+    from tidegate.lab.layer_curvature import Sampling, model_curvature
+    from tidegate.report import write_page
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    command = shlex.join(["tidegate", *sys.argv[1:]])
+    try:
+        loaded = load_language_model(model)
+        windows = token_windows(loaded, data, length=length, count=sequences, field=field)
+        sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
+        with errors.status("measuring") as status:
+            measured = model_curvature(
+                loaded,
+                windows,
+                sampling,
+                tell=lambda done, whole: status.update(f"measured {done} of {whole} sequences"),
+            )
+        page = write_page(curvature_page(measured, command=command), out)
+    except (ValueError, TypeError, OSError, ImportError) as problem:
+        stop(problem)
+    except KeyboardInterrupt:
+        stop("nothing was written.", code=INTERRUPTED)
+    console.print(_table(measured))
+    console.print(f"The page: {page}", soft_wrap=True)
+
+
+def _table(measured: ModelCurvature) -> Table:
+    what = "attention" if measured.sampling.part == "attention" else "blocks"
+    table = Table(
+        title=f"Relative slice curvature K of {measured.model}, {what}: quantiles, median |K| and share above 0",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in ("layer", "5 %", "25 %", "median", "75 %", "95 %", "|K|", "K > 0"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer in measured.layers:
+        table.add_row(
+            str(layer.layer),
+            *(f"{value:+.3g}" for value in layer.quantiles),
+            f"{layer.magnitude:.3g}",
+            f"{layer.positive:.2f}",
+        )
+    return table

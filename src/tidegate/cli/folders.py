@@ -1,0 +1,20 @@
+"""Folders that a command is to write to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["require_writable"]
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to before any work is done; nothing is left behind."""
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"--out {folder} cannot be a folder: {nearest} is a file. Choose another place.")
+    probe = nearest / ".tidegate-probe"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise ValueError(f"--out {folder} cannot be written to: {problem.strerror}. Choose another place.") from None

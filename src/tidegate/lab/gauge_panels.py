@@ -1,0 +1,106 @@
+"""Free directions of trained models as panels: how many of each head, and how firmly the others are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tidegate.experts.channel_gauge import ChannelGauge
+from tidegate.lab.panels import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
+
+__all__ = ["gauge_panels"]
+
+_FREE = 1e-11
+
+
+def gauge_panels(models: Mapping[str, Sequence[ChannelGauge]]) -> tuple[Panel, ...]:
+    """A table, a map of each model by layer and head, and the fall of the singular values.
+
+    models : by the name to show, what `model_gauge` gave for each
+    """
+    if not any(models.values()):
+        return ()
+    return (_table(models), _map(models), _fall(models))
+
+
+def _table(models: Mapping[str, Sequence[ChannelGauge]]) -> Table:
+    columns = (
+        Column(title="model"),
+        Column(title="layer", digits=0),
+        Column(title="directions of a head", digits=0, help="Ways to mix its channels: their number squared."),
+        Column(title="free, theory", digits=0),
+        Column(title="free, least", digits=0, help="Over the heads of the layer."),
+        Column(title="free, most", digits=0),
+        Column(
+            title="hold of the others",
+            help="Median over directions and heads: change of the output along them, over that of the output "
+            "projection where it tells most.",
+        ),
+        Column(title="weakest hold", help="Of the directions that are not free, the one that is told worst."),
+    )
+    rows = [
+        (name, float(place), *_layer_cells(layer))
+        for name, layers in models.items()
+        for place, layer in enumerate(layers)
+    ]
+    return Table(title="How free are the channels of each head to mix?", columns=columns, rows=tuple(rows))
+
+
+def _layer_cells(layer: ChannelGauge) -> Iterator[CellValue]:
+    held = layer.singular_values[layer.singular_values > _FREE]
+    yield float(layer.singular_values.shape[1])
+    yield None if layer.predicted is None else float(layer.predicted)
+    yield from (float(min(layer.free)), float(max(layer.free)))
+    yield None if not held.size else f"{float(np.median(held)):.1e}"
+    yield None if not held.size else f"{float(held.min()):.1e}"
+
+
+def _map(models: Mapping[str, Sequence[ChannelGauge]]) -> Maps:
+    shares = {
+        name: tuple(tuple(free / layer.singular_values.shape[1] for free in layer.free) for layer in layers)
+        for name, layers in models.items()
+    }
+    words = "; ".join(
+        f"{name} {min(map(min, rows)):.2f} to {max(map(max, rows)):.2f}" for name, rows in shares.items() if rows
+    )
+    return Maps(
+        title=f"Share of the channels' mixtures that no output shows: {words}",
+        alternative=f"Share of free directions by layer and key/value head: {words}.",
+        row_label="layer",
+        column_label="key/value head",
+        value_label="share of free directions",
+        maps=tuple(Map(label=name, values=rows) for name, rows in shares.items()),
+        low=0.0,
+        high=1.0,
+    )
+
+
+def _fall(models: Mapping[str, Sequence[ChannelGauge]]) -> Lines:
+    series = tuple(_falls(models))
+    words = "; ".join(
+        f"{line.label} {line.y[0]:.1e}, {sum(value is not None for value in line.y)} of {len(line.y)} seen"
+        for line in series
+        if line.y[0] is not None
+    )
+    return Lines(
+        title="How firmly the data hold each mixture of channels, from the best told to the worst",
+        alternative=f"Singular values along the gauge orbit, medians over heads. First values: {words or 'all free'}.",
+        x_label="direction, best told first",
+        y_label="change of the output, relative",
+        series=series,
+        log_y=True,
+    )
+
+
+def _falls(models: Mapping[str, Sequence[ChannelGauge]]) -> Iterator[Series]:
+    """One line a layer; free directions, which have no place on a logarithmic axis, are left out."""
+    for name, layers in models.items():
+        for place, layer in enumerate(layers):
+            middle: list[float] = np.median(layer.singular_values, axis=0).tolist()
+            yield Series(
+                label=f"{name}, layer {place}",
+                group=name,
+                x=tuple(float(number) for number in range(1, len(middle) + 1)),
+                y=tuple(value if value > _FREE else None for value in middle),
+            )

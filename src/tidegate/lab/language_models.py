@@ -1,0 +1,175 @@
+"""Language models from disk, as measurements take them: a module, its blocks, and tokens of a text.
+
+One of ours is a file that `tidegate.torch.save_model` wrote, or a folder with one such file. A Hugging Face model is a
+folder with a `config.json`, read from the disk alone, its weights from safetensors: nothing is unpickled or fetched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tidegate.lab.tasks.source import read_corpus, read_tokens, resolved, source_kind
+from tidegate.lab.tasks.task import DataError
+from tidegate.torch import TransformerLM, load_model
+
+__all__ = ["LanguageModel", "language_model_of", "load_language_model", "token_windows"]
+
+Encode: TypeAlias = Callable[[bytes], list[int]]
+
+_ATTENTION = ("attention", "self_attn", "attn", "self_attention")
+"""What blocks call their attention."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LanguageModel:
+    """A decoder in float64, ready to be evaluated."""
+
+    name: str
+    run: Callable[[Tensor], object]
+    """Takes tokens (1, T); what it returns does not matter."""
+    blocks: tuple[nn.Module, ...]
+    encode: Encode
+    """The tokens of a text."""
+    vocab_size: int
+    max_length: int | None
+    """Positions that it knows; None has no limit."""
+
+    def attentions(self) -> tuple[nn.Module, ...]:
+        """The attention of each block; a `ValueError` if a block has none by a known name."""
+        found: list[nn.Module] = []
+        for number, block in enumerate(self.blocks):
+            children = dict(block.named_children())
+            name = next((name for name in _ATTENTION if name in children), None)
+            if name is None:
+                raise ValueError(
+                    f"block {number} of {self.name} has no attention by the name of {', '.join(_ATTENTION)}; it has "
+                    f"{', '.join(children)}. Measure whole blocks with --part block."
+                )
+            found.append(children[name])
+        return tuple(found)
+
+
+def load_language_model(path: str | Path) -> LanguageModel:
+    """One of our checkpoints or a Hugging Face folder; a `ValueError` that says what is there if it is neither."""
+    place = Path(path)
+    if not place.exists():
+        raise ValueError(f"MODEL {place} is not there. Name a file of save_model, or a folder with a model in it.")
+    if place.is_dir() and (place / "config.json").is_file():
+        return _from_hugging_face(place)
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    if len(files) != 1:
+        raise ValueError(
+            f"MODEL {place} must hold a config.json (Hugging Face) or one .safetensors file of save_model; it holds "
+            f"{len(files)} such files."
+        )
+    return _ours(files[0])
+
+
+def language_model_of(model: TransformerLM, *, name: str) -> LanguageModel:
+    """One of ours in memory; it is copied to float64, and stays as it is."""
+    copied = copy.deepcopy(model).double().eval()
+
+    def encode(text: bytes) -> list[int]:
+        if copied.config.vocab_size != 256:
+            raise DataError(
+                f"MODEL {name} has a vocabulary of {copied.config.vocab_size:,} tokens and not the 256 bytes of a "
+                "text. Give --data a .npy file of tokens."
+            )
+        return list(text)
+
+    return LanguageModel(
+        name=name,
+        run=copied,
+        blocks=tuple(copied.stack.blocks),
+        encode=encode,
+        vocab_size=copied.config.vocab_size,
+        max_length=copied.config.max_length if copied.config.positions == "learned" else None,
+    )
+
+
+def token_windows(
+    model: LanguageModel, data: str | None, *, length: int, count: int, field: str | None = None
+) -> Tensor:
+    """Windows (count, length) of a text's tokens, evenly spread over it; fewer if they would overlap.
+
+    data : None for Python's own sources, or what `--data` of a comparison takes
+    """
+    if model.max_length is not None and length > model.max_length:
+        raise DataError(f"--length {length} is more than the {model.max_length} positions that {model.name} knows.")
+    tokens = _tokens(model, data, field, enough=64 * length * count)
+    if len(tokens) < length:
+        raise DataError(
+            f"--data {data} has {len(tokens):,} tokens and --length {length} needs as many. Give more text."
+        )
+    if int(tokens.max()) >= model.vocab_size:
+        raise DataError(
+            f"--data {data} has the token {int(tokens.max()):,} and {model.name} knows {model.vocab_size:,}, from 0 "
+            "on. Give tokens of the model's own vocabulary."
+        )
+    available = len(tokens) // length
+    rows = np.arange(min(count, available)) * available // min(count, available)
+    return torch.from_numpy(np.stack([tokens[row * length : (row + 1) * length] for row in rows]))
+
+
+def _tokens(model: LanguageModel, data: str | None, field: str | None, *, enough: int) -> NDArray[np.int64]:
+    source = resolved("stdlib" if data is None else data)
+    if source_kind(source) == "tokens":
+        return read_tokens(source).tokens.astype(np.int64)
+    corpus = read_corpus(source, field)
+    text = b"\n".join(document.content for document in corpus.documents)
+    # A token stands for at least one byte: the beginning is enough, however long the text.
+    return np.asarray(model.encode(text[: 8 * enough]), dtype=np.int64)
+
+
+def _ours(path: Path) -> LanguageModel:
+    model = load_model(path, dtype=torch.float64)
+    if not isinstance(model, TransformerLM):
+        raise ValueError(f"MODEL {path} is a {type(model).__name__}; curvature by layer takes language models.")
+    name = path.parent.name if path.name == "model.safetensors" else path.stem
+    return language_model_of(model, name=name)
+
+
+def _from_hugging_face(folder: Path) -> LanguageModel:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        # Fused kernels have no forward mode.
+        attn_implementation="eager",
+        dtype=torch.float64,
+    ).eval()
+    config: Any = model.config.get_text_config()
+
+    def encode(text: bytes) -> list[int]:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
+
+    return LanguageModel(
+        name=folder.resolve().name,
+        run=lambda tokens: model(input_ids=tokens, use_cache=False),
+        blocks=_blocks(model, config.num_hidden_layers, folder),
+        encode=encode,
+        vocab_size=config.vocab_size,
+        max_length=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _blocks(model: nn.Module, count: int, folder: Path) -> tuple[nn.Module, ...]:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return tuple(module)
+    raise ValueError(f"MODEL {folder} has no list of {count} blocks, as its config.json says.")

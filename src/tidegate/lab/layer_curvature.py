@@ -1,0 +1,185 @@
+"""How the layers of a trained model bend: the distribution of slice curvature, layer by layer.
+
+A layer is read as a map of the input at one position, all others staying, to the outputs at that position and all that
+follow. Planes are drawn at random from the input's space. Curvature is relative, K times the mean squared length of an
+output: 1 is a sphere about the origin through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tidegate.geometry import GeometryError, sectional_curvature
+from tidegate.lab.language_models import LanguageModel
+from tidegate.torch import plain_kernel
+
+__all__ = ["QUANTILES", "LayerCurvature", "ModelCurvature", "Part", "Sampling", "model_curvature"]
+
+Part: TypeAlias = Literal["attention", "block"]
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Where a model is measured."""
+
+    part: Part = "attention"
+    """The attention alone, from its own input to its own output, or the whole block."""
+    num_positions: int = 4
+    """Of each sequence, evenly spread; the first, which sees itself alone, is left out."""
+    num_planes: int = 16
+    """At each position."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_positions", "num_planes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCurvature:
+    """The slices of one layer."""
+
+    layer: int
+    count: int
+    quantiles: tuple[float, ...]
+    """Relative curvature at 5, 25, 50, 75 and 95 %."""
+    magnitude: float
+    """Median of the absolute value."""
+    positive: float
+    """Share of positive curvature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCurvature:
+    """All layers of one model."""
+
+    model: str
+    sampling: Sampling
+    num_sequences: int
+    length: int
+    layers: tuple[LayerCurvature, ...]
+
+
+class _Call(NamedTuple):
+    """One call of a layer: its input (1, T, d), and how to repeat it with another."""
+
+    input: Tensor
+    repeat: Callable[[Tensor], Tensor]
+
+
+def model_curvature(
+    model: LanguageModel,
+    windows: Tensor,
+    sampling: Sampling | None = None,
+    *,
+    tell: Callable[[int, int], None] | None = None,
+) -> ModelCurvature:
+    """Measure every layer on windows of tokens (sequences, T); `tell` hears of every sequence that is done."""
+    sampling = sampling or Sampling()
+    layers = model.blocks if sampling.part == "block" else model.attentions()
+    if windows.shape[1] < 2:
+        raise ValueError(f"windows must have at least two positions; got {tuple(windows.shape)}.")
+    found: list[list[NDArray[np.float64]]] = [[] for _ in layers]
+    rng = np.random.default_rng(sampling.seed)
+    for number, window in enumerate(windows):
+        with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
+            model.run(window[None])
+        for layer, call in enumerate(calls):
+            for position in _positions(windows.shape[1], sampling.num_positions):
+                found[layer].append(_curvatures(call, position, sampling.num_planes, rng, layer))
+        if tell is not None:
+            tell(number + 1, len(windows))
+    return ModelCurvature(
+        model=model.name,
+        sampling=sampling,
+        num_sequences=len(windows),
+        length=windows.shape[1],
+        layers=tuple(_summary(layer, np.concatenate(parts)) for layer, parts in enumerate(found)),
+    )
+
+
+def _positions(length: int, count: int) -> list[int]:
+    return sorted({int(place) for place in np.linspace(1, length - 1, min(count, length - 1)).round()})
+
+
+def _curvatures(
+    call: _Call, position: int, num_planes: int, rng: np.random.Generator, layer: int
+) -> NDArray[np.float64]:
+    x = call.input.detach()
+
+    def output(moved: Tensor) -> Tensor:
+        replaced = torch.cat([x[:, :position], moved[None, None], x[:, position + 1 :]], dim=1)
+        return call.repeat(replaced)[0, position:]
+
+    with torch.no_grad(), plain_kernel():
+        size = float((output(x[0, position]) ** 2).sum(dim=-1).mean())
+    u, v = rng.standard_normal((2, num_planes, x.shape[-1]))
+    try:
+        with _TwiceDifferentiable():
+            found = sectional_curvature(output, x[0, position], u, v, covariance=size, tangent="plane")
+    except GeometryError as problem:
+        raise GeometryError(f"Layer {layer}, position {position}: {problem}") from problem
+    except (RuntimeError, NotImplementedError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise GeometryError(f"Layer {layer} cannot be differentiated in forward mode: {reason}") from problem
+    return found.numpy()
+
+
+def _summary(layer: int, values: NDArray[np.float64]) -> LayerCurvature:
+    return LayerCurvature(
+        layer=layer,
+        count=len(values),
+        quantiles=tuple(np.quantile(values, QUANTILES).tolist()),
+        magnitude=float(np.median(np.abs(values))),
+        positive=float((values > 0).mean()),
+    )
+
+
+@contextmanager
+def _calls(layers: Sequence[nn.Module]) -> Generator[list[_Call]]:
+    """The call that each layer gets while a model runs, in the order of the layers."""
+    calls: dict[int, _Call] = {}
+
+    def keep(number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            calls[number] = _call(module, arguments, options)
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(keep(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    ordered: list[_Call] = []
+    try:
+        yield ordered
+    finally:
+        for hook in hooks:
+            hook.remove()
+    ordered += [calls[number] for number in range(len(layers))]
+
+
+def _call(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Call:
+    def repeat(x: Tensor) -> Tensor:
+        result = module(x, *arguments[1:], **options) if arguments else module(**{**options, "hidden_states": x})
+        return cast("Tensor", result[0] if isinstance(result, tuple) else result)
+
+    return _Call(arguments[0] if arguments else options["hidden_states"], repeat)
+
+
+class _TwiceDifferentiable(TorchFunctionMode):
+    """Computes SiLU by its formula: PyTorch's own has no second derivative in forward mode."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.silu:
+            return args[0] * torch.sigmoid(args[0])
+        return func(*args, **(kwargs or {}))

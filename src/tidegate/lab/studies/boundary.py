@@ -1,0 +1,212 @@
+"""Do gates help on bent boundaries more than on straight ones, is it the gate, and does curvature go with success?
+
+One attention layer and a linear readout, with a gate, without one, and with a pointwise nonlinearity in the gate's
+place, all of as many parameters. Each variant learns each task at the learning rate that did best on other seeds. The
+layer makes a surface of the plane of points; its curvature is measured at points of the test set, relative to the
+squared spread of the surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidegate.geometry import gaussian_curvature
+from tidegate.lab.statistics import t_interval
+from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, TASKS, tokens_of
+from tidegate.lab.studies.boundary_training import GATED, POINTWISE, Classifier, Options, train
+from tidegate.lab.studies.correlation import Correlation, correlate
+from tidegate.torch import plain_kernel
+
+__all__ = ["Difference", "Result", "Trial", "boundary_study", "finding"]
+
+Numbers: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One variant on one task under one seed."""
+
+    variant: str
+    task: str
+    seed: int
+    learning_rate: float
+    accuracy: float
+    curvature: float
+    """Median of |K| over points, relative to the squared spread of the surface."""
+    positive: float
+    """Share of points with positive curvature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Accuracy of a variant less another's, mean over a kind of tasks, with a 95 % interval over seeds."""
+
+    variant: str
+    control: str
+    kind: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """All trials and what they say together."""
+
+    options: Options
+    num_parameters: dict[str, int]
+    trials: tuple[Trial, ...]
+    differences: tuple[Difference, ...]
+    correlations: tuple[Correlation, ...]
+
+
+def boundary_study(options: Options | None = None, *, tell: Callable[[str], None] | None = None) -> Result:
+    """Tune, train and measure every variant on every task."""
+    options = options or Options()
+    trials: list[Trial] = []
+    for variant in options.variants:
+        rates = _best_rates(variant, options)
+        cases = [(task, seed) for task in options.tasks for seed in range(options.num_seeds)]
+        models, accuracies = train(variant, cases, [rates[task] for task, _ in cases], options)
+        for place, (task, seed) in enumerate(cases):
+            own = {name: value[place] for name, value in models.items()}
+            curvature, positive = _curvature(variant, own, task, seed, options)
+            trials.append(
+                Trial(
+                    variant=variant,
+                    task=task,
+                    seed=seed,
+                    learning_rate=rates[task],
+                    accuracy=accuracies[place],
+                    curvature=curvature,
+                    positive=positive,
+                )
+            )
+        if tell is not None:
+            tell(variant)
+    return _summed_up(options, tuple(trials))
+
+
+def finding(result: Result) -> str:
+    """What holds, from the numbers."""
+    linear = [_mean_accuracy(result, variant, LINEAR) for variant in result.options.variants]
+    bent = (f"{variant} {_mean_accuracy(result, variant, NONLINEAR):.3f}" for variant in result.options.variants)
+    related = (f"{each.among} r = {each.value:.2f} ({each.low:.2f} … {each.high:.2f})" for each in result.correlations)
+    return (
+        f"On linear boundaries all variants have mean accuracies between {min(linear):.3f} and {max(linear):.3f}. On "
+        f"nonlinear ones: {', '.join(bent)}. What gates gain there, with 95 % intervals over seeds. "
+        f"{_gains_in_words(result)} Correlation of accuracy with log curvature within nonlinear tasks: "
+        f"{', '.join(related)}."
+    )
+
+
+def _gains_in_words(result: Result) -> str:
+    parts: list[str] = []
+    for control in ("none", *POINTWISE):
+        gains = [
+            f"{each.variant} {each.value:+.3f} ({each.low:+.3f} … {each.high:+.3f})"
+            for each in result.differences
+            if each.control == control and each.kind == "nonlinear" and each.variant in GATED
+        ]
+        if gains:
+            parts.append(f"Over {control}: {'; '.join(gains)}.")
+    return " ".join(parts)
+
+
+def _best_rates(variant: str, options: Options) -> dict[str, float]:
+    """For each task the learning rate with the best mean accuracy on the tuning seeds."""
+    seeds = range(options.num_seeds, options.num_seeds + options.num_tuning_seeds)
+    cases = [(task, seed) for task in options.tasks for _ in options.learning_rates for seed in seeds]
+    rates = [rate for _ in options.tasks for rate in options.learning_rates for _ in seeds]
+    _, accuracies = train(variant, cases, rates, options)
+    table = np.array(accuracies).reshape(len(options.tasks), len(options.learning_rates), -1).mean(axis=-1)
+    return {
+        task: options.learning_rates[int(best)] for task, best in zip(options.tasks, table.argmax(axis=1), strict=True)
+    }
+
+
+def _curvature(
+    variant: str, parameters: dict[str, Tensor], task: str, seed: int, options: Options
+) -> tuple[float, float]:
+    """Median relative |K| of the surface that the layer makes of the plane, and the share of positive curvature."""
+    model = Classifier(variant).double()
+    model.load_state_dict({name: value.double() for name, value in parameters.items()})
+    points, _ = TASKS[task](np.random.default_rng(10_000 + seed), options.num_points)
+    base = torch.from_numpy(tokens_of(np.zeros(2), task))
+    slopes = torch.from_numpy(np.stack([tokens_of(axis, task) for axis in np.eye(2)])) - base
+
+    def surface(point: Tensor) -> Tensor:
+        return model.represent((base + point[0] * slopes[0] + point[1] * slopes[1])[None])[0]
+
+    at = torch.from_numpy(points)
+    with torch.no_grad(), plain_kernel():
+        spread = float(torch.stack([surface(point) for point in at]).var(dim=0).sum())
+    curvature = gaussian_curvature(surface, at, covariance=spread)
+    return float(curvature.abs().median()), float((curvature > 0).double().mean())
+
+
+def _summed_up(options: Options, trials: tuple[Trial, ...]) -> Result:
+    kinds = {"linear": LINEAR, "nonlinear": NONLINEAR}
+    pairs = [(variant, "none") for variant in options.variants if variant != "none"]
+    pairs += [(variant, control) for control in POINTWISE for variant in options.variants if variant in GATED]
+    differences = tuple(
+        _difference(trials, variant, control, kind, set(tasks), options.num_seeds)
+        for kind, tasks in kinds.items()
+        for variant, control in pairs
+        if {"none", control} <= set(options.variants)
+    )
+    bent = [trial for trial in trials if trial.task in NONLINEAR]
+    sets = {
+        "all variants": list(options.variants),
+        "gates": [name for name in options.variants if name in GATED],
+        "pointwise": [name for name in options.variants if name in POINTWISE],
+        "no gate": ["none"],
+    }
+    correlations = tuple(
+        correlate(
+            among,
+            [
+                (trial.task, trial.seed, np.log(trial.curvature), trial.accuracy)
+                for trial in bent
+                if trial.variant in of
+            ],
+        )
+        for among, of in sets.items()
+    )
+    return Result(
+        options=options,
+        num_parameters={
+            name: sum(parameter.numel() for parameter in Classifier(name).parameters()) for name in options.variants
+        },
+        trials=trials,
+        differences=differences,
+        correlations=correlations,
+    )
+
+
+def _difference(
+    trials: Sequence[Trial], variant: str, control: str, kind: str, tasks: set[str], num_seeds: int
+) -> Difference:
+    def by_seed(name: str) -> Numbers:
+        return np.array(
+            [
+                np.mean([t.accuracy for t in trials if t.variant == name and t.seed == seed and t.task in tasks])
+                for seed in range(num_seeds)
+            ],
+            dtype=np.float64,
+        )
+
+    gained = by_seed(variant) - by_seed(control)
+    low, high = t_interval(gained.tolist())
+    return Difference(variant=variant, control=control, kind=kind, value=float(gained.mean()), low=low, high=high)
+
+
+def _mean_accuracy(result: Result, variant: str, tasks: dict[str, Any]) -> float:
+    return float(np.mean([t.accuracy for t in result.trials if t.variant == variant and t.task in tasks]))

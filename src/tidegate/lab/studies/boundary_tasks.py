@@ -1,0 +1,105 @@
+"""Points of the plane, labelled by a boundary, as short sequences of tokens: three straight boundaries, five bent ones.
+
+A sequence shows one point several times, each token with noise of its own and a code of its position. The label belongs
+to the point; in the task `contrast` it belongs to the difference between the two halves of the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LINEAR", "NONLINEAR", "NUM_TOKENS", "TASKS", "WIDTH", "draw_examples", "tokens_of"]
+
+Numbers: TypeAlias = NDArray[np.float64]
+Labels: TypeAlias = NDArray[np.int64]
+Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[Numbers, Labels]]
+
+NUM_TOKENS = 4
+WIDTH = 8
+"""Of a token: two coordinates, a one, and four numbers that code the position; the last stays 0."""
+NOISE = 0.1
+
+
+def _uniform(rng: np.random.Generator, count: int) -> Numbers:
+    return rng.uniform(-1.5, 1.5, (count, 2))
+
+
+def _half_plane(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    points = _uniform(rng, count)
+    return points, (points @ [1.0, 0.5] > 0.2).astype(np.int64)
+
+
+def _steep(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    points = _uniform(rng, count)
+    return points, (points @ [0.2, -1.0] > -0.3).astype(np.int64)
+
+
+def _contrast(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    shifts = rng.uniform(-1, 1, (count, 2))
+    return shifts, (shifts @ [0.6, 0.8] > 0).astype(np.int64)
+
+
+def _circle(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    points = _uniform(rng, count)
+    return points, (np.linalg.norm(points, axis=1) < 1.2).astype(np.int64)
+
+
+def _xor(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    points = _uniform(rng, count)
+    return points, (points.prod(axis=1) > 0).astype(np.int64)
+
+
+def _moons(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    labels, angle = rng.integers(0, 2, count), math.pi * rng.random(count)
+    x = np.where(labels == 0, np.cos(angle), 1 - np.cos(angle))
+    y = np.where(labels == 0, np.sin(angle), 0.5 - np.sin(angle))
+    return np.stack([x - 0.5, 1.5 * (y - 0.25)], axis=1) + 0.08 * rng.standard_normal((count, 2)), labels
+
+
+def _spirals(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    labels, along = rng.integers(0, 2, count), np.sqrt(rng.uniform(0.05, 1, count))
+    angle = 1.5 * math.pi * along + math.pi * labels
+    points = 1.5 * along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return points + 0.05 * rng.standard_normal((count, 2)), labels
+
+
+def _shells(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    """Three rings about the origin, the middle one of another class."""
+    ring, angle = rng.choice(3, count, p=(0.25, 0.5, 0.25)), 2 * math.pi * rng.random(count)
+    radius = 0.35 + 0.55 * ring + 0.08 * rng.standard_normal(count)
+    return radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1), (ring == 1).astype(np.int64)
+
+
+LINEAR: dict[str, Draw] = {"half-plane": _half_plane, "steep": _steep, "contrast": _contrast}
+NONLINEAR: dict[str, Draw] = {
+    "circle": _circle,
+    "xor": _xor,
+    "moons": _moons,
+    "spirals": _spirals,
+    "shells": _shells,
+}
+TASKS: dict[str, Draw] = {**LINEAR, **NONLINEAR}
+
+
+def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+    """Sequences (count, T, width) and labels (count,)."""
+    points, labels = TASKS[task](rng, count)
+    seen = tokens_of(points, task)
+    seen[..., :2] += NOISE * rng.standard_normal((count, NUM_TOKENS, 2))
+    return seen, labels
+
+
+def tokens_of(points: Numbers, task: str) -> Numbers:
+    """Sequences (..., T, width) of points (..., 2), without noise."""
+    shown = np.broadcast_to(points[..., None, :], (*points.shape[:-1], NUM_TOKENS, 2))
+    if task == "contrast":
+        shown = shown * np.where(np.arange(NUM_TOKENS) < NUM_TOKENS // 2, 1.0, -1.0)[:, None]
+    turns = 2 * math.pi * np.arange(NUM_TOKENS) / NUM_TOKENS
+    codes = np.stack([np.ones(NUM_TOKENS), *(f(k * turns) for k in (1, 2) for f in (np.sin, np.cos))], axis=1)
+    codes = np.broadcast_to(codes, (*points.shape[:-1], *codes.shape))
+    return np.concatenate([shown, codes, np.zeros((*codes.shape[:-1], WIDTH - 7))], axis=-1)

@@ -1,0 +1,144 @@
+"""One attention layer and a linear readout, with a gate or something else in its place, trained many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.lab.studies.boundary_tasks import TASKS, WIDTH, draw_examples
+from tidegate.torch import GatedAttention, plain_kernel
+
+__all__ = ["GATED", "POINTWISE", "VARIANTS", "Classifier", "Options", "train"]
+
+_func: Any = torch.func
+
+_HEADS = 2
+_HEAD_DIM = 8
+"""A head as wide as a token, so that all gates of one number a feature cost the same, heads · width²."""
+_WIDER = 10
+"""Head width without a gate: what a gate costs goes into wider heads, to the same number of parameters."""
+VARIANTS: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
+    "none": ("none", None),
+    "tanh": ("none", torch.tanh),
+    "gelu": ("none", F.gelu),
+    "bma": ("bma", None),
+    "bma-query": ("bma-query", None),
+    "g1": ("g1", None),
+    "output:output": ("output:output", None),
+}
+"""For each variant its gate, and what is done pointwise to the heads' outputs."""
+POINTWISE = tuple(name for name, (_, function) in VARIANTS.items() if function is not None)
+GATED = tuple(name for name, (gate, _) in VARIANTS.items() if gate != "none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Sizes of the study."""
+
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    tasks: tuple[str, ...] = tuple(TASKS)
+    num_seeds: int = 10
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    num_tuning_seeds: int = 2
+    """Seeds of their own, after those of the study."""
+    steps: int = 400
+    batch_size: int = 48
+    num_training: int = 1024
+    num_test: int = 1000
+    num_points: int = 50
+    """Points of the test set at which curvature is measured."""
+
+
+class Classifier(nn.Module):
+    """One attention layer over a sequence, the mean of its outputs, and a linear readout of two classes."""
+
+    def __init__(self, variant: str) -> None:
+        super().__init__()
+        gate, pointwise = VARIANTS[variant]
+        width = _WIDER if gate == "none" else _HEAD_DIM
+        self.layer = GatedAttention(WIDTH, _HEADS, gate=gate, head_dim=width, causal=False)
+        self.readout = nn.Linear(WIDTH, 2)
+        if pointwise is not None:
+            self.layer.o_proj.register_forward_pre_hook(partial(_apply, pointwise))
+
+    def represent(self, sequences: Tensor) -> Tensor:
+        """(B, T, width) to (B, width): what the readout sees."""
+        return self.layer(sequences).mean(dim=-2)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """(B, T, width) to logits (B, 2)."""
+        return self.readout(self.represent(sequences))
+
+
+def _apply(function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (function(inputs[0]), *inputs[1:])
+
+
+def train(
+    variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: Options
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train one model for each (task, seed), all in one computation; parameters with a leading axis, and accuracies.
+
+    Every model has its own data, initial weights and learning rate. Adam acts on each number by itself, so that none
+    sees another.
+    """
+    skeleton = Classifier(variant)
+    stacked = _initial([seed for _, seed in cases], variant)
+    data = [_data(task, seed, options) for task, seed in cases]
+    inputs, labels = (torch.stack([each[part] for each in data]) for part in (0, 1))
+    test_inputs, test_labels = (torch.stack([each[part] for each in data]) for part in (2, 3))
+
+    def logits(parameters: dict[str, Tensor], sequences: Tensor) -> Tensor:
+        return _func.functional_call(skeleton, parameters, (sequences,))
+
+    batched = _func.vmap(logits)
+    rate = torch.tensor(rates)
+    first = {name: torch.zeros_like(value) for name, value in stacked.items()}
+    second = {name: torch.zeros_like(value) for name, value in stacked.items()}
+    generator = torch.Generator().manual_seed(0)
+    with plain_kernel():
+        for step in range(1, options.steps + 1):
+            rows = torch.randint(options.num_training, (options.batch_size,), generator=generator)
+            found = batched(stacked, inputs[:, rows])
+            loss = F.cross_entropy(found.flatten(0, 1), labels[:, rows].flatten(), reduction="sum") / options.batch_size
+            slopes = torch.autograd.grad(loss, list(stacked.values()))
+            share = 1 - (step - 1) / options.steps
+            with torch.no_grad():
+                for (name, value), slope in zip(stacked.items(), slopes, strict=True):
+                    first[name].lerp_(slope, 0.1)
+                    second[name].lerp_(slope**2, 0.01)
+                    size = (second[name] / (1 - 0.99**step)).sqrt_().add_(1e-8)
+                    each = (share * rate).reshape(-1, *[1] * (value.ndim - 1))
+                    value -= each * first[name] / (1 - 0.9**step) / size
+        with torch.no_grad():
+            right = (batched(stacked, test_inputs).argmax(dim=-1) == test_labels).double().mean(dim=-1)
+    return {name: value.detach() for name, value in stacked.items()}, right.tolist()
+
+
+def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
+    """Initial parameters of one model for each seed, stacked."""
+    models: list[dict[str, Tensor]] = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        models.append({name: value.detach() for name, value in Classifier(variant).named_parameters()})
+    return {name: torch.stack([model[name] for model in models]).requires_grad_() for name in models[0]}
+
+
+def _data(task: str, seed: int, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training sequences and labels, test sequences and labels."""
+    rng = np.random.default_rng((list(TASKS).index(task), seed))
+    train_x, train_y = draw_examples(task, rng, options.num_training)
+    test_x, test_y = draw_examples(task, rng, options.num_test)
+    return (
+        torch.from_numpy(train_x).float(),
+        torch.from_numpy(train_y),
+        torch.from_numpy(test_x).float(),
+        torch.from_numpy(test_y),
+    )

@@ -1,0 +1,231 @@
+r"""Does curvature grow with the number of layers? In a structured stack, where gates alone can bend, and at random.
+
+The structured stack is one layer over and over: attention is uniform, since the keys are 0, the value and output maps
+together turn the stream by a quarter turn of which a fixed share is added, and gates read through orthogonal matrices.
+Without a gate it is affine at every depth. The random stack has layers as they are initialised. Both add their outputs
+to the stream. Curvature is relative, K times the squared length of the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidegate.gate import Site
+from tidegate.gates import Gates
+from tidegate.geometry import depth_chart, sectional_curvature
+from tidegate.lab.statistics import t_interval
+from tidegate.lab.studies.flat_or_curved import FLAT, with_strength
+from tidegate.sizes import HeadShape
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.torch import GatedAttention
+
+__all__ = [
+    "Curve",
+    "Growth",
+    "Options",
+    "Regime",
+    "Result",
+    "depth_study",
+    "finding",
+    "fit_growth",
+    "random_stack",
+    "structured_stack",
+]
+
+Regime: TypeAlias = Literal["structured", "random"]
+Numbers: TypeAlias = NDArray[np.float64]
+
+_STEP = 0.25
+"""Share of the quarter turn that a structured layer adds to the stream; it keeps lengths nearly as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is measured, and how often."""
+
+    gates: tuple[str, ...] = ("none", "bma", "bma-query", "g1", "output:output")
+    depths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    num_seeds: int = 10
+    num_planes: int = 16
+    d_model: int = 12
+    num_heads: int = 2
+    length: int = 6
+    strength: float = 1.0
+    """Standard deviation of the gates' logits over the first input."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """A straight line through log curvature for each seed, and the mean slope over seeds with its 95 % interval."""
+
+    against: Literal["log depth", "depth"]
+    """`log depth` makes the slope the exponent of a power of depth; `depth` makes it a rate for each layer."""
+    slope: float
+    low: float
+    high: float
+    residual: float
+    """Root mean square of what the lines leave, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One gate in one regime, over all depths."""
+
+    regime: Regime
+    gate: str
+    medians: tuple[tuple[float, ...], ...]
+    """Of |K| over planes: seed by depth."""
+    positive: tuple[float, ...]
+    """Share of planes with positive curvature, by depth."""
+    growth: tuple[Growth, ...]
+    """Both fits; none where there is nothing but rounding."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is nothing but rounding at every depth."""
+        return not self.growth
+
+    @property
+    def best(self) -> Growth:
+        """The fit that leaves less."""
+        return min(self.growth, key=lambda growth: growth.residual)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Every gate in both regimes."""
+
+    options: Options
+    curves: tuple[Curve, ...]
+
+
+def depth_study(options: Options | None = None) -> Result:
+    """Measure slices of stacks of every depth."""
+    options = options or Options()
+    regimes: tuple[Regime, ...] = ("structured", "random")
+    return Result(
+        options=options,
+        curves=tuple(_curve(regime, gate, options) for regime in regimes for gate in options.gates),
+    )
+
+
+def structured_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:
+    """The same layer `depth` times, with gates at the options' strength over x."""
+    rng = np.random.default_rng(seed)
+    shape = HeadShape.of(d_model=options.d_model, num_heads=options.num_heads)
+    frame = _orthogonal(rng, shape.d_model)
+    quarter = frame @ np.kron(np.eye(shape.d_model // 2), [[0.0, -1.0], [1.0, 0.0]]) @ frame.T
+    inward = _heads_first(frame, shape)
+    gates = Gates.parse(gate)
+    parameters: dict[Site, dict[str, torch.Tensor]] = {}
+    for one in gates:
+        heads, read, gated = one.parameter_shapes(**asdict(shape))["weight"]
+        matrices = [_orthogonal(rng, max(read, gated))[:read, :gated] for _ in range(heads)]
+        parameters[one.site] = {"weight": torch.from_numpy(np.stack(matrices))}
+    layer = AttentionArrays(
+        W_Q=inward,
+        W_K=torch.zeros_like(inward),
+        W_V=inward,
+        W_O=torch.from_numpy(_STEP * frame.T @ quarter).unflatten(0, (shape.num_heads, shape.head_dim)),
+        gates=gates,
+        gate_parameters=parameters,
+    )
+    return [with_strength(layer, x, options.strength)] * depth
+
+
+def random_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:
+    """Layers as they are initialised, each with gates at the options' strength over x."""
+    torch.manual_seed(seed)
+    layers: list[AttentionArrays] = []
+    for _ in range(depth):
+        layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
+        detached = layer.with_parameters({name: array.detach() for name, array in layer.parameters().items()})
+        layers.append(with_strength(detached, x, options.strength))
+    return layers
+
+
+def fit_growth(depths: Sequence[int], medians: Numbers, against: Literal["log depth", "depth"]) -> Growth:
+    """Fit log medians (seed, depth) by a line for each seed; at least two seeds and positive numbers."""
+    at = np.log(depths) if against == "log depth" else np.asarray(depths, dtype=np.float64)
+    centred = at - at.mean()
+    logs = np.log(medians)
+    slopes = logs @ centred / (centred @ centred)
+    left = logs - logs.mean(axis=1, keepdims=True) - slopes[:, None] * centred
+    low, high = t_interval(slopes.tolist())
+    return Growth(
+        against=against,
+        slope=float(slopes.mean()),
+        low=low,
+        high=high,
+        residual=math.sqrt(float((left**2).mean())),
+    )
+
+
+def finding(result: Result) -> str:
+    """What holds, from the numbers."""
+    parts: list[str] = []
+    for regime, where in (("structured", "In the structured stack"), ("random", "At random initialisation")):
+        curves = [curve for curve in result.curves if curve.regime == regime]
+        flat = [curve.gate for curve in curves if curve.flat]
+        grown = "; ".join(f"{curve.gate} {_in_words(curve)}" for curve in curves if not curve.flat)
+        still = f" {', '.join(flat)} stays flat at every depth." if flat else ""
+        parts.append(f"{where} median |K| goes with depth L as {grown}.{still}")
+    falling = [f"{curve.gate} ({curve.regime})" for curve in result.curves if not curve.flat and curve.best.low <= 0]
+    parts.append(
+        "It grows in every case, 95 % intervals excluding 0."
+        if not falling
+        else f"No growth is shown for {', '.join(falling)}."
+    )
+    return " ".join(parts)
+
+
+def _in_words(curve: Curve) -> str:
+    best = curve.best
+    interval = f"({best.low:.2f} … {best.high:.2f})"
+    return f"L^{best.slope:.2f} {interval}" if best.against == "log depth" else f"exp({best.slope:.2f} L) {interval}"
+
+
+def _curve(regime: Regime, gate: str, options: Options) -> Curve:
+    found = np.stack([_seed(regime, gate, options, seed) for seed in range(options.num_seeds)])
+    medians = np.median(np.abs(found), axis=-1)
+    bent = bool((medians > FLAT).all())
+    return Curve(
+        regime=regime,
+        gate=gate,
+        medians=tuple(map(tuple, medians.tolist())),
+        positive=tuple((found > FLAT).mean(axis=(0, 2)).tolist()),
+        growth=tuple(fit_growth(options.depths, medians, against) for against in ("log depth", "depth"))
+        if bent
+        else (),
+    )
+
+
+def _seed(regime: Regime, gate: str, options: Options, seed: int) -> Numbers:
+    """Relative slice curvatures (depth, plane) of one seed; the shallower stacks are the beginnings of the deepest."""
+    rng = np.random.default_rng(1000 + seed)
+    x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
+    build = structured_stack if regime == "structured" else random_stack
+    stack = build(gate, max(options.depths), x, options, seed)
+    u, v = rng.standard_normal((2, options.num_planes, options.d_model))
+    rows: list[Numbers] = []
+    for depth in options.depths:
+        chart = depth_chart(stack[:depth], x, moving=1)
+        size = float((chart(chart.start) ** 2).sum())
+        rows.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent="plane").numpy())
+    return np.stack(rows)
+
+
+def _orthogonal(rng: np.random.Generator, size: int) -> Numbers:
+    return np.linalg.qr(rng.standard_normal((size, size)))[0]
+
+
+def _heads_first(matrix: Numbers, shape: HeadShape) -> torch.Tensor:
+    """(d, H h) as one matrix per head, (H, d, h)."""
+    return torch.from_numpy(matrix).unflatten(1, (shape.num_heads, shape.head_dim)).transpose(0, 1).contiguous()

@@ -1,0 +1,119 @@
+"""Curvature over depth, as panels and a figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from tidegate.lab.panels import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
+from tidegate.lab.studies.depth import Curve, Regime, Result
+from tidegate.lab.studies.drawing import COLOURS, new_figure, quiet
+
+__all__ = ["draw", "sections"]
+
+_TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
+
+
+def sections(result: Result) -> tuple[Section, ...]:
+    """Curves, exponents and a table for each regime."""
+    return tuple(
+        Section(
+            title=title,
+            lead="Medians of the absolute relative slice curvature; bold: the geometric mean over seeds.",
+            panels=_panels(result, [curve for curve in result.curves if curve.regime == regime]),
+        )
+        for regime, title in _TITLES.items()
+    )
+
+
+def draw(result: Result) -> dict[str, Figure]:
+    """Curvature against depth, one plot a regime."""
+    depths = result.options.depths
+    figure = new_figure(8.0, 3.2)
+    all_axes: Any = figure.subplots(1, 2)
+    for axes, (regime, title) in zip(all_axes, _TITLES.items(), strict=True):
+        quiet(axes, title=title, x="layers", y="median |K|, relative")
+        axes.set(xscale="log", yscale="log")
+        axes.set_xticks(depths, [str(depth) for depth in depths])
+        axes.xaxis.set_minor_locator(NullLocator())
+        for place, gate in enumerate(result.options.gates):
+            curve = next(curve for curve in result.curves if curve.regime == regime and curve.gate == gate)
+            _draw_curve(axes, curve, depths, COLOURS[place] if gate != "none" else "black")
+        axes.legend(fontsize=7, frameon=False)
+    return {"depth.svg": figure}
+
+
+def _draw_curve(axes: Any, curve: Curve, depths: tuple[int, ...], colour: str) -> None:
+    if curve.flat:
+        axes.plot([], [], color=colour, label=f"{curve.gate}: flat to rounding")
+        return
+    medians = np.array(curve.medians)
+    axes.plot(depths, medians.T, color=colour, linewidth=0.4, alpha=0.35)
+    best = curve.best
+    law = f"L^{best.slope:.2f}" if best.against == "log depth" else f"exp({best.slope:.2f} L)"
+    axes.plot(
+        depths, np.exp(np.log(medians).mean(axis=0)), "o-", color=colour, markersize=3, label=f"{curve.gate}: {law}"
+    )
+
+
+def _panels(result: Result, curves: list[Curve]) -> tuple[Panel, ...]:
+    bent = [curve for curve in curves if not curve.flat]
+    depths = tuple(float(depth) for depth in result.options.depths)
+    series: list[Series] = []
+    for curve in bent:
+        series += [Series(label=curve.gate, group=curve.gate, x=depths, y=row, faint=True) for row in curve.medians]
+        mean = tuple(np.exp(np.log(np.array(curve.medians)).mean(axis=0)).tolist())
+        series.append(Series(label=curve.gate, group=curve.gate, x=depths, y=mean))
+    return (
+        Lines(
+            title="Curvature against the number of layers",
+            alternative="Lines over depth, one colour a gate, one thin line a seed.",
+            x_label="layers",
+            y_label="median |K|, relative",
+            series=tuple(series),
+            log_x=True,
+            log_y=True,
+        ),
+        Intervals(
+            title="Exponent p of |K| ~ L^p, with 95 % intervals over seeds",
+            alternative="; ".join(
+                f"{item.label} {item.value:.2f}" for item in _exponents(bent) if item.value is not None
+            ),
+            x_label="exponent",
+            items=_exponents(bent),
+        ),
+        _table(result, curves),
+    )
+
+
+def _exponents(curves: list[Curve]) -> tuple[Estimate, ...]:
+    return tuple(
+        Estimate(label=curve.gate, value=growth.slope, low=growth.low, high=growth.high)
+        for curve in curves
+        for growth in curve.growth
+        if growth.against == "log depth"
+    )
+
+
+def _table(result: Result, curves: list[Curve]) -> Table:
+    fits = ("exponent of L", "low", "high", "residual (nats)", "rate a layer", "low", "high", "residual (nats)")
+    columns = (
+        Column(title="gate"),
+        *(Column(title=f"|K|, L = {depth}", digits=4) for depth in result.options.depths),
+        *(Column(title=f"positive, L = {depth}", digits=2) for depth in result.options.depths),
+        *(Column(title=name, digits=3) for name in fits),
+    )
+    rows = tuple(
+        (
+            curve.gate,
+            *np.median(np.array(curve.medians), axis=0).tolist(),
+            *curve.positive,
+            *(number for growth in curve.growth for number in (growth.slope, growth.low, growth.high, growth.residual)),
+            *(None for _ in range(0 if curve.growth else len(fits))),
+        )
+        for curve in curves
+    )
+    return Table(title="By gate", columns=columns, rows=rows, note="Empty fits: flat to rounding.")

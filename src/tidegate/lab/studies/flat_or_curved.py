@@ -1,0 +1,225 @@
+"""Which gates bend which charts, how much, and to which side? Random layers, and layers that are made to be spheres.
+
+Curvature is relative, K times the squared length of the chart's output: 1 is a sphere about the origin through it.
+The strength of a gate is the standard deviation of its logits over the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from tidegate.geometry import (
+    Chart,
+    GeometryError,
+    depth_chart,
+    frozen_weight_chart,
+    input_chart,
+    query_chart,
+    sectional_curvature,
+    weight_chart,
+)
+from tidegate.lab.studies.spherical_cap import Cap, cap_chart, cap_layer, head_grain_chart, measure_cap, three_features
+from tidegate.tensors.gating import gate_logits, gate_reads
+from tidegate.tensors.layer import AttentionArrays
+from tidegate.torch import GatedAttention
+
+__all__ = [
+    "CHARTS",
+    "FLAT",
+    "QUANTILES",
+    "Cell",
+    "Options",
+    "Result",
+    "charts_of",
+    "finding",
+    "flat_or_curved",
+    "random_layer",
+    "with_strength",
+]
+
+CHARTS = ("weight", "frozen-weight", "query", "input", "depth")
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+FLAT = 1e-9
+"""A relative curvature below this is rounding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is measured, and how often."""
+
+    gates: tuple[str, ...] = (
+        "none",
+        "bma",
+        "bma-query",
+        "g1",
+        "g1-head",
+        "g2",
+        "g3",
+        "g4",
+        "g5",
+        "vga",
+        "output:output",
+        "output:output:head",
+    )
+    strengths: tuple[float, ...] = (0.1, 0.5, 2.0)
+    num_layers: int = 8
+    """Random layers behind each cell, each with a sequence of its own."""
+    num_planes: int = 40
+    """Planes of each layer."""
+    d_model: int = 12
+    num_heads: int = 2
+    length: int = 10
+    cap_widths: tuple[int, ...] = (8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """The curvatures of one gate at one strength in one chart."""
+
+    gate: str
+    strength: float
+    """0 where there is no gate."""
+    chart: str
+    tangent: Literal["full", "plane"]
+    count: int
+    """Planes; 0 where full curvature cannot be measured because the Jacobian has lower rank."""
+    quantiles: tuple[float, ...]
+    """At 5, 25, 50, 75 and 95 %."""
+    positive: float
+    """Share above what rounding explains."""
+    largest: float
+    """Largest absolute value."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether nothing but rounding was found."""
+        return self.largest < FLAT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The distribution in every cell, and the caps."""
+
+    options: Options
+    cells: tuple[Cell, ...]
+    caps: tuple[Cap, ...]
+    head_grain: float
+    """Largest absolute curvature of the cap's patch under a gate of one number a head."""
+
+
+def flat_or_curved(options: Options | None = None) -> Result:
+    """Measure every gate in every chart at every strength, and build the caps."""
+    options = options or Options()
+    cells = tuple(
+        cell
+        for gate in options.gates
+        for strength in ((0.0,) if gate == "none" else options.strengths)
+        for cell in _cells(gate, strength, options)
+    )
+    by_hand = measure_cap("three features, by hand", cap_chart(three_features()), 3)
+    fitted = (measure_cap(f"{width} features", cap_chart(cap_layer(width)), width) for width in options.cap_widths)
+    cone = measure_cap("one gate a head", head_grain_chart(), 32)
+    return Result(options=options, cells=cells, caps=(by_hand, *fitted), head_grain=max(abs(cone.low), abs(cone.high)))
+
+
+def random_layer(gate: str, strength: float, options: Options, seed: int) -> tuple[AttentionArrays, torch.Tensor]:
+    """A layer as it is initialised, its gates at a strength, and a sequence of normal numbers (T, d)."""
+    torch.manual_seed(seed)
+    x = torch.randn(options.length, options.d_model, dtype=torch.float64)
+    layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
+    parameters = {name: array.detach() for name, array in layer.parameters().items()}
+    return with_strength(layer.with_parameters(parameters), x, strength), x
+
+
+def with_strength(layer: AttentionArrays, x: torch.Tensor, strength: float) -> AttentionArrays:
+    """The layer with every gate's matrix scaled until its logits over x have that standard deviation."""
+    sources = layer.trace(x).sources
+    scaled: dict[str, torch.Tensor] = {}
+    for gate in layer.gates:
+        arrays = layer.gate_parameters[gate.site]
+        heads = 1 if gate.site == "dense" else layer.shape.num_heads
+        logits = gate_logits(gate, gate_reads(gate, sources), arrays, num_heads=heads)
+        scaled[f"gate.{gate.site}.weight"] = arrays["weight"] * (strength / float(logits.std()))
+    return layer.with_parameters(scaled)
+
+
+def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
+    """All five. One head's weights and query where there is no dense gate, which sees all heads; one input moves."""
+    head = 0 if layer.gates.at("dense") is None else None
+    # As many keys as leave one head's weight chart a codimension.
+    few = layer.shape.head_dim - 1
+    return {
+        "weight": weight_chart(layer, x, position=few - 1, head=head),
+        "frozen-weight": frozen_weight_chart(layer, x, moving=1),
+        "query": query_chart(layer, x, head=head),
+        "input": input_chart(layer, x, moving=1),
+        "depth": depth_chart([layer, layer], x, moving=1),
+    }
+
+
+def finding(result: Result) -> str:
+    """What holds, from the numbers."""
+    flat = {name: _gates(result, name, flat=True) for name in CHARTS[:2]}
+    bent = {name: _gates(result, name, flat=False) for name in CHARTS[:2]}
+    by_hand, best = result.caps[0], result.caps[-1]
+    planes = [cell for cell in result.cells if cell.gate == "none" and cell.tangent == "plane"]
+    ungated = ", ".join(f"{100 * cell.positive:.0f} % in the {cell.chart} chart" for cell in planes if not cell.flat)
+    return (
+        f"In the weight chart {', '.join(flat['weight'])} are flat to rounding; {', '.join(bent['weight'])} bends. In "
+        f"the frozen-weight chart {', '.join(flat['frozen-weight'])} are flat; slices bend under "
+        f"{', '.join(bent['frozen-weight'])}. In the other charts slices bend without any gate, mostly to the negative "
+        f"side; the positive share of the ungated ones is {ungated}. A gate of one number a feature that reads the "
+        f"output makes a patch of strictly positive curvature in the weight chart: of three features, by hand, between "
+        f"{by_hand.low:.3f} and {by_hand.high:.3f}; of {best.width} fitted features a cap of the unit sphere that "
+        f"reaches 60° from its pole, where curvature differs from 1 by at most "
+        f"{max(1 - best.low, best.high - 1):.1e} and the distance from the sphere is at most {best.distance:.1e} "
+        f"radii. With one number a head the patch stays developable (|K| at most {result.head_grain:.1e}); without a "
+        "gate it is a plane."
+    )
+
+
+def _gates(result: Result, chart: str, *, flat: bool) -> list[str]:
+    """Gates whose slices are flat at every strength, or at none."""
+    cells = [cell for cell in result.cells if cell.chart == chart and cell.tangent == "plane"]
+    return [gate for gate in result.options.gates if all(cell.flat == flat for cell in cells if cell.gate == gate)]
+
+
+def _cells(gate: str, strength: float, options: Options) -> Iterator[Cell]:
+    found: dict[tuple[str, Literal["full", "plane"]], list[np.ndarray]] = {}
+    for seed in range(options.num_layers):
+        layer, x = random_layer(gate, strength, options, seed)
+        for name, chart in charts_of(layer, x).items():
+            for tangent in ("full", "plane"):
+                found.setdefault((name, tangent), []).append(_curvatures(chart, tangent, options.num_planes, seed))
+    for (name, tangent), parts in found.items():
+        values = np.concatenate(parts)
+        if tangent == "plane" or len(values):
+            yield Cell(
+                gate=gate,
+                strength=strength,
+                chart=name,
+                tangent=tangent,
+                count=len(values),
+                quantiles=tuple(np.quantile(values, QUANTILES).tolist()),
+                positive=float((values > FLAT).mean()),
+                largest=float(np.abs(values).max()),
+            )
+
+
+def _curvatures(chart: Chart, tangent: Literal["full", "plane"], count: int, seed: int) -> np.ndarray:
+    """Relative curvatures of random planes; none where full curvature says nothing or has too low a rank."""
+    if tangent == "full" and not chart.says_something:
+        return np.empty(0)
+    u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))
+    size = float((chart(chart.start) ** 2).sum())
+    try:
+        return sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=tangent).numpy()
+    except GeometryError:
+        if tangent == "plane":
+            raise
+        return np.empty(0)

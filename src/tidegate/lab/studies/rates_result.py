@@ -1,0 +1,199 @@
+"""What the study of rates found, as plain numbers that go through JSON and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tidegate.experts.models import POSITIONS, ExpertModel, Position
+from tidegate.lab.jsonable import read_as
+
+__all__ = [
+    "Curve",
+    "GaugeCount",
+    "ModulusCurve",
+    "NearGates",
+    "OtherTruth",
+    "PositionRates",
+    "RateSettings",
+    "RatesResult",
+    "Slope",
+    "StartRadius",
+    "Surplus",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateSettings:
+    """Everything that the study's numbers depend on."""
+
+    positions: tuple[Position, ...] = POSITIONS
+    ns: tuple[int, ...] = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
+    """Sample sizes; slopes are taken over those of 1000 and more."""
+    replicates: int = 96
+    limit_replicates: int = 32
+    """In the experiments on limits, of which there are many."""
+    starts: int = 4
+    noise: float = 0.3
+    radius: float = 0.2
+    """Of the starts around the truth, at every n."""
+    seed: int = 0
+    start_radii: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2, 0.4)
+    start_n: int = 100_000
+    """Sample size at which the starts' radius is varied."""
+    gate_distances: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+    """Between the two true gates; empty leaves this part out."""
+    num_truths: int = 3
+    """Further truths and designs, drawn at random."""
+    surplus: int = 1
+    """Experts that are fitted beyond those that there are; 0 leaves this part out."""
+    layouts: tuple[str, ...] = ("plain", "grouped, biases", "rotary, biases", "norms")
+    """Layers whose flat directions are counted; named in `tidegate.lab.studies.rates.LAYOUTS`."""
+
+    def __post_init__(self) -> None:
+        if not self.positions or len(set(self.positions)) != len(self.positions):
+            raise ValueError(f"positions must be different, and at least one; got {', '.join(self.positions)!r}.")
+        for position in self.positions:
+            if position not in POSITIONS:
+                raise ValueError(f"positions must be among {', '.join(POSITIONS)}; got {position!r}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0; got {self.seed}.")
+        if sum(n >= 1000 for n in self.ns) < 3:
+            raise ValueError(f"ns must have at least 3 sizes of 1000 or more, for a slope; got {self.ns}.")
+
+    @property
+    def gated_positions(self) -> tuple[Position, ...]:
+        """Those where each expert has a gate of its own."""
+        return tuple(position for position in self.positions if ExpertModel(position=position, k=2).gated_experts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slope:
+    """A `Rate`, without its sizes."""
+
+    slope: float
+    low: float
+    high: float
+    verdict: str
+    reasons: tuple[str, ...]
+    converged: float
+    spread_ratio: float | None
+    """None where most starts had no equal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Medians over replicates, and the band that holds 80 % of them."""
+
+    x: tuple[float, ...]
+    median: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionRates:
+    """One position of the gate: slopes and errors by metric."""
+
+    position: str
+    gated: bool
+    num_parameters: int
+    rank: int
+    """Directions that the function depends on."""
+    slopes: dict[str, Slope]
+    """Of `expert`, `regression` and `scores`."""
+    errors: dict[str, Curve]
+    """The same, and `start`: the expert error of the start that won."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaugeCount:
+    """Flat directions of one layer, counted and predicted."""
+
+    layout: str
+    gate: str
+    num_parameters: int
+    nullity: int
+    predicted: int | None
+    value_block: int
+    predicted_value_block: int | None
+    gap: float | None
+    """Smallest singular value that counts over the largest that does not."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether theory and measurement are the same."""
+        return (self.nullity, self.value_block) == (self.predicted, self.predicted_value_block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModulusCurve:
+    """How much the function must change for a given error of an expert."""
+
+    position: str
+    radii: tuple[float, ...]
+    values: tuple[float, ...]
+    exponent: float | None
+    """None where the expert is not identified."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartRadius:
+    """The expert error by how far from the truth fits began."""
+
+    position: str
+    error: Curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NearGates:
+    """What is left of the advantage where the two true gates are close."""
+
+    position: str
+    distance: float
+    slope: Slope
+    error: float
+    """Median expert error at the largest n."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherTruth:
+    """The expert error's slope for a truth and a design that were drawn at random."""
+
+    position: str
+    number: int
+    slope: Slope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surplus:
+    """The expert error's slope where more experts are fitted than there are."""
+
+    position: str
+    kind: str
+    """Of the loss: masses summed over each cell, or single ones."""
+    slope: Slope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatesResult:
+    """All of it."""
+
+    settings: RateSettings
+    rates: tuple[PositionRates, ...]
+    gauge: tuple[GaugeCount, ...]
+    modulus: tuple[ModulusCurve, ...]
+    start_radius: tuple[StartRadius, ...]
+    near_gates: tuple[NearGates, ...]
+    truths: tuple[OtherTruth, ...]
+    surplus: tuple[Surplus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a JSON object, lists and dictionaries alone."""
+        return json.loads(json.dumps(asdict(self), allow_nan=False))
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """Read what `to_dict` gave; an unknown field is refused."""
+        return read_as(cls, value)

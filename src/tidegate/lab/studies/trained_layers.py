@@ -1,0 +1,116 @@
+"""How do the attention layers of a language model bend, before and after training, with and without a gate?
+
+Small byte-level models on Python's own sources, from the same initial weights and batches. Curvature is that of
+`tidegate curvature`: slices of each attention layer, relative to the squared length of its outputs. One seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from tidegate.config import TransformerConfig
+from tidegate.lab.language_models import language_model_of, token_windows
+from tidegate.lab.layer_curvature import ModelCurvature, Sampling, model_curvature
+from tidegate.lab.models import batch_loss
+from tidegate.lab.tasks.task import TaskData
+from tidegate.lab.tasks.text import text_task
+from tidegate.torch import TransformerLM
+
+__all__ = ["Measured", "Options", "Result", "finding", "trained_layers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Sizes of the models, of the training and of the sample."""
+
+    gates: tuple[str, ...] = ("none", "bma", "g1", "output:output")
+    d_model: int = 64
+    num_heads: int = 4
+    num_layers: int = 4
+    length: int = 64
+    steps: int = 200
+    batch_size: int = 16
+    learning_rate: float = 3e-3
+    num_sequences: int = 3
+    window: int = 32
+    """Tokens of a sequence on which curvature is measured."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One model at one moment."""
+
+    gate: str
+    steps: int
+    """Of training so far."""
+    loss: float
+    """On the validation's probe, in nats."""
+    curvature: ModelCurvature
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Every model before and after its training."""
+
+    options: Options
+    measured: tuple[Measured, ...]
+
+
+def trained_layers(options: Options | None = None) -> Result:
+    """Train one model for each gate, and measure its layers at the start and at the end."""
+    options = options or Options()
+    data = text_task(length=options.length).load()
+    return Result(
+        options=options, measured=tuple(each for gate in options.gates for each in _measured(gate, data, options))
+    )
+
+
+def finding(result: Result) -> str:
+    """What holds, from the numbers."""
+    parts = []
+    for each in result.measured:
+        layers = each.curvature.layers
+        bends = ", ".join(f"{layer.magnitude:.2g}" for layer in layers)
+        positive = sum(layer.positive for layer in layers) / len(layers)
+        when = f"after {each.steps} steps (loss {each.loss:.2f})" if each.steps else "at the start"
+        parts.append(f"{each.gate} {when}: {bends}, {100 * positive:.0f} % positive")
+    return f"Median |K| of attention slices by layer. {'; '.join(parts)}. One seed: what is seen, not a test."
+
+
+def _measured(gate: str, data: TaskData, options: Options) -> Iterator[Measured]:
+    config = TransformerConfig(
+        gate=gate,
+        d_model=options.d_model,
+        num_heads=options.num_heads,
+        num_layers=options.num_layers,
+        max_length=options.length,
+        vocab_size=data.vocab_size,
+    )
+    model = TransformerLM(config)
+    model.reset_parameters(seed=options.seed)
+    yield _at(model, gate, 0, data, options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
+    for step in range(options.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * min(1.0, (step + 1) / 20) * (1 - step / options.steps)
+        loss = batch_loss(model, data.batch(seed=options.seed, step=step, size=options.batch_size))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    yield _at(model, gate, options.steps, data, options)
+
+
+def _at(model: TransformerLM, gate: str, steps: int, data: TaskData, options: Options) -> Measured:
+    language_model = language_model_of(model, name=gate)
+    windows = token_windows(language_model, None, length=options.window, count=options.num_sequences)
+    with torch.no_grad():
+        loss = float(batch_loss(model, data.probe()))
+    return Measured(
+        gate=gate, steps=steps, loss=loss, curvature=model_curvature(language_model, windows, options.sampling)
+    )

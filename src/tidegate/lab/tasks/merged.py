@@ -1,0 +1,107 @@
+"""Byte-pair tokens of a text, kept on the disk: learnt and encoded once, and mapped by every process after that.
+
+They lie in `$XDG_CACHE_HOME/tidegate`, `~/.cache/tidegate` if that is not set: for each text two files, named after a
+hash of the text, of what is held out of it, of the size of the vocabulary and of the version of `tokenizers`. The
+`.npy` holds the tokens, the `.json` the tokenizer, as that library writes it, and a checksum. All of it can be removed
+at any time. What is missing or broken is made anew; where nothing can be written, tokens are made in each process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from tidegate.lab.tasks.documents import Document, fingerprint
+from tidegate.lab.tasks.tokenizer import EncodedText, Tokens, read_tokenizer, tokenizers_library, trained_tokenizer
+
+__all__ = ["merged_tokens"]
+
+_FORMAT = 1
+"""To be raised when the same text comes to have other tokens, or the files another shape."""
+
+
+class _Made(NamedTuple):
+    """What is kept."""
+
+    tokens: Tokens
+    """Those trained on, then those held out."""
+    num_training: int
+    tokenizer: str
+    """JSON, as the library writes it."""
+
+    def checksum(self) -> str:
+        digest = hashlib.sha256(json.dumps([self.num_training, self.tokenizer]).encode())
+        digest.update(self.tokens.data)
+        return digest.hexdigest()
+
+
+def merged_tokens(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> EncodedText:
+    """Byte pairs learnt from the training documents alone, and all documents as such; from the disk if they are there.
+
+    A `DataError` if the package `tokenizers` is missing, or if a document is not UTF-8.
+    """
+    version = str(tokenizers_library(num_tokens).__version__)
+    key = json.dumps([_FORMAT, fingerprint(training, held_out), num_tokens, version])
+    place = _place(hashlib.sha256(key.encode()).hexdigest()[:32])
+    made = _kept(place) if place else None
+    if made is None:
+        made = _make(training, held_out, num_tokens)
+        if place:
+            _keep(place, made)
+            made = _kept(place) or made
+    lengths = read_tokenizer(made.tokenizer, num_tokens).token_bytes
+    return EncodedText(made.tokens[: made.num_training], made.tokens[made.num_training :], lengths)
+
+
+def _make(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> _Made:
+    tokenizer = trained_tokenizer(training, num_tokens)
+    parts = [tokenizer.encode(training), tokenizer.encode(held_out)]
+    return _Made(np.concatenate(parts), len(parts[0]), tokenizer.merges.to_str())
+
+
+def _place(name: str) -> Path | None:
+    """Where a text is kept, less the ending; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tidegate" / name
+    except RuntimeError:
+        return None
+
+
+def _kept(place: Path) -> _Made | None:
+    """What is there, the tokens mapped and not read; None unless it is whole."""
+    try:
+        about: Any = json.loads(place.with_suffix(".json").read_bytes())
+        tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
+        made = _Made(tokens, about["num_training"], about["tokenizer"])
+        return made if made.checksum() == about["checksum"] else None
+    except (OSError, ValueError, EOFError, KeyError, TypeError):
+        return None
+
+
+def _keep(place: Path, made: _Made) -> None:
+    """Write both files if that can be done; a text whose files cannot be written is made anew each time."""
+    about = {"num_training": made.num_training, "tokenizer": made.tokenizer, "checksum": made.checksum()}
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _replace(place.with_suffix(".npy"), lambda file: np.save(file, made.tokens))
+        _replace(place.with_suffix(".json"), lambda file: file.write(json.dumps(about).encode()))
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Put a whole file in the place of what is there, so that no process ever sees half of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            write(file)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

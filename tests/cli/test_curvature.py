@@ -1,0 +1,89 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.torch import TransformerConfig, TransformerLM, save_model
+
+runner = CliRunner()
+
+QUICK = ["--length", "6", "--sequences", "1", "--positions", "2", "--planes", "2"]
+
+
+def invoke(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    save_model(
+        TransformerLM(TransformerConfig(gate="bma", d_model=8, num_layers=2, num_heads=2)), place / "model.safetensors"
+    )
+    save_model(
+        TransformerLM(TransformerConfig(gate="bma", d_model=8, num_layers=1, num_heads=2, vocab_size=300)),
+        place / "many.safetensors",
+    )
+    (place / "notes.txt").write_text("the sea rises and the gate falls. " * 9)
+    np.save(place / "tokens.npy", np.arange(60, dtype=np.uint8))
+    return place
+
+
+def test_terminal_page_and_json_agree(folder, tmp_path):
+    done = invoke("curvature", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", tmp_path, *QUICK)
+    assert done.exit_code == 0, done.output
+    layers = json.loads((tmp_path / "results.json").read_text())["layers"]
+    assert len(layers) == 2
+    digits = 2 - math.floor(math.log10(min(layer["magnitude"] for layer in layers)))
+    for layer in layers:
+        assert f"{layer['magnitude']:.3g}" in done.output
+        assert f"{layer['quantiles'][2]:+.3g}" in done.output
+        assert f"{layer['magnitude']:.{digits}f}" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("part", ["attention", "block"])
+def test_tokens_and_both_parts_are_taken(folder, tmp_path, part):
+    model, tokens = folder / "many.safetensors", folder / "tokens.npy"
+    done = invoke("curvature", model, "--data", tokens, "--part", part, "--out", tmp_path, *QUICK)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere"], "is not there"),
+        (["notes.txt"], "is not a safetensors file"),
+        (["."], "it holds 2 such files"),
+        (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
+        (["many.safetensors", "--data", "notes.txt"], "Give --data a .npy file of tokens"),
+        (["model.safetensors", "--data", "tokens.npy", "--length", "100"], "Give more text"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch, arguments, reason):
+    monkeypatch.chdir(folder)
+    done = invoke("curvature", *arguments, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_study_is_one_line_that_names_the_known_ones():
+    done = invoke("study", "weather")
+    assert done.exit_code == 2
+    assert "Known: flat-or-curved, depth, boundary, trained-layers." in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_studies_are_listed_with_their_questions():
+    done = invoke("study", "list")
+    assert done.exit_code == 0
+    names = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers"]

@@ -1,0 +1,178 @@
+import re
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from tidegate.cli import progress
+from tidegate.cli.progress import display
+from tidegate.lab.events import Ended, Phase, Progress
+
+NAMES = ["bma", "[/x]", "[bold]", ":bomb:", "back\\"]
+
+
+class Clock:
+    """A time that stands still until it is told to go on."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def step_of(variant="bma", *, step=5, run="1", **changes):
+    fields = {"seed": 3, "role": "comparison", "steps": 20, "tokens": 6000, "loss": 2.5, "seconds": 4.0} | changes
+    return Progress(run=run, variant=variant, step=step, **fields)
+
+
+def end_of(variant="bma", *, run="1", status="finished", loss=1.25):
+    return Ended(run=run, variant=variant, seed=3, status=status, loss=loss)
+
+
+def written(*events, quiet=False, **options):
+    """What a file is given."""
+    console = Console(file=StringIO(), width=60)
+    with display(console, quiet=quiet, **options) as shown:
+        for event in events:
+            shown.show(event() if callable(event) else event)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What a terminal shows at the end, in plain letters."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def draw(*events, **options):
+        console = Console(file=StringIO(), force_terminal=True, width=160)
+        with display(console, quiet=False, **options) as shown:
+            for event in events:
+                shown.show(event)
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+
+    return draw
+
+
+def later(clock, seconds, event):
+    """The event, after some time."""
+
+    def happen():
+        clock.now += seconds
+        return event
+
+    return happen
+
+
+class TestLines:
+    def test_tell_of_phases_and_ends(self):
+        text = written(
+            Phase(name="measuring costs", num_runs=0),
+            Phase(name="comparing", num_runs=2, num_done=4),
+            end_of(loss=1.25),
+            end_of("g1", run="2", status="diverged", loss=None),
+        )
+        lines = text.splitlines()
+        assert lines[0] == "measuring costs..."
+        assert lines[1] == "comparing: 2 runs (4 there already)"
+        assert lines[2].startswith("bma, seed 3: validation loss 1.2500 (1 of 2")
+        assert lines[3] == "g1, seed 3: diverged (2 of 2)"
+
+    def test_come_now_and_then_while_a_run_goes_on(self, clock):
+        text = written(
+            Phase(name="comparing", num_runs=2),
+            later(clock, 10, step_of(step=5)),
+            later(clock, 10, step_of(step=10)),
+            later(clock, 10, step_of(step=15)),
+        )
+        assert text.splitlines()[1:] == [
+            "bma, seed 3: step 10 of 20, loss 2.500, 1,500 tokens/s, about 2:00 left in all"
+        ]
+
+    def test_count_what_was_done_before_as_no_work_of_this_phase(self, clock):
+        text = written(
+            Phase(name="comparing", num_runs=1),
+            later(clock, 0, step_of(step=10)),
+            later(clock, 30, step_of(step=15)),
+        )
+        # A quarter took half a minute, and a quarter is left.
+        assert text.splitlines()[-1].endswith("about 0:30 left in all")
+
+    def test_tell_hours_as_such(self, clock):
+        text = written(
+            Phase(name="comparing", num_runs=2),
+            later(clock, 0, step_of(step=1)),
+            later(clock, 3600, step_of(step=11)),
+        )
+        assert text.splitlines()[-1].endswith("about 2:54:00 left in all")
+
+    def test_speak_of_what_is_counted(self, clock):
+        text = written(Phase(name="comparing", num_runs=1), later(clock, 20, step_of()), examples="images")
+        assert "1,500 images/s" in text
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_write_names_to_the_letter(self, clock, name):
+        text = written(Phase(name="comparing", num_runs=1), later(clock, 20, step_of(name)), end_of(name))
+        assert f"{name}, seed 3: step 5 of 20" in text
+        assert f"{name}, seed 3: validation loss 1.2500" in text
+
+    def test_are_not_broken_at_the_width_of_a_terminal(self):
+        name = "long " * 30
+        assert f"{name}, seed 3: validation loss" in written(Phase(name="comparing", num_runs=1), end_of(name))
+
+    def test_hold_no_colours(self):
+        assert "\x1b" not in written(Phase(name="comparing", num_runs=1), end_of())
+
+
+class TestBars:
+    def test_show_each_run_with_loss_speed_and_time_left_and_one_for_all(self, drawn):
+        text = drawn(
+            Phase(name="comparing", num_runs=2, num_done=1), step_of(), step_of("g1", run="2", step=10, loss=3.0)
+        )
+        own, other = (next(line for line in reversed(text.splitlines()) if name in line) for name in ("bma,", "g1,"))
+        assert re.search(r"bma, seed 3 .*loss 2\.500  1,500 tokens/s  0:12 left", own)
+        assert re.search(r"g1, seed 3 .*loss 3\.000  1,500 tokens/s  0:04 left", other)
+        assert re.search(r"comparing .*0 of 2 runs", text)
+
+    def test_tell_the_time_left_in_all_once_some_work_is_done(self, drawn):
+        text = drawn(Phase(name="comparing", num_runs=1), step_of(step=5), step_of(step=10), step_of(step=15))
+        assert re.search(r"comparing .*0 of 1 runs, 0:00 left", text)
+
+    def test_say_what_was_there_before_anything_is_done(self, drawn):
+        assert re.search(r"comparing +\S* +1 there already", drawn(Phase(name="comparing", num_runs=2, num_done=1)))
+
+    def test_of_runs_that_ended_give_way_to_a_line(self, drawn):
+        text = drawn(Phase(name="comparing", num_runs=2), step_of(), end_of())
+        final = text.splitlines()[-2:]
+        assert "bma, seed 3: validation loss 1.2500" in text
+        assert not any("bma" in line for line in final[-1:])
+        assert "1 of 2 runs" in text
+
+    def test_of_a_phase_give_way_to_those_of_the_next(self, drawn):
+        text = drawn(Phase(name="tuning", num_runs=1), end_of(), Phase(name="comparing", num_runs=2))
+        assert "tuning" not in text.splitlines()[-1]
+        assert "comparing" in text.splitlines()[-1]
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_write_names_to_the_letter(self, drawn, name):
+        text = drawn(Phase(name="comparing", num_runs=2), step_of(name, run="2"), end_of(name))
+        assert f"{name}, seed 3 " in text
+        assert f"{name}, seed 3: validation loss 1.2500" in text
+
+    def test_speak_of_what_is_counted(self, drawn):
+        assert "1,500 images/s" in drawn(Phase(name="comparing", num_runs=1), step_of(), examples="images")
+
+    def test_without_a_time_show_no_speed(self, drawn):
+        assert "  0 tokens/s  " in drawn(Phase(name="comparing", num_runs=1), step_of(seconds=0.0))
+
+
+def test_quiet_is_quiet():
+    assert written(Phase(name="comparing", num_runs=1), step_of(), end_of(), quiet=True) == ""

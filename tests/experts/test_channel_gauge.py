@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from layers import make_layer
+
+from tidegate.config import TransformerConfig
+from tidegate.experts.channel_gauge import channel_gauge, model_gauge
+from tidegate.experts.gauge import head_gauge, random_layer
+from tidegate.experts.transform import random_gauge
+from tidegate.sizes import HeadShape
+from tidegate.torch import TransformerLM
+
+GATES = ("none", "g1", "g1-head", "g2", "bma", "bma-query", "g3", "g4", "g5", "g1+g5")
+
+
+def inputs(*shape):
+    return np.random.default_rng(0).standard_normal(shape)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_all_free_directions_of_a_head_are_mixtures_of_its_channels(gate):
+    layer = make_layer(gate, scale=50.0)
+    x = inputs(6, 5, 6)
+    found, whole = channel_gauge(layer, x), head_gauge(layer, x)
+    assert found.free == whole.nullities
+    assert found.predicted == whole.predicted
+    assert found.singular_values.shape == (2, 16)
+
+
+@pytest.mark.parametrize("gate", ["none", "g1", "g2", "g5+bma"])
+def test_values_are_the_outputs_change_along_the_orbit(gate):
+    rng = np.random.default_rng(3)
+    layer = random_layer(gate, HeadShape.of(d_model=6, num_heads=4, num_kv_heads=2, head_dim=3), rng)
+    x, step = rng.standard_normal((2, 8, 6)), 1e-6
+    directions = np.eye(9).reshape(9, 3, 3)
+
+    def output(change):
+        basis = np.stack([np.eye(3) + change, np.eye(3)])
+        outward = np.repeat(np.linalg.inv(basis), 2, axis=0) @ layer.W_O
+        return replace(layer, W_V=layer.W_V @ basis, W_O=outward)(x)
+
+    moved = np.stack([(output(step * A) - output(-step * A)).ravel() / (2 * step) for A in directions], axis=1)
+    outward = layer.W_O[:2]
+    tangent = np.stack(
+        [np.concatenate([(layer.W_V[0] @ A).ravel(), -(A @ outward).ravel()]) for A in directions], axis=1
+    )
+    expected = np.linalg.svd(moved @ np.linalg.inv(np.linalg.qr(tangent, mode="r")), compute_uv=False)
+    scale = np.linalg.norm(np.swapaxes(layer.trace(x).heads[:, :2], 1, 2).reshape(16, -1), ord=2)
+    np.testing.assert_allclose(channel_gauge(layer, x).singular_values[0], expected / scale, atol=1e-8)
+
+
+def test_free_directions_do_not_depend_on_the_point_of_the_orbit():
+    rng = np.random.default_rng(1)
+    layer = random_layer("g1", HeadShape.of(d_model=12, num_heads=3), rng)
+    x = rng.standard_normal((2, 8, 12))
+    assert channel_gauge(layer, x).free == channel_gauge(random_gauge(layer, rng), x).free == (4, 4, 4)
+
+
+@pytest.mark.parametrize("gate", ["none", "bma"])
+def test_a_model_is_taken_layer_by_layer_and_left_as_it_was(gate):
+    torch.manual_seed(0)
+    config = TransformerConfig(gate=gate, d_model=16, num_layers=2, num_heads=4, vocab_size=40, max_length=32)
+    model = TransformerLM(config)
+    tokens = torch.randint(40, (2, 32))
+    found = model_gauge(model, tokens)
+    assert [layer.layer for layer in found] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    assert all(layer.gate == gate and layer.singular_values.shape == (4, 16) for layer in found)
+    assert all(layer.free == (layer.predicted,) * 4 for layer in found)
+    assert found[0].predicted == (16 if gate == "none" else 4)
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_cannot_be_measured_says_why():
+    with pytest.raises(ValueError, match="Gate vga reads what changes basis"):
+        channel_gauge(make_layer("vga"), inputs(2, 5, 6))
+    with pytest.raises(ValueError, match="at least h = 4 positions in all; got 3"):
+        channel_gauge(make_layer("none"), inputs(1, 3, 6))
+    with pytest.raises(ValueError, match="Linear has no GatedAttention layer"):
+        model_gauge(torch.nn.Linear(2, 2), torch.zeros(1, 2))

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+
+from tidegate.lab.studies.depth import Options, depth_study, finding, fit_growth, random_stack, structured_stack
+
+SMALL = Options(gates=("none", "bma"), depths=(1, 2, 4), num_seeds=2, num_planes=3, d_model=6, length=3)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return depth_study(SMALL)
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.5, 2.0])
+def test_the_interval_holds_a_planted_power_of_depth_as_often_as_it_says(exponent):
+    depths, rng, held = (1, 2, 4, 8), np.random.default_rng(0), []
+    for _ in range(1000):
+        medians = np.array(depths) ** exponent * np.exp(0.1 * rng.standard_normal((6, 4)))
+        growth = fit_growth(depths, medians, "log depth")
+        held.append(growth.low < exponent < growth.high)
+    # Three standard errors of a share of 0.95 over 1000 draws.
+    assert abs(np.mean(held) - 0.95) < 0.021
+
+
+def test_the_law_that_holds_leaves_less():
+    depths = (1, 2, 4, 8)
+    medians = np.array([depths, depths]) ** 2.0
+    assert fit_growth(depths, medians, "log depth").residual < fit_growth(depths, medians, "depth").residual
+
+
+def test_a_planted_rate_a_layer_is_found_exactly():
+    depths = (1, 3, 5)
+    medians = np.exp(0.3 * np.array([depths, depths]))
+    growth = fit_growth(depths, medians, "depth")
+    assert_close(np.array([growth.slope, growth.low, growth.high]), np.full(3, 0.3))
+
+
+def test_without_a_gate_the_structured_stack_is_flat_and_the_random_one_is_not(result):
+    flat = {(curve.regime, curve.gate): curve.flat for curve in result.curves}
+    assert flat == {
+        ("structured", "none"): True,
+        ("structured", "bma"): False,
+        ("random", "none"): False,
+        ("random", "bma"): False,
+    }
+    assert "none stays flat at every depth" in finding(result)
+
+
+def test_every_seed_and_depth_has_a_median(result):
+    for curve in result.curves:
+        assert np.array(curve.medians).shape == (SMALL.num_seeds, len(SMALL.depths))
+        assert all(0 <= share <= 1 for share in curve.positive)
+
+
+def test_the_structured_stack_is_one_layer_with_equal_weights_that_turns_the_stream():
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 6)))
+    first, *rest = structured_stack("none", 3, x, SMALL, 0)
+    assert all(layer is first for layer in rest)
+    assert_close(first.trace(x).weights[:, 1], torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64))
+    # A quarter turn: what is added at the first position is at a right angle to it, and a quarter as long.
+    assert_close(first(x)[0] @ x[0], torch.zeros((), dtype=torch.float64))
+    assert_close(first(x)[0].norm(), 0.25 * x[0].norm())
+
+
+def test_layers_of_the_random_stack_differ():
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 6)))
+    first, second = random_stack("bma", 2, x, SMALL, 0)
+    assert not torch.equal(first.W_Q, second.W_Q)

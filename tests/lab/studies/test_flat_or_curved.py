@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+
+from tidegate.geometry import gaussian_curvature, sectional_curvature
+from tidegate.lab.studies.flat_or_curved import CHARTS, Options, charts_of, finding, flat_or_curved, random_layer
+from tidegate.lab.studies.spherical_cap import (
+    cap_chart,
+    cap_layer,
+    head_grain_chart,
+    measure_cap,
+    patch_points,
+    three_features,
+    ungated_chart,
+)
+from tidegate.tensors.gating import gate_logits, gate_reads
+
+SMALL = Options(
+    gates=("none", "bma", "output:output", "output:output:head"),
+    strengths=(1.0,),
+    num_layers=2,
+    num_planes=4,
+    d_model=8,
+    length=6,
+    cap_widths=(24,),
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return flat_or_curved(SMALL)
+
+
+def cells(result, **wanted):
+    return [cell for cell in result.cells if all(getattr(cell, name) == value for name, value in wanted.items())]
+
+
+def test_every_gate_has_every_chart_once_a_strength(result):
+    for gate in SMALL.gates:
+        assert [cell.chart for cell in cells(result, gate=gate, tangent="plane")] == list(CHARTS)
+    assert {cell.count for cell in cells(result, tangent="plane")} == {8}
+
+
+@pytest.mark.parametrize("tangent", ["full", "plane"])
+def test_only_the_gate_of_one_number_a_feature_that_reads_the_output_bends_the_weight_chart(result, tangent):
+    bent = {cell.gate for cell in cells(result, chart="weight", tangent=tangent) if not cell.flat}
+    assert bent == {"output:output"}
+
+
+def test_slices_of_the_query_chart_bend_without_a_gate(result):
+    (cell,) = cells(result, gate="none", chart="query")
+    assert not cell.flat
+
+
+def test_quantiles_are_in_order_and_the_largest_bounds_them(result):
+    for cell in result.cells:
+        assert list(cell.quantiles) == sorted(cell.quantiles)
+        assert max(map(abs, cell.quantiles)) <= cell.largest
+
+
+def test_the_finding_names_what_is_flat(result):
+    assert "In the weight chart none, bma, output:output:head are flat to rounding" in finding(result)
+
+
+@pytest.mark.parametrize("gate", ["bma", "g1", "g5", "vga", "output:output:head"])
+def test_strength_is_the_deviation_of_the_logits(gate):
+    layer, x = random_layer(gate, 0.7, SMALL, 0)
+    (one,) = layer.gates
+    heads = 1 if one.site == "dense" else layer.shape.num_heads
+    reads = gate_reads(one, layer.trace(x).sources)
+    logits = gate_logits(one, reads, layer.gate_parameters[one.site], num_heads=heads)
+    assert_close(logits.std(), torch.tensor(0.7, dtype=torch.float64))
+
+
+def test_relative_curvature_does_not_change_with_the_unit_of_the_outputs():
+    layer, x = random_layer("none", 0.0, SMALL, 0)
+    scaled = layer.with_parameters({"W_O": 3 * layer.W_O})
+    found = []
+    for one in (layer, scaled):
+        chart = charts_of(one, x)["input"]
+        u, v = np.random.default_rng(0).standard_normal((2, chart.dimension))
+        size = float((chart(chart.start) ** 2).sum())
+        found.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent="plane"))
+    assert_close(found[1], found[0], what="gradient")
+
+
+def test_patch_points_are_weights():
+    points = patch_points(200)
+    assert_close(points.sum(axis=1), np.ones(200))
+    assert points.min() > 0
+
+
+def test_the_cap_by_hand_bends_to_the_positive_side_everywhere_and_nearly_evenly():
+    cap = measure_cap("by hand", cap_chart(three_features()), 3, num_points=100)
+    assert cap.low > 0.6
+    assert cap.high < 0.64
+
+
+def test_the_cap_by_hand_is_the_formula():
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    assert_close(cap_chart(three_features())(weights[:2]), weights * torch.sigmoid(1 - weights))
+
+
+def test_more_features_come_nearer_to_the_sphere():
+    caps = [measure_cap("", cap_chart(cap_layer(width)), width, num_points=100) for width in (8, 16, 32)]
+    distances = [cap.distance for cap in caps]
+    assert distances == sorted(distances, reverse=True)
+    assert 0.99 < caps[-1].low < caps[-1].high < 1.01
+    assert_close(caps[-1].radius, np.float64(1), dtype="float32", what="gradient")
+
+
+@pytest.mark.parametrize("chart", [head_grain_chart(), ungated_chart()], ids=["one number a head", "no gate"])
+def test_without_one_number_a_feature_the_patch_is_developable(chart):
+    points = torch.from_numpy(patch_points(50)[:, :2])
+    assert_close(gaussian_curvature(chart, points), torch.zeros(50, dtype=torch.float64))

@@ -1,0 +1,141 @@
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.experts import ExpertExperiment, estimate_rate, run_experiment
+from tidegate.gate import PRESETS, legal_gates
+from tidegate.lab.studies.rates import LAYOUTS, QUICK, rates
+from tidegate.lab.studies.rates_result import RateSettings, RatesResult
+
+TINY = replace(
+    QUICK,
+    positions=("none", "g1"),
+    ns=(1_000, 10_000, 100_000),
+    replicates=12,
+    limit_replicates=8,
+    starts=2,
+    start_radii=(0.05, 0.2),
+    gate_distances=(0.1, 1.6),
+    surplus=1,
+)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(steps):
+    return rates(TINY, tell=steps.append)
+
+
+def test_the_gated_expert_is_identified_and_the_other_is_not(result):
+    verdicts = {found.position: found.slopes["expert"].verdict for found in result.rates}
+    assert verdicts == {"none": "not identified", "g1": "identified"}
+    assert all(abs(found.slopes["regression"].slope + 0.5) < 0.15 for found in result.rates)
+
+
+def test_slopes_are_those_of_the_experiment_itself(result):
+    data = run_experiment(ExpertExperiment(position="g1", ns=TINY.ns, replicates=12, starts=2))
+    rate, found = estimate_rate(data), result.rates[1].slopes["expert"]
+    assert (found.slope, found.low, found.high) == (rate.slope, *rate.interval)
+
+
+def test_bands_hold_their_medians(result):
+    for curve in (curve for found in result.rates for curve in found.errors.values()):
+        assert all(low <= middle <= high for low, middle, high in zip(curve.low, curve.median, curve.high, strict=True))
+
+
+def test_every_legal_gate_is_counted_and_the_theory_holds(result):
+    assert {count.gate for count in result.gauge} == {"none", *PRESETS, *map(str, legal_gates())}
+    assert all(count.agrees for count in result.gauge)
+
+
+def test_the_error_follows_the_start_only_without_a_gate(result):
+    none, g1 = (found.error.median for found in result.start_radius)
+    assert none[1] > 2 * none[0]
+    assert g1[1] == pytest.approx(g1[0], rel=1e-3)
+
+
+def test_gates_that_nearly_coincide_lose_the_advantage(result):
+    near, far = result.near_gates
+    assert (near.position, near.distance, far.distance) == ("g1", 0.1, 1.6)
+    assert near.error > 10 * far.error
+    assert near.slope.verdict != "identified"
+
+
+def test_a_modulus_of_zero_has_no_exponent(result):
+    none, g1 = result.modulus
+    assert none.exponent is None
+    assert max(none.values) < 1e-12
+    assert 0.9 < g1.exponent < 1.1
+
+
+def test_single_masses_of_surplus_experts_are_not_told(result):
+    assert [found.kind for found in result.surplus] == ["vector_mass", "raw"]
+    assert result.surplus[1].slope.slope > result.surplus[0].slope.slope
+
+
+def test_every_part_tells_how_far_it_is_up_to_its_end(result, steps):
+    parts = dict.fromkeys(step.part for step in steps)
+    assert list(parts) == [
+        "rates",
+        "flat directions",
+        "modulus",
+        "start radius",
+        "near gates",
+        "other truths",
+        "surplus experts",
+    ]
+    for part in parts:
+        own = [step for step in steps if step.part == part]
+        assert [step.done for step in own] == list(range(1, own[0].total + 1))
+
+
+def test_the_result_goes_through_json_and_back(result):
+    assert RatesResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_the_same_settings_give_the_same_numbers():
+    settings = replace(TINY, positions=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
+    assert rates(settings) == rates(settings)
+
+
+def test_layouts_have_names():
+    assert set(RateSettings().layouts) <= set(LAYOUTS)
+
+
+DOCUMENTS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_document():
+    record = json.loads((DOCUMENTS / "records" / "experts" / "rates.json").read_text())
+    found = RatesResult.from_dict(record["result"])
+    text = (DOCUMENTS / "experts.md").read_text().replace("\u2212", "-")
+    assert found.settings == RateSettings()
+    for position in found.rates:
+        slope = position.slopes["expert"]
+        row = re.search(rf"\| {position.position} \| (.*) \| (.*) to (.*) \| (.*) \|", text)
+        assert [float(cell) for cell in row.groups()[:3]] == pytest.approx(
+            [slope.slope, slope.low, slope.high], abs=6e-4
+        )
+        assert row.group(4) == slope.verdict
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"positions": ()}, "at least one"),
+        ({"positions": ("g1", "g1")}, "different"),
+        ({"positions": ("g1", "nowhere")}, "nowhere"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"ns": (100, 1000)}, "at least 3 sizes"),
+    ],
+)
+def test_bad_settings_say_why(options, words):
+    with pytest.raises(ValueError, match=words):
+        RateSettings(**options)

@@ -1,0 +1,347 @@
+import json
+from dataclasses import replace
+
+import pytest
+from lab_lines import diverged, lines_of, recall_lines, replanned, with_seeds
+from lab_runs import tampered
+
+from tidegate.lab.comparison_page import comparison_page, main_table
+from tidegate.lab.panels import Page
+from tidegate.lab.records import Costs, Record
+from tidegate.lab.summary import summarise
+from tidegate.lab.tasks.image import image_task
+from tidegate.report import html_page, markdown_page
+
+SECTIONS = [
+    "Verdicts",
+    "All numbers",
+    "Training",
+    "Was it fair?",
+    "What the gates do",
+    "Beyond the training length",
+    "Caution",
+    "How to get this again",
+]
+BEFORE_THE_METRIC = [
+    "variant",
+    "verdict",
+    "parameters",
+    "over control",
+    "training FLOPs",
+    "validation loss",
+    "± sd",
+]
+AFTER_THE_METRIC = [
+    "difference",
+    "from",
+    "to",
+    "adjusted p",
+    "diverged",
+    "speed",
+    "step time",
+    "peak memory",
+    "decode",
+    "cache",
+]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return lines_of(image_task(), "none,g1", batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def recall():
+    return recall_lines()
+
+
+def titles(page):
+    return [section.title for section in page.sections]
+
+
+def section_of(page, title):
+    return next(section for section in page.sections if section.title == title)
+
+
+def cells(summary):
+    """The main table as a dictionary of dictionaries: variant, then title of the column."""
+    table = main_table(summary)
+    names = [column.title for column in table.columns]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in table.rows}
+
+
+def column_titles(lines):
+    return [column.title for column in main_table(summarise(lines)).columns]
+
+
+class TestPage:
+    def test_has_every_section_in_its_order(self, compared):
+        assert titles(comparison_page(compared)) == SECTIONS
+
+    def test_goes_through_json_and_back(self, compared):
+        page = comparison_page(compared)
+        assert Page.from_json(page.to_json()).sections == page.sections
+
+    def test_is_written_in_html_and_markdown_with_its_numbers(self, compared):
+        page, summary = comparison_page(compared), summarise(compared)
+        for text in (html_page(page), markdown_page(page)):
+            for variant in summary.variants:
+                assert f"{variant.result.mean:.4f}" in text
+        assert all(f"## {title}" in markdown_page(page) for title in SECTIONS)
+
+    def test_holds_the_results_of_the_summary(self, compared):
+        assert comparison_page(compared).data == summarise(compared).to_dict()
+
+    def test_opens_with_what_was_done(self, compared):
+        summary = summarise(compared)
+        words = comparison_page(compared).summary
+        control = summary.control.records[0]
+        assert words.startswith("3 variants, 3 seeds each, equal in the examples that they see. The control, none, has")
+        assert f"{control.num_parameters:,} parameters and saw {control.tokens:,} tokens. " in words
+        assert words.endswith(summary.plan.description)
+
+    def test_gives_one_sentence_and_one_interval_a_variant(self, compared):
+        verdicts, *_, intervals = section_of(comparison_page(compared), "Verdicts").panels
+        results = summarise(compared).comparison.variants
+        assert [item.sentence for item in verdicts.items] == [result.sentence for result in results]
+        assert [item.label for item in intervals.items] == ["g1", "bma-query"]
+        assert [(item.value, item.low, item.high) for item in intervals.items] == [
+            (result.difference, result.low, result.high) for result in results[1:]
+        ]
+
+    def test_says_how_to_get_it_again(self, compared):
+        panels = section_of(comparison_page(compared), "How to get this again").panels
+        snippets = {panel.title: panel.text for panel in panels if panel.kind == "snippet"}
+        assert snippets["Command"] == "tidegate compare"
+        assert json.loads(snippets["Data"]) == compared[0].task
+        hashes = json.loads(snippets["Runs, by the hash of their content"])
+        assert set(hashes.values()) == {line.id for line in compared if isinstance(line, Record)}
+
+    def test_lists_all_that_differs_and_nothing_else(self, compared):
+        panels = section_of(comparison_page(compared), "How to get this again").panels
+        table = next(panel for panel in panels if panel.kind == "table")
+        assert {row[:2] for row in table.rows} == {("g1", "model.gate"), ("bma-query", "model.gate")}
+
+    def test_of_records_that_are_not_all_is_refused(self, compared):
+        with pytest.raises(ValueError, match="not complete"):
+            comparison_page(compared[:-1])
+
+    def test_without_observations_and_lengths_leaves_their_sections_out(self, compared):
+        bare = [
+            replace(line, observations=(), loss_by_position=()) if isinstance(line, Record) else line
+            for line in compared
+        ]
+        left_out = {"What the gates do", "Beyond the training length"}
+        assert titles(comparison_page(bare)) == [title for title in SECTIONS if title not in left_out]
+
+
+class TestMainTable:
+    def test_has_the_columns_of_text(self, compared):
+        metric = ["bits per byte", "± sd, bits"]
+        assert column_titles(compared) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
+
+    def test_agrees_with_the_summary(self, compared):
+        summary = summarise(compared)
+        rows = cells(summary)
+        assert list(rows) == ["none", "g1", "bma-query"]
+        for variant in summary.variants:
+            row, result = rows[variant.name], variant.result
+            assert row["verdict"] == result.verdict
+            assert row["parameters"] == variant.num_parameters
+            assert row["over control"] == 100 * (variant.num_parameters / summary.control.num_parameters - 1)
+            assert row["training FLOPs"] == variant.records[0].flops / 1e12
+            assert (row["validation loss"], row["± sd"]) == (result.mean, result.sd)
+            assert (row["bits per byte"], row["± sd, bits"]) == variant.metric("bits_per_byte")
+            assert (row["difference"], row["from"], row["to"]) == (result.difference, result.low, result.high)
+            assert row["adjusted p"] == result.p_value
+            assert row["diverged"] == 0
+
+    def test_shows_costs_in_the_units_of_its_columns(self, compared):
+        def dear(line):
+            item = replace(
+                line.items[0],
+                tokens_per_second=1234.6,
+                time_ratio=1.25,
+                peak_bytes=3 * 2**19,
+                decode_milliseconds=0.5,
+                cache_bytes_per_token=512,
+            )
+            return replace(line, items=(item, *line.items[1:]))
+
+        lines = [dear(line) if isinstance(line, Costs) else line for line in compared]
+        row = cells(summarise(lines))["none"]
+        assert [row[title] for title in AFTER_THE_METRIC[5:]] == [1235, 1.25, 1.5, 0.5, 512]
+        units = {column.title: column.unit for column in main_table(summarise(lines)).columns}
+        assert [units[title] for title in AFTER_THE_METRIC[5:]] == [
+            "tokens/s",
+            "× control",
+            "MiB",
+            "ms/token",
+            "bytes/token",
+        ]
+
+    def test_without_costs_has_empty_cells(self, compared):
+        rows = cells(summarise([line for line in compared if not isinstance(line, Costs)]))
+        assert {row[title] for row in rows.values() for title in AFTER_THE_METRIC[5:]} == {None}
+
+
+class TestDivergedVariant:
+    @pytest.fixture
+    def lines(self, compared):
+        return tampered(compared, "g1", diverged)
+
+    def test_is_shown_with_the_mean_of_the_rest_and_no_difference(self, lines):
+        summary = summarise(lines)
+        row = cells(summary)["g1"]
+        assert (row["verdict"], row["diverged"]) == ("diverged", 1)
+        assert row["validation loss"] == summary.variants[1].result.mean
+        assert [row[title] for title in ("from", "to", "adjusted p")] == [None] * 3
+
+    def test_is_charged_with_a_whole_training(self, lines, compared):
+        assert cells(summarise(lines))["g1"]["training FLOPs"] == cells(summarise(compared))["g1"]["training FLOPs"]
+
+    def test_leaves_the_page_whole(self, lines):
+        page = comparison_page(lines)
+        assert titles(page) == SECTIONS
+        verdicts = page.sections[0].panels[0]
+        assert "g1: diverged in 1 of 3 seeds, and not judged" in [item.sentence for item in verdicts.items]
+        assert "diverged in 1 of 3 seeds" in html_page(page)
+
+    def test_in_every_run_has_no_mean(self, compared):
+        lines = compared
+        for block in range(3):
+            lines = tampered(lines, "g1", diverged, block=block)
+        row = cells(summarise(lines))["g1"]
+        assert (row["validation loss"], row["bits per byte"], row["diverged"]) == (None, None, 3)
+        assert titles(comparison_page(lines)) == SECTIONS
+
+    def test_as_the_control_leaves_nothing_to_judge(self, compared):
+        lines = tampered(compared, "none", diverged)
+        page = comparison_page(lines)
+        verdicts, *others = page.sections[0].panels
+        assert "Here no verdict is given" in verdicts.rule
+        assert not any(panel.kind == "intervals" for panel in others)
+        # What it saw is told of the runs that ended, not of the one that stopped halfway.
+        assert page.summary == comparison_page(compared).summary
+
+
+class TestOneSeed:
+    def test_has_no_spread_rather_than_none_at_all(self, compared):
+        rows = cells(summarise(with_seeds(compared, 1)))
+        for row in rows.values():
+            assert row["validation loss"] is not None
+            assert row["bits per byte"] is not None
+            assert row["± sd"] is None
+            assert row["± sd, bits"] is None
+
+    def test_gives_no_verdict_and_a_whole_page(self, compared):
+        page = comparison_page(with_seeds(compared, 1))
+        assert titles(page) == SECTIONS
+        assert page.summary.startswith("3 variants, one seed each,")
+        assert {item.verdict for item in page.sections[0].panels[0].items} == {"control", "undecided"}
+        assert "needs at least 3 seeds" in html_page(page)
+
+
+class TestImages:
+    def test_are_judged_by_accuracy_and_have_no_length(self, digits):
+        page = comparison_page(digits)
+        assert titles(page) == [title for title in SECTIONS if title != "Beyond the training length"]
+        metric = ["accuracy", "± sd, accuracy"]
+        assert column_titles(digits) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
+        summary = summarise(digits)
+        for name, row in cells(summary).items():
+            variant = next(variant for variant in summary.variants if variant.name == name)
+            assert (row["accuracy"], row["± sd, accuracy"]) == variant.metric("accuracy")
+            assert 0 <= row["accuracy"] <= 1
+
+    def test_are_counted_as_images(self, digits):
+        page, table = comparison_page(digits), main_table(summarise(digits))
+        assert "saw 128 images." in page.summary
+        assert next(column.unit for column in table.columns if column.title == "speed") == "images/s"
+        assert next(row for row in table.rows)[-5] == 1000
+        assert section_of(page, "Training").panels[0].views[0].panel.x_label == "images seen (millions)"
+        assert "128 images." in section_of(page, "Caution").panels[0].paragraphs[0]
+
+    def test_reach_html_and_markdown(self, digits):
+        page = comparison_page(digits)
+        accuracy = f"{cells(summarise(digits))['g1']['accuracy']:.4f}"
+        assert accuracy in html_page(page)
+        assert accuracy in markdown_page(page)
+
+
+class TestRecall:
+    def test_has_every_section_and_accuracy(self, recall):
+        assert titles(comparison_page(recall)) == SECTIONS
+        assert column_titles(recall) == [*BEFORE_THE_METRIC, "accuracy", "± sd, accuracy", *AFTER_THE_METRIC]
+
+    def test_speaks_of_pairs_beyond_the_training_length_and_not_of_text(self, recall):
+        section = section_of(comparison_page(recall), "Beyond the training length")
+        assert "four times as many pairs and queries" in section.lead
+        assert "text" not in section.lead
+        assert section.panels[0].title.startswith(
+            "Beyond the training length of 6 tokens the loss is on average (nats)"
+        )
+
+    def test_reaches_html_and_markdown(self, recall):
+        page = comparison_page(recall)
+        assert "Associative recall" in html_page(page)
+        assert "four times as many pairs" in markdown_page(page)
+
+
+class TestTuning:
+    @pytest.fixture
+    def lines(self, compared):
+        """Two rates for every variant on two seeds; g1 diverged once at the larger, and bma-query tried one alone."""
+        trials = [
+            replace(
+                record,
+                id=f"{record.id}-{rate}",
+                run=record.run | {"role": "tuning", "training": record.run["training"] | {"lr": rate}},
+                loss=record.run["block"] + rate,
+            )
+            for record in compared
+            if isinstance(record, Record) and record.run["block"] < 2
+            for rate in (0.25, 0.5)
+            if (record.run["variant"], rate) != ("bma-query", 0.5)
+        ]
+        last = max(place for place, trial in enumerate(trials) if trial.run["variant"] == "g1")
+        trials[last] = replace(trials[last], status="diverged", loss=None)
+        return [*replanned(compared, tuned_lr=True), *trials]
+
+    def test_is_a_table_of_mean_losses_by_variant_and_rate(self, lines):
+        _, table = section_of(comparison_page(lines), "Was it fair?").panels
+        assert [column.title for column in table.columns] == ["variant", "lr 0.25", "lr 0.5"]
+        assert table.rows == (("none", 0.75, 1.0), ("g1", 0.75, None), ("bma-query", 0.75, None))
+        assert "Empty: not tried, or a run diverged." in table.note
+
+    def test_has_no_table_where_nothing_was_tried(self, compared):
+        assert len(section_of(comparison_page(compared), "Was it fair?").panels) == 1
+
+
+class TestCaution:
+    def test_of_one_size_asks_for_another(self, compared):
+        size, scope = section_of(comparison_page(compared), "Caution").panels[0].paragraphs
+        record = summarise(compared).control.records[0]
+        assert size.startswith(f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} tokens.")
+        assert "this size" in scope
+
+    @pytest.mark.parametrize(("field", "value"), [("d_model", 32), ("num_layers", 3)])
+    def test_of_several_sizes_says_which(self, compared, field, value):
+        def grown(record):
+            return replace(record, run=record.run | {"model": record.run["model"] | {field: value}})
+
+        lines = compared
+        for block in range(3):
+            lines = tampered(lines, "g1", grown, block=block)
+        size, scope = section_of(comparison_page(lines), "Caution").panels[0].paragraphs
+        other = {"d_model": "2 layers of width 32", "num_layers": "3 layers of width 16"}[field]
+        assert size.startswith(f"2 sizes were run: 2 layers of width 16; {other}.")
+        assert "these sizes" in scope
+
+    def test_does_not_take_matched_parameters_for_another_size(self, compared):
+        def narrowed(record):
+            run = record.run | {"model": record.run["model"] | {"d_ff": 1}}
+            return replace(record, run=run, num_parameters=record.num_parameters - 1)
+
+        lines = tampered(compared, "g1", narrowed)
+        assert section_of(comparison_page(lines), "Caution").panels[0].paragraphs[0].startswith("One size was run")

@@ -1,0 +1,186 @@
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from lab_lines import diverged, recall_lines, with_seeds
+from lab_runs import tampered
+
+from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.records import Record
+from tidegate.lab.statistics import t_interval
+from tidegate.lab.summary import summarise
+
+
+def bold(panel):
+    return {series.label: series for series in panel.series if not series.faint}
+
+
+def faint(panel):
+    return {series.label: series for series in panel.series if series.faint}
+
+
+def with_gap(place):
+    """A change of a record: one of its evaluations has no number."""
+
+    def change(record):
+        curve = [replace(point, loss=None) if k == place else point for k, point in enumerate(record.curve)]
+        return replace(record, curve=tuple(curve))
+
+    return change
+
+
+class TestLoss:
+    def test_is_seen_against_examples_flops_and_time(self, compared):
+        views = loss_views(summarise(compared)).views
+        assert [view.label for view in views] == ["against tokens", "against FLOPs", "against time"]
+        assert [view.panel.x_label for view in views] == [
+            "tokens seen (millions)",
+            "training FLOPs (10¹²)",
+            "time spent on training (seconds)",
+        ]
+
+    def test_has_a_faint_line_a_run_and_a_bold_one_for_their_mean(self, compared):
+        summary = summarise(compared)
+        for view, axis in zip(loss_views(summary).views, ("tokens", "flops"), strict=False):
+            scale = {"tokens": 1e6, "flops": 1e12}[axis]
+            for variant in summary.variants:
+                for record in variant.records:
+                    line = faint(view.panel)[f"{variant.name}, seed {record.run['seed']}"]
+                    assert line.y == tuple(point.loss for point in record.curve)
+                    assert line.x == tuple(getattr(point, axis) / scale for point in record.curve)
+                curves = zip(*(record.curve for record in variant.records), strict=True)
+                means = [fmean(point.loss for point in points) for points in curves]
+                assert bold(view.panel)[variant.name].y == pytest.approx(means)
+
+    def test_against_time_stands_at_the_seconds_of_the_runs(self, compared):
+        summary = summarise(compared)
+        panel = loss_views(summary).views[2].panel
+        for record in summary.control.records:
+            assert faint(panel)[f"none, seed {record.run['seed']}"].x == record.timing.seconds
+
+    def test_without_times_is_not_drawn_against_them(self, compared):
+        timeless = [replace(line, timing=None) if isinstance(line, Record) else line for line in compared]
+        views = loss_views(summarise(timeless)).views
+        assert views[2].panel.series == ()
+        assert len(views[0].panel.series) == 12
+
+    def test_of_a_diverged_run_is_drawn_as_far_as_it_went_and_left_out_of_the_mean(self, compared):
+        summary = summarise(tampered(compared, "g1", diverged))
+        panel = loss_views(summary).views[0].panel
+        lost, *ended = summary.variants[1].records
+        assert len(faint(panel)["g1, seed 0"].y) == len(lost.curve) < len(ended[0].curve)
+        means = [fmean(p.loss for p in points) for points in zip(*(r.curve for r in ended), strict=True)]
+        assert bold(panel)["g1"].y == pytest.approx(means)
+
+    def test_is_summed_up_in_the_title(self, compared):
+        summary = summarise(compared)
+        means = {variant.name: variant.result.mean for variant in summary.variants}
+        best = min(means, key=means.get)
+        title = loss_views(summary).views[0].panel.title
+        assert title.startswith(f"The variants end within {max(means.values()) - means[best]:.3f} nats")
+        assert title.endswith(f"{best} ends lowest, at {means[best]:.3f}")
+
+    @pytest.mark.parametrize(
+        ("lost", "start"),
+        [
+            (("g1", "bma-query"), "Only none reached the end of its training, at "),
+            (("none", "g1", "bma-query"), "No variant reached the end of its training"),
+        ],
+    )
+    def test_of_one_variant_or_none_has_a_title_that_says_so(self, compared, lost, start):
+        lines = compared
+        for variant in lost:
+            for block in range(3):
+                lines = tampered(lines, variant, diverged, block=block)
+        panel = loss_views(summarise(lines)).views[0].panel
+        assert panel.title.startswith(start)
+        assert set(bold(panel)) == {"none", "g1", "bma-query"} - set(lost)
+
+
+class TestDifference:
+    def test_is_the_mean_within_seeds_with_its_interval(self, compared):
+        summary = summarise(compared)
+        panel = difference_panel(summary)
+        assert set(bold(panel)) == {"g1", "bma-query"}
+        for variant in summary.variants[1:]:
+            pairs = list(zip(variant.records, summary.control.records, strict=True))
+            line = bold(panel)[variant.name]
+            assert line.x[-1] == 100.0
+            assert line.y[-1] == pytest.approx(variant.result.difference)
+            for k in range(len(line.x)):
+                differences = [own.curve[k].loss - other.curve[k].loss for own, other in pairs]
+                assert line.y[k] == pytest.approx(fmean(differences))
+                assert (line.low[k], line.high[k]) == pytest.approx(t_interval(differences))
+
+    def test_with_a_gap_keeps_every_other_point_where_it_was(self, compared):
+        whole = bold(difference_panel(summarise(compared)))["g1"]
+        gapped = bold(difference_panel(summarise(tampered(compared, "g1", with_gap(1)))))["g1"]
+        assert gapped.x == whole.x
+        others = [k for k in range(len(whole.x)) if k != 1]
+        assert [gapped.y[k] for k in others] == [whole.y[k] for k in others]
+        assert gapped.y[1] != whole.y[1]
+
+    def test_with_a_gap_in_every_run_has_a_gap_there_and_bands_around_it(self, compared):
+        lines = compared
+        for block in range(3):
+            lines = tampered(lines, "none", with_gap(1), block=block)
+        whole = bold(difference_panel(summarise(compared)))["g1"]
+        gapped = bold(difference_panel(summarise(lines)))["g1"]
+        for name in ("y", "low", "high"):
+            expected = [None if k == 1 else value for k, value in enumerate(getattr(whole, name))]
+            assert list(getattr(gapped, name)) == expected
+
+    def test_leaves_out_pairs_of_which_one_diverged(self, compared):
+        summary = summarise(tampered(compared, "none", diverged))
+        variant = summary.variants[1]
+        pairs = list(zip(variant.records, summary.control.records, strict=True))[1:]
+        line = bold(difference_panel(summary))["g1"]
+        assert line.y[-1] == pytest.approx(fmean(own.loss - other.loss for own, other in pairs))
+
+    def test_under_one_seed_has_no_band(self, compared):
+        line = bold(difference_panel(summarise(with_seeds(compared, 1))))["g1"]
+        assert line.low is None
+        assert line.high is None
+        assert None not in line.y
+
+
+class TestLength:
+    def test_of_text_is_told_as_the_change_beyond_the_training_length(self, compared):
+        panel = length_panel(summarise(compared))
+        assert panel.marker == 16.0
+        assert panel.title.startswith("Beyond the training length of 16 tokens the loss changes by (nats): none ")
+        lines = bold(panel)
+        changes = []
+        for name, line in lines.items():
+            points = list(zip(line.x, line.y, strict=True))
+            beyond = fmean(y for x, y in points if x > 16)
+            inside = fmean(y for x, y in points if 8 < x <= 16)
+            changes.append(f"{name} {beyond - inside:+.3f}")
+        assert panel.title.endswith("(nats): " + ", ".join(changes))
+        assert ", ".join(changes) in panel.alternative
+
+    def test_of_recall_is_told_as_the_loss_there_for_nothing_is_asked_before(self):
+        panel = length_panel(summarise(recall_lines(num_seeds=1)))
+        means = ", ".join(f"{name} {fmean(line.y):.3f}" for name, line in bold(panel).items())
+        assert min(x for line in panel.series for x in line.x) > panel.marker == 6
+        assert panel.title == f"Beyond the training length of 6 tokens the loss is on average (nats): {means}"
+        assert panel.alternative.endswith(f"in nats: {means}.")
+
+    def test_with_nothing_beyond_says_so(self, compared):
+        near = [
+            replace(line, loss_by_position=((4.0, 1.0), (12.0, 1.0))) if isinstance(line, Record) else line
+            for line in compared
+        ]
+        assert length_panel(summarise(near)).title == "Nothing was measured beyond the training length"
+
+    def test_has_no_panel_where_no_run_has_it(self, compared):
+        short = [replace(line, loss_by_position=()) if isinstance(line, Record) else line for line in compared]
+        assert length_panel(summarise(short)) is None
+
+    def test_leaves_a_run_without_it_out_of_the_mean(self, compared):
+        summary = summarise(tampered(compared, "g1", lambda record: replace(record, loss_by_position=())))
+        panel = length_panel(summary)
+        ended = summary.variants[1].records[1:]
+        losses = zip(*([loss for _, loss in record.loss_by_position] for record in ended), strict=True)
+        assert "g1, seed 0" not in faint(panel)
+        assert bold(panel)["g1"].y == pytest.approx([fmean(column) for column in losses])

@@ -1,0 +1,181 @@
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from torch import nn
+
+from tidegate.geometry import GeometryError, input_chart, sectional_curvature
+from tidegate.lab.curvature_panels import curvature_page, curvature_panels
+from tidegate.lab.language_models import LanguageModel, load_language_model, token_windows
+from tidegate.lab.layer_curvature import Sampling, model_curvature
+from tidegate.lab.panels import Page
+from tidegate.lab.tasks.task import DataError
+from tidegate.torch import TransformerConfig, TransformerLM, VisionConfig, VisionTransformer, save_model
+
+TINY = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
+FEW = Sampling(num_positions=2, num_planes=3)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ours") / "model.safetensors"
+    torch.manual_seed(0)
+    save_model(TransformerLM(TransformerConfig(gate="g1", **TINY)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "notes.txt"
+    path.write_text("the sea rises and the gate falls. " * 40)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
+        max_position_embeddings=32,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokens") / "tokens.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 64, 300).astype(np.uint8))
+    return str(path)
+
+
+def toy(layers):
+    """A model of layers that map a sequence (1, T, 3) to one, fed with the tokens' values."""
+
+    def run(window):
+        x = torch.stack([window.double(), window.double() ** 2 / 10, torch.ones(window.shape).double()], dim=-1)
+        for layer in layers:
+            x = layer(x)
+
+    return LanguageModel(name="toy", run=run, blocks=tuple(layers), encode=list, vocab_size=256, max_length=None)
+
+
+class Bowl(nn.Module):
+    """Every position's outputs are (a, b, a² + b² + c) of its inputs (a, b, c)."""
+
+    def forward(self, x):
+        a, b, c = x.unbind(dim=-1)
+        return torch.stack([a, b, (a * a + b * b) + c], dim=-1)
+
+
+class Affine(nn.Module):
+    def forward(self, x):
+        return x @ torch.eye(3, dtype=x.dtype).mul(2) + 1
+
+
+def test_an_affine_layer_is_flat_and_a_bent_one_is_not():
+    measured = model_curvature(
+        toy([Affine(), Bowl()]), torch.tensor([[1, 2, 3]]), Sampling(part="block", num_positions=2, num_planes=4)
+    )
+    flat, bent = measured.layers
+    assert flat.magnitude == 0
+    assert bent.magnitude > 0
+    assert flat.count == bent.count == 8
+
+
+def test_a_layer_of_ours_has_the_curvature_of_its_input_chart(saved):
+    model = load_language_model(saved)
+    window = torch.arange(6)[None]
+    seen = []
+    hook = model.attentions()[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    model.run(window)
+    hook.remove()
+    measured = model_curvature(model, window, Sampling(num_positions=1, num_planes=1))
+    chart = input_chart(model.attentions()[0].arrays(), seen[0].detach(), moving=1)
+    u, v = np.random.default_rng(0).standard_normal((2, 1, 16))
+    size = float((chart(chart.start) ** 2).sum().detach()) / 5
+    expected = sectional_curvature(chart, chart.start, u, v, covariance=size, tangent="plane")
+    assert_close(np.array(measured.layers[0].quantiles[2]), expected[0].detach(), what="gradient")
+
+
+@pytest.mark.parametrize("part", ["attention", "block"])
+def test_a_hugging_face_model_is_measured_layer_by_layer(llama, tokens, part):
+    model = load_language_model(llama)
+    windows = token_windows(model, tokens, length=8, count=2)
+    measured = model_curvature(model, windows, Sampling(part=part, num_positions=2, num_planes=3))
+    assert [layer.layer for layer in measured.layers] == [0, 1]
+    assert all(layer.count == 12 and layer.magnitude > 0 for layer in measured.layers)
+
+
+def test_the_same_seed_gives_the_same_numbers(saved, text):
+    model = load_language_model(saved.parent)
+    windows = token_windows(model, text, length=8, count=2)
+    assert model_curvature(model, windows, FEW) == model_curvature(model, windows, FEW)
+
+
+def test_windows_are_spread_over_the_text_and_do_not_overlap(saved, text):
+    model = load_language_model(saved)
+    whole = list(b"the sea rises and the gate falls. " * 40)
+    windows = token_windows(model, text, length=10, count=4)
+    available = len(whole) // 10
+    starts = [row * available // 4 * 10 for row in range(4)]
+    assert windows.tolist() == [whole[start : start + 10] for start in starts]
+    assert len(token_windows(model, text, length=600, count=4)) == 2
+
+
+def test_a_layer_without_a_second_derivative_is_named():
+    class Step(nn.Module):
+        def forward(self, x):
+            return x.round()
+
+    with pytest.raises(GeometryError, match="Layer 0, position 1"):
+        model_curvature(toy([Step()]), torch.tensor([[1, 2, 3]]), Sampling(part="block"))
+
+
+def test_blocks_without_a_known_attention_say_what_they_have():
+    with pytest.raises(ValueError, match="--part block"):
+        model_curvature(toy([Affine()]), torch.tensor([[1, 2, 3]]))
+
+
+def test_bad_models_and_texts_are_refused_with_a_remedy(saved, llama, tokens, text, tmp_path):
+    with pytest.raises(ValueError, match="is not there"):
+        load_language_model(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="it holds 0 such files"):
+        load_language_model(tmp_path)
+    images = tmp_path / "images.safetensors"
+    save_model(VisionTransformer(VisionConfig(d_model=16, num_layers=1, num_heads=2)), images)
+    with pytest.raises(ValueError, match="takes language models"):
+        load_language_model(images)
+    model = load_language_model(saved)
+    with pytest.raises(DataError, match="Give more text"):
+        token_windows(model, text, length=5000, count=1)
+    with pytest.raises(DataError, match="more than the 32 positions"):
+        token_windows(load_language_model(llama), tokens, length=33, count=1)
+    large = tmp_path / "large.npy"
+    np.save(large, np.array([1, 2, 300] * 9, dtype=np.uint16))
+    with pytest.raises(DataError, match="knows 256"):
+        token_windows(model, str(large), length=4, count=1)
+
+
+@pytest.mark.parametrize("option", ["num_positions", "num_planes"])
+def test_a_sample_has_at_least_one_of_each(option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1"):
+        Sampling(**{option: 0})
+
+
+def test_panels_show_models_side_by_side_and_go_through_json(saved, text):
+    model = load_language_model(saved)
+    measured = model_curvature(model, token_windows(model, text, length=8, count=1), FEW)
+    views, table = curvature_panels({"one": measured, "other": measured})
+    assert [series.label for series in views.views[0].panel.series] == ["one", "other"]
+    assert len(table.rows) == 4
+    page = curvature_page(measured, command="tidegate curvature")
+    assert Page.from_json(page.to_json()).sections == page.sections
+    assert curvature_panels({}) == ()

@@ -1,0 +1,189 @@
+from dataclasses import replace
+
+import pytest
+
+from tidegate.lab.panels import Intervals, Lines, Page, Table
+from tidegate.lab.rates_limits import caution, near_gates_panels, surplus_table, truths_table
+from tidegate.lab.rates_page import finding, rates_page
+from tidegate.lab.rates_panels import (
+    error_panels,
+    gauge_table_panel,
+    modulus_panels,
+    names,
+    slope_intervals,
+    slope_table,
+    start_panel,
+)
+from tidegate.lab.studies.rates_result import (
+    Curve,
+    GaugeCount,
+    ModulusCurve,
+    NearGates,
+    OtherTruth,
+    PositionRates,
+    RateSettings,
+    RatesResult,
+    Slope,
+    StartRadius,
+    Surplus,
+)
+
+NS = (1_000, 10_000, 100_000)
+SETTINGS = RateSettings(positions=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
+
+
+def slope(value, verdict, *, converged=1.0):
+    return Slope(
+        slope=value,
+        low=value - 0.05,
+        high=value + 0.05,
+        verdict=verdict,
+        reasons=("a reason",),
+        converged=converged,
+        spread_ratio=None,
+    )
+
+
+def curve(*median, x=NS):
+    return Curve(
+        x=tuple(map(float, x)), median=median, low=tuple(m / 2 for m in median), high=tuple(2 * m for m in median)
+    )
+
+
+def position(name, *, gated):
+    expert = slope(-0.5, "identified") if gated else slope(0.0, "not identified")
+    falling = slope(-0.5, "identified")
+    errors = curve(0.1, 0.03, 0.01) if gated else curve(0.4, 0.4, 0.4)
+    return PositionRates(
+        position=name,
+        gated=gated,
+        num_parameters=12,
+        rank=12,
+        slopes={"expert": expert, "regression": falling, "scores": falling},
+        errors={"expert": errors, "regression": curve(0.1, 0.03, 0.01), "start": curve(0.5, 0.5, 0.5)},
+    )
+
+
+def count(gate, measured, predicted):
+    return GaugeCount(
+        layout="plain",
+        gate=gate,
+        num_parameters=144,
+        nullity=measured,
+        predicted=predicted,
+        value_block=measured,
+        predicted_value_block=predicted,
+        gap=None,
+    )
+
+
+RESULT = RatesResult(
+    settings=SETTINGS,
+    rates=(position("none", gated=False), position("g1", gated=True)),
+    gauge=(count("none", 36, 36), count("g1", 24, 23), count("odd", 5, None)),
+    modulus=(
+        ModulusCurve(position="none", radii=(0.1, 0.3), values=(0.0, 1e-16), exponent=None),
+        ModulusCurve(position="g1", radii=(0.1, 0.3), values=(0.02, 0.06), exponent=1.0),
+    ),
+    start_radius=(
+        StartRadius(position="none", error=curve(0.1, 0.4, x=(0.05, 0.2))),
+        StartRadius(position="g1", error=curve(0.01, 0.01, x=(0.05, 0.2))),
+    ),
+    near_gates=(
+        NearGates(position="g1", distance=0.1, slope=slope(-0.1, "inconclusive", converged=0.7), error=1.1),
+        NearGates(position="g1", distance=1.6, slope=slope(-0.5, "identified"), error=0.01),
+    ),
+    truths=(
+        OtherTruth(position="none", number=0, slope=slope(0.0, "not identified")),
+        OtherTruth(position="g1", number=0, slope=slope(-0.4, "inconclusive", converged=0.5)),
+        OtherTruth(position="g1", number=1, slope=slope(-0.5, "identified")),
+    ),
+    surplus=(Surplus(position="g1", kind="raw", slope=slope(-0.01, "inconclusive", converged=0.8)),),
+)
+
+
+def cells(table):
+    return {row[0]: row for row in table.rows}
+
+
+def test_the_table_has_slopes_intervals_and_verdicts_of_both_errors():
+    row = cells(slope_table(RESULT))["g1"]
+    assert row[1:5] == ("identified", -0.5, -0.55, -0.45)
+    assert row[5] == -0.5
+
+
+def test_intervals_show_the_experts_slopes():
+    panel = slope_intervals(RESULT)
+    assert isinstance(panel, Intervals)
+    assert [item.value for item in panel.items] == [0.0, -0.5]
+    assert "none 0.00, not identified" in panel.alternative
+
+
+def test_expert_and_regression_errors_stand_side_by_side_on_logarithmic_axes():
+    expert, regression = error_panels(RESULT)
+    for panel in (expert, regression):
+        assert isinstance(panel, Lines)
+        assert panel.log_x
+        assert panel.log_y
+        assert [series.group for series in panel.series] == ["none", "g1"]
+        assert all(series.low is not None for series in panel.series)
+    assert "stays where it began for none, and falls for g1" in expert.title
+
+
+def test_theory_stands_beside_measurement():
+    table = gauge_table_panel(RESULT)
+    assert "agree for 1 of 3" in table.title
+    assert [row[-1] for row in table.rows] == ["yes", "no", "no theory"]
+
+
+def test_a_modulus_of_zero_is_told_in_words_and_not_drawn():
+    lines, table = modulus_panels(RESULT)
+    assert [series.label for series in lines.series] == ["g1"]
+    assert "for none it is at most 1e-16" in lines.title
+    assert cells(table)["none"][-1] == "never"
+    assert cells(table)["g1"][-1] == "n^(−0.50)"
+
+
+def test_starts_matter_only_where_nothing_is_identified():
+    title = start_panel(RESULT).title
+    assert title == "The error is that of the start for none. It does not matter where fits begin for g1"
+
+
+def test_near_gates_are_held_against_no_gate():
+    lines, table = near_gates_panels(RESULT)
+    assert "at 0.1 larger than without a gate, everywhere" in lines.title
+    assert [series.label for series in lines.series] == ["g1", "none, for comparison"]
+    assert table.rows[0][:2] == ("g1", 0.1)
+
+
+def test_verdicts_over_truths_are_counted():
+    row = cells(truths_table(RESULT))["g1"]
+    assert row[1:5] == (2, -0.5, pytest.approx(-0.45), -0.4)
+    assert row[-1] == "1 inconclusive, 1 identified"
+
+
+def test_surplus_experts_that_do_not_converge_are_warned_of():
+    assert surplus_table(RESULT).rows[0][1] == "single experts"
+    assert any("too few fits converged for g1" in paragraph for paragraph in caution(RESULT).paragraphs)
+
+
+def test_parts_that_were_left_out_make_no_panels():
+    less = replace(RESULT, near_gates=(), truths=(), surplus=())
+    assert list(near_gates_panels(less)) == []
+    assert truths_table(less) is surplus_table(less) is None
+    assert len(caution(less).paragraphs) == len(caution(RESULT).paragraphs) - 1
+
+
+def test_the_page_says_what_was_found_and_how_to_get_it_again():
+    page = rates_page(RESULT, command="tidegate rates", environment={"python": "3.11"})
+    assert page.summary == finding(RESULT)
+    assert "identified for g1, not identified for none" in page.summary
+    assert RatesResult.from_dict(page.data["result"]) == RESULT
+    assert Page.from_json(page.to_json()).sections[0] == page.sections[0]
+    texts = [panel.text for panel in page.sections[-1].panels]
+    assert texts[0] == "tidegate rates"
+    assert any(isinstance(panel, Table) for panel in page.sections[0].panels)
+
+
+def test_names_are_listed_as_in_a_sentence():
+    assert [names(""), names("a"), names("ab"), names("abc")] == ["", "a", "a and b", "a, b and c"]

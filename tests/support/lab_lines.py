@@ -1,0 +1,84 @@
+"""The lines of miniature comparisons, their runs done in a fraction of a second."""
+
+from dataclasses import replace
+
+from lab_runs import cost_of
+
+from tidegate.lab.presets import Preset
+from tidegate.lab.records import Costs, Plan
+from tidegate.lab.run import Run
+from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.train import Surroundings, execute_run
+from tidegate.lab.variants import parse_variants
+
+SIZE = Preset(d_model=16, num_layers=2, num_heads=2, batch_size=4, budget=1, lr=1e-2)
+
+
+def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tidegate compare", **training):
+    """A plan, costs that are made up, and a record of each variant under each seed."""
+    parsed, data = parse_variants(variants), task.load()
+    options = {"steps": 8, "num_evaluations": 4, "num_observations": 2} | training
+    runs = [
+        Run(
+            variant=variant.name,
+            block=block,
+            seed=variant.first_seed + block,
+            model=size.model(task, data, variant.gates),
+            task=task,
+            training=replace(size.training(task), **options),
+        )
+        for block in range(num_seeds)
+        for variant in parsed
+    ]
+    plan = Plan(
+        command=command,
+        variants=tuple(variant.plan() for variant in parsed),
+        control=parsed[0].name,
+        num_seeds=num_seeds,
+        match="tokens",
+        margin=0.005,
+        tuned_lr=False,
+        task=data.facts,
+        description=data.description,
+        preset="tiny",
+        budget=1,
+        request="",
+        environment={},
+    )
+    costs = Costs(request="", items=tuple(cost_of(variant.name) for variant in parsed), environment={})
+    return [plan, costs, *(execute_run(run, Surroundings()) for run in runs)]
+
+
+def recall_lines(**options):
+    """A miniature of recall, trained until it beats a guess."""
+    task = RecallTask(num_pairs=2, num_keys=8, num_values=4)
+    return lines_of(task, **({"steps": 60, "batch_size": 16} | options))
+
+
+def replanned(lines, **changes):
+    """The lines, with another plan."""
+    return [replace(line, **changes) if isinstance(line, Plan) else line for line in lines]
+
+
+def with_seeds(lines, number):
+    """The lines of the first blocks alone."""
+    kept = [line for line in lines if line.kind != "run" or line.run["block"] < number]
+    return replanned(kept, num_seeds=number)
+
+
+def diverged(record):
+    """The record as it would be, had its run diverged halfway."""
+    half = record.curve[: len(record.curve) // 2]
+    return replace(
+        record,
+        status="diverged",
+        loss=None,
+        metrics={},
+        tokens=half[-1].tokens,
+        flops=half[-1].flops,
+        curve=half,
+        timing=replace(record.timing, seconds=record.timing.seconds[: len(half)]),
+        observations=(),
+        loss_by_position=(),
+        error="The loss or its gradient was no longer finite.",
+    )
