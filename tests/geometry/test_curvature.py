@@ -366,3 +366,8 @@ def test_a_curve_has_no_scalar_curvature():
 def test_jit_of_the_whole_is_refused_with_a_reason():
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda x: gaussian_curvature(sphere(), x))(jnp.asarray([0.1, 0.2]))
+
+
+def test_a_map_whose_second_derivative_pytorch_holds_as_nothing_is_flat():
+    x, (u, v) = torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    assert sectional_curvature(lambda x: torch.cat((2 * x + 1, x)), x, u, v) == 0

@@ -134,7 +134,7 @@ def _derivative(flat: Function) -> Callable[..., Any]:
 
 
 def _numbers(tensor: torch.Tensor) -> Numbers:
-    return cast("Numbers", tensor.detach().cpu().numpy())
+    return cast("Numbers", tensor.detach().numpy(force=True))
 
 
 @contextmanager
