@@ -18,7 +18,7 @@ from tidegate.lab.executors import serial
 from tidegate.lab.executors.executor import executor_of
 from tidegate.lab.executors.processes import ProcessExecutor
 from tidegate.lab.executors.serial import SerialExecutor, noted_interrupt
-from tidegate.lab.records import Record, RecordFile
+from tidegate.lab.records import RecordFile
 
 
 def several(task):
@@ -32,12 +32,24 @@ def several(task):
     ]
 
 
+PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 STATUSES = {"none": "finished", "bma": "finished", "dropout": "finished", "wild": "diverged", "lost": "failed"}
 
 
 def done(executor, runs, folder):
     told = []
     return list(executor.execute(runs, checkpoints=folder, report=told.append)), told
+
+
+def done_on_ray(runs, folder):
+    process = subprocess.run(
+        [sys.executable, "-c", "from lab_runs import on_ray; on_ray()"],
+        env=os.environ | PATHS,
+        input=pickle.dumps((runs, folder)),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return pickle.loads(process.stdout)
 
 
 def collect(work, records):
@@ -86,8 +98,9 @@ class TestEveryExecutor:
         assert {run.id for run in runs[:3]} <= {progress.run for progress in told} <= {run.id for run in runs[:-1]}
         assert "Traceback" in next(record for record in records if record.status == "failed").error
 
-    def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path, ray_executor):
-        records, told = done(ray_executor, runs, tmp_path / "checkpoints")
+    def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
+        pytest.importorskip("ray")
+        records, told = done_on_ray(runs, tmp_path / "checkpoints")
         assert by_id(records) == by_id(alone)
         assert len(records) == len(runs)
         assert {progress.run for progress in told} <= {run.id for run in runs}
@@ -97,18 +110,6 @@ class TestEveryExecutor:
     @pytest.mark.parametrize("name", ["serial", "processes"])
     def test_of_no_runs_there_are_no_records(self, name, tmp_path):
         assert done(executor_of(name), [], tmp_path) == ([], [])
-
-
-@pytest.fixture(scope="module")
-def ray_executor():
-    """An executor on a Ray of this machine alone, started once."""
-    ray = pytest.importorskip("ray")
-    try:
-        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
-    except Exception as error:
-        pytest.skip(f"Ray cannot start here: {error}")
-    yield executor_of("ray")
-    ray.shutdown()
 
 
 def test_an_unknown_executor_is_refused():
@@ -187,7 +188,7 @@ def in_a_session(folder, variants, *, num_seeds, steps):
     budget = steps * 4 * lab_runs.LENGTH
     process = subprocess.Popen(
         [*command, str(folder), variants, str(num_seeds), str(budget)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -247,7 +248,7 @@ class TestAComparisonInProcesses:
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, tmp_path, miniatures, begin):
-        # So many runs that they do not all fit into the pipe to the workers.
+        # So many runs that they would not all fit into the pipe to a worker.
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
         process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
         os.killpg(process.pid, signal.SIGINT)
@@ -266,19 +267,23 @@ class TestAComparisonInProcesses:
         assert by_id(records) == by_id(executed(run) for run in stopped)
 
 
-def test_a_process_that_dies_is_an_error_after_the_others_are_done(task, tmp_path):
-    class Deadly(str):
-        """A seed that ends whoever unpickles it."""
+class Deadly(str):
+    """A name that ends whoever unpickles it."""
 
-        def __reduce__(self):
-            return os._exit, (7,)
+    def __reduce__(self):
+        return os._exit, (7,)
 
-    runs = [run_of(task), replace(run_of(task), variant=Deadly("x"))]
-    records = []
-    work = ProcessExecutor(1).execute(runs, checkpoints=tmp_path, report=lambda _: None)
-    with pytest.raises(RuntimeError, match=r"ended before their work was done; exit codes \[7\]"):
-        collect(work, records)
-    assert [type(record) for record in records] == [Record]
+
+def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(task, tmp_path):
+    runs = [run_of(task), replace(run_of(task), variant=Deadly("x")), run_of(task, seed=1)]
+    records, _ = done(ProcessExecutor(1), runs, tmp_path)
+    assert [record.status for record in records] == ["finished", "failed", "finished"]
+    assert records[1].error == "The process of this run was ended from outside: exit code 7."
+
+
+def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
+    with pytest.raises(RuntimeError, match="ended before it could begin, with exit code 7"):
+        done(ProcessExecutor(1), [run_of(task)], Deadly("folder"))
 
 
 def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record(task, tmp_path):

@@ -1,5 +1,6 @@
 """Miniature runs and comparisons: real ones, that take a fraction of a second."""
 
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from tidegate.config import TransformerConfig
 from tidegate.lab import compare as compare_module
 from tidegate.lab.compare import Request, compare
+from tidegate.lab.executors.executor import executor_of
 from tidegate.lab.executors.processes import ProcessExecutor
 from tidegate.lab.presets import PRESETS, Preset
 from tidegate.lab.records import Cost, Costs, Record
@@ -113,3 +115,17 @@ def main():
         compare(request, folder / "out", executor=ProcessExecutor(2), tell=lambda event: print(event, flush=True))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def on_ray():
+    """Runs as Ray does them, on two processors: pickled runs and the checkpoints' folder in, records and progress out.
+
+    Ray forks to start its processes, which does not go well in one that has used JAX, as that of a test may have.
+    """
+    import ray
+
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    runs, folder = pickle.load(sys.stdin.buffer)
+    told = []
+    records = list(executor_of("ray").execute(runs, checkpoints=folder, report=told.append))
+    sys.stdout.buffer.write(pickle.dumps((records, told)))

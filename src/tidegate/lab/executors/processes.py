@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event as StopEvent
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
@@ -31,7 +33,11 @@ _POLL_SECONDS = 0.2
 
 @final
 class ProcessExecutor:
-    """Does runs in as many processes as have cores for their threads, unless told how many."""
+    """Does runs in as many processes as have cores for their threads, unless told how many.
+
+    Each process has a pipe of its own to this one and shares no lock with the others, so that one which is killed, at
+    whatever moment, holds up nobody: its run is recorded as failed, and another process takes its place.
+    """
 
     def __init__(self, num_processes: int | None = None) -> None:
         self.num_processes = num_processes
@@ -42,78 +48,109 @@ class ProcessExecutor:
         """See `Executor`."""
         if not runs:
             return
-        todo: Queue[Run | None] = _context.Queue()
-        told: Queue[Any] = _context.Queue()
-        stop = _context.Event()
         threads = max(run.training.num_threads for run in runs)
         num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
-        # After a stop nobody reads what is left to do, and the end of this process must not wait for that.
-        todo.cancel_join_thread()
-        for item in (*runs, *[None] * num_workers):
-            todo.put(item)
         with noted_interrupt() as interrupted:
-            workers = _started(num_workers, (todo, told, stop, checkpoints))
+            crew = _Crew(deque(runs), checkpoints, report)
             try:
-                yield from _records(workers, told, report, stop, interrupted, num_runs=len(runs))
+                for _ in range(num_workers):
+                    crew.employ()
+                while crew.workers:
+                    if interrupted:
+                        crew.dismiss()
+                    yield from crew.listen()
             finally:
-                stop.set()
-                _end(workers, told)
+                crew.dismiss()
+                crew.see_off()
         if interrupted:
             raise KeyboardInterrupt
 
 
-def _started(number: int, arguments: tuple[Any, ...]) -> list[SpawnProcess]:
-    """Workers. A terminal sends Ctrl-C to them too; they inherit that it is held back, from their first moment on."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
-        workers = [_context.Process(target=_work, args=arguments, daemon=True) for _ in range(number)]
-        for worker in workers:
-            worker.start()
-        return workers
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+@dataclass
+class _Worker:
+    """A process as seen from here."""
+
+    process: SpawnProcess
+    run: Run | None = None
+    """What it works on."""
 
 
-def _records(
-    workers: list[SpawnProcess],
-    told: Queue[Any],
-    report: Callable[[Progress], None],
-    stop: StopEvent,
-    interrupted: list[int],
-    *,
-    num_runs: int,
-) -> Iterator[Record]:
-    """What the workers tell, until every run has its record or all have stopped."""
-    num_left, under_way = num_runs, dict[int, Run]()
-    while num_left:
-        if interrupted:
-            stop.set()
-        # Asked before reading: all that a worker told before it ended is there to be read by then.
-        working = any(worker.is_alive() for worker in workers)
+class _Crew:
+    """The workers, by the pipe to each, and the runs that none of them has yet."""
+
+    def __init__(self, todo: deque[Run], checkpoints: Path, report: Callable[[Progress], None]) -> None:
+        self.todo = todo
+        self.checkpoints = checkpoints
+        self.report = report
+        self.workers: dict[Connection, _Worker] = {}
+        self.dismissed = False
+
+    def employ(self) -> None:
+        """Start a worker, which will say when it is ready."""
+        here, there = Pipe()
+        process = _context.Process(target=_work, args=(there, self.checkpoints), daemon=True)
+        # Started by the first worker, the tracker would let Ctrl-C through again.
+        resource_tracker.ensure_running()
+        # A terminal sends Ctrl-C to the worker too; it inherits that this is held back, from its first moment on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
-            message = told.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            for worker in workers:
-                if worker.exitcode and (run := under_way.pop(worker.pid or 0, None)) is not None:
-                    num_left -= 1
-                    yield _lost(run, worker.exitcode)
-            if working:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        there.close()
+        self.workers[here] = _Worker(process)
+
+    def dismiss(self) -> None:
+        """Ask every worker to stop at its next step, and give out no more runs."""
+        if not self.dismissed:
+            self.dismissed = True
+            self.todo.clear()
+            for pipe in self.workers:
+                _tell(pipe, None)
+
+    def listen(self) -> Iterator[Record]:
+        """Take what workers tell, for a moment at most, and give those that are ready their next run."""
+        for pipe in wait(list(self.workers), timeout=_POLL_SECONDS):
+            assert isinstance(pipe, Connection)
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError):
+                yield from self._part_with(pipe)
                 continue
-            if interrupted:
-                return
-            codes = sorted({worker.exitcode for worker in workers if worker.exitcode})
-            raise RuntimeError(
-                f"The training processes ended before their work was done; exit codes {codes}."
-            ) from None
-        match message:
-            case int(worker), Run() as run:
-                under_way[worker] = run
-            case Record():
-                num_left -= 1
-                under_way = {worker: run for worker, run in under_way.items() if run.id != message.id}
+            if isinstance(message, Progress):
+                self.report(message)
+                continue
+            if isinstance(message, Record):
                 yield message
-            case _:
-                report(message)
+            self.workers[pipe].run = self.todo.popleft() if self.todo else None
+            _tell(pipe, self.workers[pipe].run)
+
+    def see_off(self) -> None:
+        """Wait for workers to end; what they still tell must be read, or they wait for that."""
+        while self.workers:
+            for _ in self.listen():
+                pass
+
+    def _part_with(self, pipe: Connection) -> Iterator[Record]:
+        """A worker has ended. If nobody asked it to, its run has failed, and a successor takes the next one."""
+        worker = self.workers.pop(pipe)
+        worker.process.join()
+        pipe.close()
+        code = worker.process.exitcode or 0
+        if self.dismissed:
+            return
+        if worker.run is not None:
+            yield _lost(worker.run, code)
+            if self.todo:
+                self.employ()
+        elif code:
+            raise RuntimeError(f"A training process ended before it could begin, with exit code {code}.")
+
+
+def _tell(pipe: Connection, message: Run | Progress | Record | None) -> None:
+    """Send what the other side need not live to hear."""
+    with suppress(OSError):
+        pipe.send(message)
 
 
 def _lost(run: Run, code: int) -> Record:
@@ -123,50 +160,35 @@ def _lost(run: Run, code: int) -> Record:
     return Record(id=run.id, run=run.to_dict(), status="failed", error=error, environment=environment())
 
 
-def _end(workers: list[SpawnProcess], told: Queue[Any]) -> None:
-    """Wait for the workers, which stop at their next step; what they still tell must be read, or they wait for that."""
-    while any(worker.is_alive() for worker in workers):
+def _work(pipe: Connection, checkpoints: Path) -> None:
+    """One worker: says that it is ready, then does the runs that come, until None does or nobody is there any more."""
+    # While a run is under way, whatever can be read is a word to stop, or the end of whoever would say it.
+    around = Surroundings(folder=checkpoints, report=_Throttle(pipe).report, stopping=pipe.poll)
+    _tell(pipe, None)
+    while (run := _next_run(pipe)) is not None:
         try:
-            told.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            continue
-    for worker in workers:
-        worker.join()
+            record = execute_run(run, around)
+        except Interrupted:
+            return
+        _tell(pipe, record)
 
 
-def _work(todo: Queue[Run | None], told: Queue[Any], stop: StopEvent, checkpoints: Path) -> None:
-    """One worker: takes runs until there are none left. Ctrl-C reaches it through `stop`."""
-    parent = multiprocessing.parent_process()
-    throttle = _Throttle(told)
-
-    def orphaned() -> bool:
-        return parent is not None and not parent.is_alive()
-
-    def stopping() -> bool:
-        # Without its parent a worker would train on for nobody.
-        return stop.is_set() or orphaned()
-
-    try:
-        while not stopping() and (run := todo.get()) is not None:
-            told.put((os.getpid(), run))
-            told.put(execute_run(run, Surroundings(folder=checkpoints, report=throttle.report, stopping=stopping)))
-    except Interrupted:
-        pass
-    if orphaned():
-        # Nor would anybody read what it still has to tell.
-        told.cancel_join_thread()
+def _next_run(pipe: Connection) -> Run | None:
+    with suppress(EOFError, OSError):
+        return pipe.recv()
+    return None
 
 
 @final
 class _Throttle:
     """Passes progress on a few times a second: nobody reads faster."""
 
-    def __init__(self, told: Queue[Any]) -> None:
-        self.told = told
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
         self.last = 0.0
 
     def report(self, progress: Progress) -> None:
         now = time.monotonic()
         if now - self.last > _POLL_SECONDS or progress.step == progress.steps:
             self.last = now
-            self.told.put(progress)
+            _tell(self.pipe, progress)
