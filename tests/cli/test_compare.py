@@ -105,6 +105,7 @@ BAD = {
     "no tokens": (["--tokens", "0"], "--tokens must be at least 1"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),
     "a folder below a file": (["--out", "{file}/below"], "is a file"),
+    "a folder among the data": (["--data", "{texts}", "--out", "{texts}/out"], "Choose a place outside of it"),
     "unknown tokenizer": (["--tokenizer", "words"], "words"),
     "a tokenizer for images": (["--task", "image", "--tokenizer", "bpe:300"], "no meaning"),
     "a study that is no function": (["--study", "json"], "module:function"),
@@ -116,10 +117,12 @@ BAD = {
 @pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
 def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    places = {name: tmp_path / name for name in ("empty", "short", "file")}
+    places = {name: tmp_path / name for name in ("empty", "short", "file", "texts")}
     places["empty"].write_text("")
     places["short"].write_text("brief")
     places["file"].write_text("x")
+    places["texts"].mkdir()
+    (places["texts"] / "long.txt").write_text("all work and no play " * 1000)
     before = sorted(tmp_path.rglob("*"))
     done = invoke("compare", *(argument.format(**places) for argument in arguments))
     assert done.exit_code == 2

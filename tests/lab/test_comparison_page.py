@@ -18,6 +18,8 @@ SECTIONS = [
     "Training",
     "Was it fair?",
     "What the gates do",
+    "How the layers bend",
+    "How free the heads are",
     "Beyond the training length",
     "Caution",
     "How to get this again",
@@ -126,12 +128,22 @@ class TestPage:
         with pytest.raises(ValueError, match="not complete"):
             comparison_page(compared[:-1])
 
+    def test_shows_of_each_variant_how_its_first_model_bends_and_how_free_its_heads_are(self, compared):
+        page = comparison_page(compared)
+        bent = section_of(page, "How the layers bend").panels[-1]
+        free = section_of(page, "How free the heads are").panels[0]
+        layers = [(name, layer) for name in ("none", "g1", "bma-query") for layer in (0, 1)]
+        assert [row[:2] for row in bent.rows] == [row[:2] for row in free.rows] == layers
+        assert [row[3:6] for row in free.rows] == [(64, 64, 64)] * 2 + [(8, 8, 8)] * 4
+
     def test_without_observations_and_lengths_leaves_their_sections_out(self, compared):
         bare = [
-            replace(line, observations=(), loss_by_position=()) if isinstance(line, Record) else line
+            replace(line, observations=(), loss_by_position=(), curvature=None, freedom=())
+            if isinstance(line, Record)
+            else line
             for line in compared
         ]
-        left_out = {"What the gates do", "Beyond the training length"}
+        left_out = {"What the gates do", "How the layers bend", "How free the heads are", "Beyond the training length"}
         assert titles(comparison_page(bare)) == [title for title in SECTIONS if title not in left_out]
 
 
@@ -190,12 +202,13 @@ class TestDivergedVariant:
     def lines(self, compared):
         return tampered(compared, "g1", diverged)
 
-    def test_is_shown_with_the_mean_of_the_rest_and_no_difference(self, lines):
+    def test_is_not_flattered_by_the_mean_of_the_runs_that_are_left(self, lines):
         summary = summarise(lines)
         row = cells(summary)["g1"]
         assert (row["verdict"], row["diverged"]) == ("diverged", 1)
-        assert row["validation loss"] == summary.variants[1].result.mean
-        assert [row[title] for title in ("from", "to", "adjusted p")] == [None] * 3
+        assert summary.variants[1].result.mean is not None
+        empty = ("validation loss", "± sd", "bits per byte", "difference", "from", "to", "adjusted p")
+        assert [row[title] for title in empty] == [None] * len(empty)
 
     def test_is_charged_with_a_whole_training(self, lines, compared):
         assert cells(summarise(lines))["g1"]["training FLOPs"] == cells(summarise(compared))["g1"]["training FLOPs"]
@@ -245,7 +258,8 @@ class TestOneSeed:
 class TestImages:
     def test_are_judged_by_accuracy_and_have_no_length(self, digits):
         page = comparison_page(digits)
-        assert titles(page) == [title for title in SECTIONS if title != "Beyond the training length"]
+        left_out = {"How the layers bend", "Beyond the training length"}
+        assert titles(page) == [title for title in SECTIONS if title not in left_out]
         metric = ["accuracy", "± sd, accuracy"]
         assert column_titles(digits) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
         summary = summarise(digits)

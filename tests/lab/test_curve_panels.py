@@ -83,8 +83,8 @@ class TestLoss:
     @pytest.mark.parametrize(
         ("lost", "start"),
         [
-            (("g1", "bma-query"), "Only none reached the end of its training, at "),
-            (("none", "g1", "bma-query"), "No variant reached the end of its training"),
+            (("g1", "bma-query"), "Only none reached the end of its training under every seed, at "),
+            (("none", "g1", "bma-query"), "No variant reached the end of its training under every seed"),
         ],
     )
     def test_of_one_variant_or_none_has_a_title_that_says_so(self, compared, lost, start):

@@ -1,11 +1,9 @@
-import numpy as np
-
-from tidegate.experts.channel_gauge import ChannelGauge
 from tidegate.lab.gauge_panels import gauge_panels
+from tidegate.lab.measurements import LayerFreedom
 
 
 def layer(free, values, predicted):
-    return ChannelGauge(layer="0", gate="g1", free=free, predicted=predicted, singular_values=np.array(values))
+    return LayerFreedom(layer="0", free=free, predicted=predicted, singular_values=tuple(map(tuple, values)))
 
 
 NONE = layer((4, 4), [[0.0] * 4] * 2, 4)

@@ -7,7 +7,8 @@ from torch import nn
 from tidegate.geometry import GeometryError, input_chart, sectional_curvature
 from tidegate.lab.curvature_panels import curvature_page, curvature_panels
 from tidegate.lab.language_models import LanguageModel, load_language_model, token_windows
-from tidegate.lab.layer_curvature import Sampling, model_curvature
+from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.measurements import Sampling
 from tidegate.lab.panels import Page
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerConfig, TransformerLM, VisionConfig, VisionTransformer, save_model
@@ -64,7 +65,15 @@ def toy(layers):
         for layer in layers:
             x = layer(x)
 
-    return LanguageModel(name="toy", run=run, blocks=tuple(layers), encode=list, vocab_size=256, max_length=None)
+    return LanguageModel(
+        name="toy",
+        module=nn.ModuleList(layers),
+        run=run,
+        blocks=tuple(layers),
+        encode=list,
+        vocab_size=256,
+        max_length=None,
+    )
 
 
 class Bowl(nn.Module):
@@ -151,7 +160,7 @@ def test_bad_models_and_texts_are_refused_with_a_remedy(saved, llama, tokens, te
         load_language_model(tmp_path)
     images = tmp_path / "images.safetensors"
     save_model(VisionTransformer(VisionConfig(d_model=16, num_layers=1, num_heads=2)), images)
-    with pytest.raises(ValueError, match="takes language models"):
+    with pytest.raises(ValueError, match="only language models"):
         load_language_model(images)
     model = load_language_model(saved)
     with pytest.raises(DataError, match="Give more text"):

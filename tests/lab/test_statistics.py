@@ -285,14 +285,12 @@ class TestVerdicts:
     def test_without_a_margin_nothing_is_equivalent(self):
         assert set(verdicts(judge(figures(seed=2), margin=0.0)).values()) == {"control", "inconclusive"}
 
-    def test_a_difference_inside_the_margin_is_still_one_and_is_called_negligible(self):
+    def test_a_difference_inside_the_margin_is_equivalent_though_its_interval_excludes_zero(self):
         table = figures(effects=(0.03, -0.03, 0.0), seed=1)
         wide, narrow = judge(table, margin=0.05), judge(table, margin=0.005)
-        assert [(wide[name].verdict, wide[name].negligible) for name in ("g1", "bma")] == [
-            ("worse", True),
-            ("better", True),
-        ]
-        assert not any(variant.negligible for variant in narrow.variants)
+        assert [wide[name].verdict for name in ("g1", "bma")] == ["equivalent", "equivalent"]
+        assert wide["g1"].low > 0 > wide["bma"].high
+        assert [narrow[name].verdict for name in ("g1", "bma")] == ["worse", "better"]
 
     def test_figures_without_noise_are_not_judged(self):
         seeds = np.array([1.5, 1.25, 2.0])

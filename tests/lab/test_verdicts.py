@@ -49,9 +49,10 @@ def test_the_good_side_is_the_callers():
     assert judge(lower_is_better=False)["bma"].sentence.startswith("bma: better than none by 0.0308 nats")
 
 
-def test_negligible_differences_are_said_to_be_less_than_the_margin():
+def test_a_difference_inside_the_margin_is_said_to_be_there_and_not_to_matter():
     sentence = judge(margin=0.1)["g1"].sentence
-    assert sentence.startswith("g1: better than none by less than the margin of 0.1512, by 0.0124 nats (95 %")
+    assert sentence.startswith("g1: equivalent to none within ±0.1512, difference -0.0124 nats (95 %")
+    assert sentence.endswith("; a difference there is, too small to matter")
 
 
 @pytest.mark.parametrize(

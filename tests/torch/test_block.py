@@ -178,3 +178,16 @@ def test_flops_are_two_for_each_number_of_a_matrix_and_four_for_each_key_channel
 def test_an_unknown_feedforward_is_refused():
     with pytest.raises(ValueError, match="kind must be 'swiglu' or 'gelu'; got 'relu'"):
         FeedForward(4, 8, kind="relu")
+
+
+@pytest.mark.parametrize("feedforward", ["swiglu", "gelu"])
+def test_a_block_has_second_derivatives_in_forward_mode(feedforward):
+    block = make(TransformerBlock, gate="output:input:silu", feedforward=feedforward)
+    x, u = sample(1, 5, 24), sample(1, 5, 24, seed=2)
+
+    def slope(x):
+        return torch.func.jvp(block, (x,), (u,))[1]
+
+    step = 1e-5
+    expected = (slope(x + step * u) - slope(x - step * u)) / (2 * step)
+    assert torch.allclose(torch.func.jvp(slope, (x,), (u,))[1], expected, rtol=1e-6, atol=1e-6)

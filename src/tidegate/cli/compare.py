@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
-from tidegate.cli.folders import require_writable
+from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def compare(
             _require_no_other_options(context)
             request = _studied(study, margin=margin, command=command)
         require_writable(out)
+        require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
         with display(console, quiet=quiet, examples=examples) as shown:
             lines = run_comparison(request, out, executor=executor_of(executor), tell=shown.show)

@@ -15,7 +15,7 @@ from rich.table import Table
 from tidegate.cli.errors import INTERRUPTED, stop
 
 if TYPE_CHECKING:
-    from tidegate.lab.layer_curvature import ModelCurvature
+    from tidegate.lab.measurements import ModelCurvature
 
 __all__ = ["curvature"]
 
@@ -48,7 +48,8 @@ def curvature(
     """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
     from tidegate.lab.curvature_panels import curvature_page
     from tidegate.lab.language_models import load_language_model, token_windows
-    from tidegate.lab.layer_curvature import Sampling, model_curvature
+    from tidegate.lab.layer_curvature import model_curvature
+    from tidegate.lab.measurements import Sampling
     from tidegate.report import write_page
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["require_writable"]
+__all__ = ["require_apart", "require_writable"]
+
+
+def require_apart(folder: Path, data: str | None) -> None:
+    """Refuse a folder inside that of the data: what is written there would be read as data the next time."""
+    if data is None or not Path(data).is_dir():
+        return
+    if folder.resolve().is_relative_to(Path(data).resolve()):
+        raise ValueError(f"--out {folder} lies in the folder of --data {data}. Choose a place outside of it.")
 
 
 def require_writable(folder: Path) -> None:

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tidegate.lab.curvature_panels import curvature_panels
 from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.fairness import fairness_checks
+from tidegate.lab.gauge_panels import gauge_panels
 from tidegate.lab.mechanism_panels import mechanism_panels
 from tidegate.lab.panels import (
     CellValue,
@@ -45,7 +47,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(title="Verdicts", panels=_verdict_panels(summary))
     yield Section(
         title="All numbers",
-        lead="Means over seeds. Costs were measured side by side before the runs began.",
+        lead="Means over seeds, none where a run diverged. Costs were measured side by side before the runs began.",
         panels=(main_table(summary),),
     )
     yield Section(
@@ -63,11 +65,30 @@ def _sections(summary: Summary) -> Iterator[Section]:
             "Measured on the same held-out examples for all runs; maps show the end of the training, means over seeds."
         )
         yield Section(title="What the gates do", lead=lead, panels=panels)
+    yield from _anatomy_sections(summary)
     if (length := length_panel(summary)) is not None:
         lead = _LONG_EXAMPLES[summary.plan.task["kind"]]
         yield Section(title="Beyond the training length", lead=lead, panels=(length,))
     yield Section(title="Caution", panels=(_caution(summary),))
     yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
+
+
+def _anatomy_sections(summary: Summary) -> Iterator[Section]:
+    """What was measured of one trained model a variant: the finished run of the first block."""
+    firsts = {variant.name: variant.records[0] for variant in summary.variants}
+    curvature = {name: record.curvature for name, record in firsts.items() if record.curvature is not None}
+    if panels := curvature_panels(curvature):
+        lead = (
+            "Relative curvature of two-dimensional slices through each attention layer, of the first run of each "
+            "variant: 0 is flat, 1 a sphere about the origin, below 0 a saddle."
+        )
+        yield Section(title="How the layers bend", lead=lead, panels=panels)
+    if panels := gauge_panels({name: record.freedom for name, record in firsts.items()}):
+        lead = (
+            "Mixtures of a head's channels that change no output, of the first run of each variant. Where all are free "
+            "the channels mean nothing one by one; a gate between value and output projection gives each its place."
+        )
+        yield Section(title="How free the heads are", lead=lead, panels=panels)
 
 
 def _summary_words(summary: Summary) -> str:
@@ -157,9 +178,11 @@ def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     own, control = variant.num_parameters, summary.control.num_parameters
     yield from (variant.name, result.verdict, own, 100 * (own / control - 1))
     yield _longest(variant).flops / 1e12
-    yield from (result.mean, result.sd)
+    # The mean of those that were left would flatter a variant of which some diverged.
+    whole = not result.num_diverged
+    yield from (result.mean, result.sd) if whole else (None, None)
     if summary.metric is not None:
-        yield from variant.metric(summary.metric) or (None, None)
+        yield from (variant.metric(summary.metric) if whole else None) or (None, None)
     yield from (result.difference, result.low, result.high, result.p_value, result.num_diverged)
     if cost is None:
         yield from [None] * 5

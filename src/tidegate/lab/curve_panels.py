@@ -154,13 +154,14 @@ def _between(line: Series, low: float, high: float) -> list[float]:
 
 
 def _loss_title(summary: Summary) -> str:
-    means = {v.name: v.result.mean for v in summary.variants if v.result.mean is not None and v.finished}
+    whole = [variant for variant in summary.variants if variant.finished and not variant.result.num_diverged]
+    means = {variant.name: variant.result.mean for variant in whole if variant.result.mean is not None}
     if not means:
-        return "No variant reached the end of its training"
+        return "No variant reached the end of its training under every seed"
     lowest, highest = min(means.values()), max(means.values())
     best = min(means, key=lambda name: means[name])
     if len(means) == 1:
-        return f"Only {best} reached the end of its training, at {lowest:.3f} nats"
+        return f"Only {best} reached the end of its training under every seed, at {lowest:.3f} nats"
     return f"The variants end within {highest - lowest:.3f} nats of one another; {best} ends lowest, at {lowest:.3f}"
 
 

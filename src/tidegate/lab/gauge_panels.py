@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tidegate.experts.channel_gauge import ChannelGauge
+from tidegate.lab.measurements import LayerFreedom
 from tidegate.lab.panels import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
 
 __all__ = ["gauge_panels"]
@@ -14,17 +14,17 @@ __all__ = ["gauge_panels"]
 _FREE = 1e-11
 
 
-def gauge_panels(models: Mapping[str, Sequence[ChannelGauge]]) -> tuple[Panel, ...]:
+def gauge_panels(models: Mapping[str, Sequence[LayerFreedom]]) -> tuple[Panel, ...]:
     """A table, a map of each model by layer and head, and the fall of the singular values.
 
-    models : by the name to show, what `model_gauge` gave for each
+    models : by the name to show, the layers of each
     """
     if not any(models.values()):
         return ()
     return (_table(models), _map(models), _fall(models))
 
 
-def _table(models: Mapping[str, Sequence[ChannelGauge]]) -> Table:
+def _table(models: Mapping[str, Sequence[LayerFreedom]]) -> Table:
     columns = (
         Column(title="model"),
         Column(title="layer", digits=0),
@@ -47,18 +47,19 @@ def _table(models: Mapping[str, Sequence[ChannelGauge]]) -> Table:
     return Table(title="How free are the channels of each head to mix?", columns=columns, rows=tuple(rows))
 
 
-def _layer_cells(layer: ChannelGauge) -> Iterator[CellValue]:
-    held = layer.singular_values[layer.singular_values > _FREE]
-    yield float(layer.singular_values.shape[1])
+def _layer_cells(layer: LayerFreedom) -> Iterator[CellValue]:
+    values = np.asarray(layer.singular_values)
+    held = values[values > _FREE]
+    yield float(values.shape[1])
     yield None if layer.predicted is None else float(layer.predicted)
     yield from (float(min(layer.free)), float(max(layer.free)))
     yield None if not held.size else f"{float(np.median(held)):.1e}"
     yield None if not held.size else f"{float(held.min()):.1e}"
 
 
-def _map(models: Mapping[str, Sequence[ChannelGauge]]) -> Maps:
+def _map(models: Mapping[str, Sequence[LayerFreedom]]) -> Maps:
     shares = {
-        name: tuple(tuple(free / layer.singular_values.shape[1] for free in layer.free) for layer in layers)
+        name: tuple(tuple(free / len(layer.singular_values[0]) for free in layer.free) for layer in layers)
         for name, layers in models.items()
     }
     words = "; ".join(
@@ -76,7 +77,7 @@ def _map(models: Mapping[str, Sequence[ChannelGauge]]) -> Maps:
     )
 
 
-def _fall(models: Mapping[str, Sequence[ChannelGauge]]) -> Lines:
+def _fall(models: Mapping[str, Sequence[LayerFreedom]]) -> Lines:
     series = tuple(_falls(models))
     words = "; ".join(
         f"{line.label} {line.y[0]:.1e}, {sum(value is not None for value in line.y)} of {len(line.y)} seen"
@@ -93,7 +94,7 @@ def _fall(models: Mapping[str, Sequence[ChannelGauge]]) -> Lines:
     )
 
 
-def _falls(models: Mapping[str, Sequence[ChannelGauge]]) -> Iterator[Series]:
+def _falls(models: Mapping[str, Sequence[LayerFreedom]]) -> Iterator[Series]:
     """One line a layer; free directions, which have no place on a logarithmic axis, are left out."""
     for name, layers in models.items():
         for place, layer in enumerate(layers):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,55 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from tidegate.geometry import GeometryError, sectional_curvature
 from tidegate.lab.language_models import LanguageModel
+from tidegate.lab.measurements import LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel
 
-__all__ = ["QUANTILES", "LayerCurvature", "ModelCurvature", "Part", "Sampling", "model_curvature"]
+__all__ = ["QUANTILES", "model_curvature"]
 
-Part: TypeAlias = Literal["attention", "block"]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """Where a model is measured."""
-
-    part: Part = "attention"
-    """The attention alone, from its own input to its own output, or the whole block."""
-    num_positions: int = 4
-    """Of each sequence, evenly spread; the first, which sees itself alone, is left out."""
-    num_planes: int = 16
-    """At each position."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("num_positions", "num_planes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerCurvature:
-    """The slices of one layer."""
-
-    layer: int
-    count: int
-    quantiles: tuple[float, ...]
-    """Relative curvature at 5, 25, 50, 75 and 95 %."""
-    magnitude: float
-    """Median of the absolute value."""
-    positive: float
-    """Share of positive curvature."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCurvature:
-    """All layers of one model."""
-
-    model: str
-    sampling: Sampling
-    num_sequences: int
-    length: int
-    layers: tuple[LayerCurvature, ...]
 
 
 class _Call(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tidegate.lab.jsonable import read_as
+from tidegate.lab.measurements import LayerFreedom, ModelCurvature
 
 __all__ = [
     "Cost",
@@ -161,6 +162,10 @@ class Record:
     """What gates and attention did, in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
+    curvature: ModelCurvature | None = None
+    """How the layers bend at the end; of the first block's runs, where it can be measured."""
+    freedom: tuple[LayerFreedom, ...] = ()
+    """How free the heads are at the end; of the first block's runs, where it can be measured."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Of what the variants of a block share: `batches`, `validation`, `weights:<name>` of each at the start.
 

@@ -267,7 +267,7 @@ def _with_verdict(variant: VariantResult, model: _Model, index: int, comparison:
         p_value = min(1.0, num_comparisons * p_value)
     low, high = difference - yardstick.half_width, difference + yardstick.half_width
     assert comparison.margin is not None
-    verdict, negligible = _verdict(low, high, comparison.margin, comparison.lower_is_better)
+    verdict = _verdict(low, high, comparison.margin, comparison.lower_is_better)
     return replace(
         variant,
         difference=difference,
@@ -275,18 +275,18 @@ def _with_verdict(variant: VariantResult, model: _Model, index: int, comparison:
         high=high,
         p_value=p_value,
         verdict=verdict,
-        negligible=negligible,
         own_low=difference - own.half_width,
         own_high=difference + own.half_width,
         detectable=yardstick.detectable,
     )
 
 
-def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> tuple[VerdictWord, bool]:
-    inside = -margin < low and high < margin
-    if low > 0 or high < 0:
-        return ("better" if (high < 0) == lower_is_better else "worse"), inside
-    return ("equivalent" if inside else "inconclusive"), False
+def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> VerdictWord:
+    if -margin < low and high < margin:
+        return "equivalent"
+    if low <= 0 <= high:
+        return "inconclusive"
+    return "better" if (high < 0) == lower_is_better else "worse"
 
 
 def false_positive_rate(
@@ -298,7 +298,7 @@ def false_positive_rate(
     seed: int = 0,
     margin: float = 0.005,
 ) -> float:
-    """Share of comparisons without any difference in which some variant is called better or worse.
+    """Share of comparisons without any difference in which some variant's interval excludes zero.
 
     noise : figures of one and the same variant under many seeds. Each comparison draws its cells from them, none twice
             in one table; different tables share figures, so that the share is about this noise and no other
@@ -317,8 +317,12 @@ def false_positive_rate(
         cells = generator.choice(np.asarray(noise, dtype=np.float64), size=num_cells, replace=False)
         table = {str(index): row for index, row in enumerate(cells.reshape(num_variants, num_blocks).tolist())}
         comparison = compare_to_control(table, control="0", margin=margin)
-        found += any(variant.verdict in ("better", "worse") for variant in comparison.variants)
+        found += any(_excludes_zero(variant) for variant in comparison.variants)
     return found / num_comparisons
+
+
+def _excludes_zero(variant: VariantResult) -> bool:
+    return variant.low is not None and variant.high is not None and not variant.low <= 0 <= variant.high
 
 
 def _student(degrees_of_freedom: int, level: float) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tidegate.lab.allocator import keep_freed_memory
+from tidegate.lab.anatomy import Anatomy, measure_anatomy
 from tidegate.lab.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
@@ -201,14 +202,22 @@ class _Trainer:
         if not evaluation.loss <= _LOST * blind:
             guess = f"a blind guess has {blind:.3f}"
             return self._diverged(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
-        long = self.data.long()
+        long, anatomy = self.data.long(), self._anatomy()
         return self._record(
             "finished",
             loss=evaluation.loss,
             metrics=task_metrics(evaluation, self.data),
             num_evaluated=evaluation.num_targets,
             loss_by_position=() if long is None else loss_by_position(self.model, self._placed(long)),
+            curvature=None if anatomy is None else anatomy.curvature,
+            freedom=() if anatomy is None else anatomy.freedom,
         )
+
+    def _anatomy(self) -> Anatomy | None:
+        """Of one run a variant: it takes seconds, and the page shows one of each."""
+        if self.run.block or self.run.role != "comparison":
+            return None
+        return measure_anatomy(self.model, self.data.probe(), name=self.run.variant)
 
     def _diverged(self, where: str) -> Record:
         return self._record("diverged", error=where)

@@ -12,8 +12,8 @@ __all__ = ["RULE", "Comparison", "VariantResult", "rule_text", "with_sentences"]
 RULE = (
     "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
     "the residual of the variant × seed table, which is what the variant and the seed leave unexplained. The "
-    "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Better or worse: the interval "
-    "excludes zero. Equivalent: it includes zero and lies within ±{margin}, the margin. Inconclusive: neither. If the "
+    "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Equivalent: the interval lies "
+    "within ±{margin}, the margin. Better or worse: it does not, and excludes zero. Inconclusive: neither. If the "
     "residuals of one spread wider than the others', each variant is judged by its own differences to {control} "
     "instead (paired t, Bonferroni's adjustment). That is decided by F tests: {control} is tested at 10 %, and the "
     "other variants share another 10 % equally. A variant with a diverged run is called diverged, one that is the "
@@ -42,15 +42,13 @@ class VariantResult:
     p_value: float | None = None
     """Adjusted like the interval, which excludes zero where this is below one minus the confidence."""
     verdict: VerdictWord = "undecided"
-    negligible: bool = False
-    """Whether it is better or worse with an interval that lies inside the margin."""
     sentence: str = ""
     num_diverged: int = 0
     own_low: float | None = None
     own_high: float | None = None
     """Ends of the interval from this variant's and the control's runs alone: paired t, Bonferroni's adjustment."""
     detectable: float | None = None
-    """The true difference that is called by the right word 4 times in 5, were the estimated spread the true one."""
+    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +72,7 @@ class Comparison:
     critical_value: float | None = None
     """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""
     detectable: float | None = None
-    """The true difference that is called by the right word 4 times in 5, were the estimated spread the true one; if
+    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one; if
     not pooled, the largest of the variants'."""
     variants: tuple[VariantResult, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -108,8 +106,8 @@ def rule_text(comparison: Comparison) -> str:
     return (
         f"{text} Here the residual has a standard deviation of {show(comparison.residual_sd)}. {judged}, with "
         f"{comparison.degrees_of_freedom} degrees of freedom and the critical value {comparison.critical_value:.3f}; a "
-        f"true difference of {show(comparison.detectable)} would be called better or worse with a chance of 80 % "
-        "(noncentral t)."
+        f"true difference of {show(comparison.detectable)} would be told from zero with a chance of 80 % (noncentral "
+        "t)."
     )
 
 
@@ -163,10 +161,10 @@ def _judgement(variant: VariantResult, comparison: Comparison) -> str:
     size = show(difference, sign=sign)
     margin = show(_known(comparison.margin), unit=False)
     if one_sided:
-        less = f" by less than the margin of {margin}," if variant.negligible else ""
-        return f"{variant.verdict} than {comparison.control}{less} by {size} {evidence}"
+        return f"{variant.verdict} than {comparison.control} by {size} {evidence}"
     if variant.verdict == "equivalent":
-        return f"equivalent to {comparison.control} within ±{margin}, difference {size} {evidence}"
+        real = "" if low <= 0 <= high else "; a difference there is, too small to matter"
+        return f"equivalent to {comparison.control} within ±{margin}, difference {size} {evidence}{real}"
     return f"inconclusive against {comparison.control}, difference {size} {evidence}"
 
 

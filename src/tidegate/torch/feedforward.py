@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.config import FeedForwardKind
+from tidegate.torch.kernel import silu
 
 __all__ = ["FeedForward"]
 
@@ -37,7 +38,7 @@ class FeedForward(nn.Module):
     def forward(self, x_BTM: Tensor) -> Tensor:
         """Each position by itself, (B, T, M)."""
         up_BTF = self.up_proj(x_BTM)
-        inner_BTF = F.gelu(up_BTF) if self.gate_proj is None else F.silu(self.gate_proj(x_BTM)) * up_BTF
+        inner_BTF = F.gelu(up_BTF) if self.gate_proj is None else silu(self.gate_proj(x_BTM)) * up_BTF
         return self.down_proj(inner_BTF)
 
     def flops_per_token(self) -> int:

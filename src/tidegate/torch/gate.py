@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tidegate.gate import Activation, Gate, Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
+from tidegate.torch.kernel import silu
 from tidegate.torch.precision import widened
 
 __all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
@@ -180,7 +181,7 @@ def activate(activation: Activation, logits: Tensor) -> Tensor:
         case "sigmoid":
             return logits.sigmoid()
         case "silu":
-            return F.silu(logits)
+            return silu(logits)
         case "softplus":
             # Past its threshold PyTorch's softplus is the identity; at 50 the two agree to float64's rounding.
             return F.softplus(logits, threshold=50.0)

@@ -1,4 +1,4 @@
-"""The one attention call, and which of PyTorch's kernels serves it.
+"""The one attention call, and which of PyTorch's kernels serves it and the layers around it.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attend", "attend_packed", "inside_transform", "packed_kernel_serves", "plain_kernel"]
+__all__ = ["attend", "attend_packed", "inside_transform", "packed_kernel_serves", "plain_kernel", "silu"]
 
 
 def plain_kernel() -> AbstractContextManager[Any]:
@@ -96,6 +96,11 @@ def attend_packed(
     )
     assert isinstance(o_THD, Tensor)
     return o_THD.transpose(0, 1).unsqueeze(0)
+
+
+def silu(x: Tensor) -> Tensor:
+    """`x sigmoid(x)`; inside a transform by that formula, since PyTorch's kernel has no second forward derivative."""
+    return x * x.sigmoid() if inside_transform(x) else F.silu(x)
 
 
 def inside_transform(*tensors: Tensor) -> bool:

@@ -13,7 +13,8 @@ import torch
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.language_models import language_model_of, token_windows
-from tidegate.lab.layer_curvature import ModelCurvature, Sampling, model_curvature
+from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.measurements import ModelCurvature, Sampling
 from tidegate.lab.models import batch_loss
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task

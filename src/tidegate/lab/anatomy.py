@@ -1,0 +1,65 @@
+"""What a trained model is measured for once, at its end: how its layers bend, and how free its heads are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tidegate.experts import model_gauge
+from tidegate.experts.freedom import reads_values
+from tidegate.gates import Gates
+from tidegate.geometry import GeometryError
+from tidegate.lab.language_models import language_model_of
+from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.measurements import LayerFreedom, ModelCurvature, Sampling
+from tidegate.lab.models import Model
+from tidegate.lab.tasks.task import Batch
+from tidegate.torch.decoder import TransformerLM
+
+__all__ = ["Anatomy", "measure_anatomy"]
+
+_NUM_SEQUENCES = 2
+_LENGTH = 32
+_SAMPLING = Sampling(num_positions=4, num_planes=8)
+_WIDEST_HEAD = 32
+"""The cost of a head's freedom grows with the sixth power of its width; at this one it is about a second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anatomy:
+    """Both measurements, where they can be made."""
+
+    curvature: ModelCurvature | None
+    """None for images, and where a slice is degenerate."""
+    freedom: tuple[LayerFreedom, ...]
+    """Empty for heads wider than 32, and for gates that read what changes with a head's basis."""
+
+
+def measure_anatomy(model: Model, probe: Batch, *, name: str) -> Anatomy:
+    """Measure a model on the beginning of some examples; it stays as it is."""
+    few = probe.inputs[:_NUM_SEQUENCES].cpu()
+    return Anatomy(curvature=_curvature(model, few, name), freedom=_freedom(model, few))
+
+
+def _curvature(model: Model, tokens: torch.Tensor, name: str) -> ModelCurvature | None:
+    if not isinstance(model, TransformerLM):
+        return None
+    try:
+        return model_curvature(language_model_of(model, name=name), tokens[:, :_LENGTH], _SAMPLING)
+    except GeometryError:
+        return None
+
+
+def _freedom(model: Model, examples: torch.Tensor) -> tuple[LayerFreedom, ...]:
+    if model.config.shape.head_dim > _WIDEST_HEAD or any(map(reads_values, Gates.parse(model.config.gate))):
+        return ()
+    return tuple(
+        LayerFreedom(
+            layer=layer.layer,
+            free=layer.free,
+            predicted=layer.predicted,
+            singular_values=tuple(map(tuple, layer.singular_values.tolist())),
+        )
+        for layer in model_gauge(model, examples)
+    )

@@ -1,0 +1,66 @@
+"""What is measured on trained models, as plain data: curvature of their layers, freedom of their heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["LayerCurvature", "LayerFreedom", "ModelCurvature", "Part", "Sampling"]
+
+Part: TypeAlias = Literal["attention", "block"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Where the curvature of a model is measured."""
+
+    part: Part = "attention"
+    """The attention alone, from its own input to its own output, or the whole block."""
+    num_positions: int = 4
+    """Of each sequence, evenly spread; the first, which sees itself alone, is left out."""
+    num_planes: int = 16
+    """At each position."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_positions", "num_planes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCurvature:
+    """The slices of one layer."""
+
+    layer: int
+    count: int
+    quantiles: tuple[float, ...]
+    """Relative curvature at 5, 25, 50, 75 and 95 %."""
+    magnitude: float
+    """Median of the absolute value."""
+    positive: float
+    """Share of positive curvature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCurvature:
+    """All layers of one model."""
+
+    model: str
+    sampling: Sampling
+    num_sequences: int
+    length: int
+    layers: tuple[LayerCurvature, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFreedom:
+    """Which mixtures of each head's channels no output of a layer shows: `tidegate.experts.ChannelGauge` as JSON."""
+
+    layer: str
+    free: tuple[int, ...]
+    """For each key/value head."""
+    predicted: int | None
+    """The theory's number for every head; None where it is silent."""
+    singular_values: tuple[tuple[float, ...], ...]
+    """For each key/value head, falling: how firmly the data hold each mixture."""
