@@ -19,7 +19,7 @@ def probe_of(inputs):
 
 def anatomy_of(gate, **options):
     tokens = torch.randint(256, (3, 16), generator=torch.Generator().manual_seed(0))
-    return measure_anatomy(build_model(model_of(gate, **options), seed=0), probe_of(tokens), name=gate)
+    return measure_anatomy(build_model(model_of(gate, **options), seed=0), probe_of(tokens))
 
 
 @pytest.mark.parametrize(("gate", "free"), [("none", 64), ("g5", 64), ("g1-head", 64), ("g1", 8), ("bma", 8)])
@@ -39,7 +39,7 @@ def test_every_layer_has_its_curvature():
 def test_the_model_stays_as_it_is():
     model = build_model(model_of("bma"), seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measure_anatomy(model, probe_of(torch.zeros(2, 16, dtype=torch.long)), name="bma")
+    measure_anatomy(model, probe_of(torch.zeros(2, 16, dtype=torch.long)))
     assert all(tensor.dtype == torch.float32 for tensor in model.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_measured_is_left_out():
     assert anatomy_of("g1", head_dim=40).freedom == ()
     images = build_model(VisionConfig(d_model=16, num_layers=2, num_heads=2, image_size=8, gate="g1"), seed=0)
     pictures = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    measured = measure_anatomy(images, probe_of(pictures), name="g1")
+    measured = measure_anatomy(images, probe_of(pictures))
     assert measured.curvature is None
     assert all(layer.free == (8, 8) for layer in measured.freedom)
 

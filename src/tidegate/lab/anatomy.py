@@ -36,17 +36,17 @@ class Anatomy:
     """Empty for heads wider than 32, and for gates that read what changes with a head's basis."""
 
 
-def measure_anatomy(model: Model, probe: Batch, *, name: str) -> Anatomy:
+def measure_anatomy(model: Model, probe: Batch) -> Anatomy:
     """Measure a model on the beginning of some examples; it stays as it is."""
     few = probe.inputs[:_NUM_SEQUENCES].cpu()
-    return Anatomy(curvature=_curvature(model, few, name), freedom=_freedom(model, few))
+    return Anatomy(curvature=_curvature(model, few), freedom=_freedom(model, few))
 
 
-def _curvature(model: Model, tokens: torch.Tensor, name: str) -> ModelCurvature | None:
+def _curvature(model: Model, tokens: torch.Tensor) -> ModelCurvature | None:
     if not isinstance(model, TransformerLM):
         return None
     try:
-        return model_curvature(language_model_of(model, name=name), tokens[:, :_LENGTH], _SAMPLING)
+        return model_curvature(language_model_of(model, name=str(model.config.gate)), tokens[:, :_LENGTH], _SAMPLING)
     except GeometryError:
         return None
 

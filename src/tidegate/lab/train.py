@@ -217,7 +217,7 @@ class _Trainer:
         """Of one run a variant: it takes seconds, and the page shows one of each."""
         if self.run.block or self.run.role != "comparison":
             return None
-        return measure_anatomy(self.model, self.data.probe(), name=self.run.variant)
+        return measure_anatomy(self.model, self.data.probe())
 
     def _diverged(self, where: str) -> Record:
         return self._record("diverged", error=where)
