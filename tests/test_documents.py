@@ -10,7 +10,11 @@ from documents import DocumentError, broken_links
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
-IN_MINIATURE = {"train_torch.py": ("--steps", "3"), "train_jax.py": ("--steps", "3")}
+IN_MINIATURE = {
+    "retrofit_llama.py": ("--steps", "3", "--tuning-steps", "2"),
+    "train_jax.py": ("--steps", "3"),
+    "train_torch.py": ("--steps", "3"),
+}
 """Options that make a long example short."""
 
 

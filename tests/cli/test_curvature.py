@@ -73,17 +73,3 @@ def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch
     assert done.stderr.count("\n") == 1
     assert reason in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_study_is_one_line_that_names_the_known_ones():
-    done = invoke("study", "weather")
-    assert done.exit_code == 2
-    assert "Known: flat-or-curved, depth, boundary, trained-layers." in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_studies_are_listed_with_their_questions():
-    done = invoke("study", "list")
-    assert done.exit_code == 0
-    names = [line.split(":")[0] for line in done.stdout.splitlines()]
-    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers"]

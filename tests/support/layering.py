@@ -50,7 +50,13 @@ LAYERS: dict[str, Layer] = {
     "experts": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
     "torch": Layer(
         allowed=(*MODELS, "torch", "safetensors"),
-        only_in={"retrofit.py": ("transformers",), "hf.py": ("transformers",)},
+        only_in={
+            "retrofit/*": ("transformers",),
+            "hf*.py": ("transformers",),
+            "observation.py": ("matplotlib",),
+            "observation_figure.py": ("matplotlib",),
+            "trainer_callback.py": ("transformers",),
+        },
     ),
     "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
     "lab": Layer(
@@ -58,8 +64,9 @@ LAYERS: dict[str, Layer] = {
         only_in={
             "checkpoint.py": ("safetensors",),
             "executors/ray.py": ("ray",),
-            "language_models.py": ("transformers",),
+            "language_models.py": ("transformers", "safetensors"),
             "statistics.py": ("scipy",),
+            "studies/gate_tuning.py": ("transformers",),
             "studies/*": ("scipy", "matplotlib"),
             "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
         },

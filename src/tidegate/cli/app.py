@@ -6,6 +6,7 @@ import typer
 
 from tidegate.cli.compare import compare
 from tidegate.cli.curvature import curvature
+from tidegate.cli.observe import observe
 from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
@@ -25,6 +26,7 @@ app.command()(rates)
 app.command()(report)
 app.command()(study)
 app.command()(curvature)
+app.command()(observe)
 
 
 @app.callback()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from tidegate.cli.errors import INTERRUPTED, stop
+
+if TYPE_CHECKING:
+    from tidegate.lab.studies.study import Study
 
 __all__ = ["study"]
 
@@ -37,7 +40,7 @@ def study(
     chosen, folder = STUDIES[name], Path("studies") / name if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        result = chosen.run() if again is None else read_record(chosen, again)
+        result = _answer(chosen) if again is None else read_record(chosen, again)
         record = record_of(chosen, result)
         save_record(record, folder / f"{name}.json")
         save_figures(chosen.draw(result), folder)
@@ -48,3 +51,16 @@ def study(
         stop("nothing was written.", code=INTERRUPTED)
     console.print(record["finding"], soft_wrap=True)
     console.print(f"The page: {page}", soft_wrap=True)
+
+
+def _answer(chosen: Study) -> Any:
+    """The study's answer, with a word on the error stream of how far the work has come."""
+    errors = Console(stderr=True, highlight=False)
+    with errors.status(f"{chosen.name}: at work") as status:
+
+        def tell(done: int, whole: int) -> None:
+            status.update(f"{chosen.name}: {done} of {whole} parts done")
+            if not errors.is_terminal:
+                errors.print(f"{chosen.name}: {done} of {whole} parts done")
+
+        return chosen.run(tell=tell)

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-__all__ = ["Ended", "Event", "Interrupted", "Phase", "Progress"]
+__all__ = ["Ended", "Event", "Interrupted", "Phase", "Progress", "Tell", "silent", "told"]
+
+Tell: TypeAlias = Callable[[int, int], None]
+"""Hears how many parts of how many are done."""
+
+_Part = TypeVar("_Part")
+
+
+def silent(_done: int, _whole: int) -> None:
+    """Tell nobody."""
+
+
+def told(parts: Sequence[_Part], tell: Tell) -> Iterator[_Part]:
+    """The parts of some work, one after another; `tell` hears when each is done."""
+    for number, part in enumerate(parts, start=1):
+        yield part
+        tell(number, len(parts))
 
 
 class Interrupted(Exception):  # noqa: N818, nothing went wrong

@@ -7,8 +7,11 @@ folder with a `config.json`, read from the disk alone, its weights from safetens
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,11 +34,12 @@ _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanguageModel:
-    """A decoder in float64, ready to be evaluated."""
+    """A decoder, ready to be evaluated."""
 
     name: str
+    module: nn.Module
     run: Callable[[Tensor], object]
-    """Takes tokens (1, T); what it returns does not matter."""
+    """Takes tokens (B, T); what it returns does not matter."""
     blocks: tuple[nn.Module, ...]
     encode: Encode
     """The tokens of a text."""
@@ -58,25 +62,31 @@ class LanguageModel:
         return tuple(found)
 
 
-def load_language_model(path: str | Path) -> LanguageModel:
-    """One of our checkpoints or a Hugging Face folder; a `ValueError` that says what is there if it is neither."""
+def load_language_model(path: str | Path, *, derivatives: bool = True) -> LanguageModel:
+    """One of our checkpoints or a Hugging Face folder; a `ValueError` that says what is there if it is neither.
+
+    derivatives : whether they will be taken: in float64 and without fused kernels, which have no forward mode. If
+                  not, the model keeps its own dtype and runs as it does elsewhere
+    """
     place = Path(path)
     if not place.exists():
         raise ValueError(f"MODEL {place} is not there. Name a file of save_model, or a folder with a model in it.")
     if place.is_dir() and (place / "config.json").is_file():
-        return _from_hugging_face(place)
+        return _from_hugging_face(place, derivatives)
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(files) != 1:
         raise ValueError(
             f"MODEL {place} must hold a config.json (Hugging Face) or one .safetensors file of save_model; it holds "
             f"{len(files)} such files."
         )
-    return _ours(files[0])
+    return _ours(files[0], derivatives)
 
 
-def language_model_of(model: TransformerLM, *, name: str) -> LanguageModel:
-    """One of ours in memory; it is copied to float64, and stays as it is."""
-    copied = copy.deepcopy(model).double().eval()
+def language_model_of(model: TransformerLM, *, name: str, derivatives: bool = True) -> LanguageModel:
+    """One of ours in memory; it is copied, to float64 for `derivatives`, and stays as it is."""
+    copied = copy.deepcopy(model).eval()
+    if derivatives:
+        copied.double()
 
     def encode(text: bytes) -> list[int]:
         if copied.config.vocab_size != 256:
@@ -88,6 +98,7 @@ def language_model_of(model: TransformerLM, *, name: str) -> LanguageModel:
 
     return LanguageModel(
         name=name,
+        module=copied,
         run=copied,
         blocks=tuple(copied.stack.blocks),
         encode=encode,
@@ -130,42 +141,78 @@ def _tokens(model: LanguageModel, data: str | None, field: str | None, *, enough
     return np.asarray(model.encode(text[: 8 * enough]), dtype=np.int64)
 
 
-def _ours(path: Path) -> LanguageModel:
-    model = load_model(path, dtype=torch.float64)
+def _ours(path: Path, derivatives: bool) -> LanguageModel:
+    model = load_model(path)
     if not isinstance(model, TransformerLM):
-        raise ValueError(f"MODEL {path} is a {type(model).__name__}; curvature by layer takes language models.")
+        raise ValueError(f"MODEL {path} is a {type(model).__name__}; only language models are taken here.")
     name = path.parent.name if path.name == "model.safetensors" else path.stem
-    return language_model_of(model, name=name)
+    return language_model_of(model, name=name, derivatives=derivatives)
 
 
-def _from_hugging_face(folder: Path) -> LanguageModel:
+def _from_hugging_face(folder: Path, derivatives: bool) -> LanguageModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        # Fused kernels have no forward mode.
-        attn_implementation="eager",
-        dtype=torch.float64,
-    ).eval()
+    # It makes transformers know our own class.
+    import_module("tidegate.torch.hf")
+    try:
+        with _without_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation="eager" if derivatives else "sdpa",
+                dtype=torch.float64 if derivatives else "auto",
+            ).eval()
+    except SafetensorError as problem:
+        raise ValueError(f"MODEL {folder} has weights that cannot be read: {problem}.") from problem
     config: Any = model.config.get_text_config()
+    # Nobody reads the logits, which may take more memory than all else.
+    fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
     def encode(text: bytes) -> list[int]:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
+        # Without a tokenizer a vocabulary of 256 is one of bytes, as that of our own models.
+        if config.vocab_size == 256 and not any(folder.glob("tokenizer*")):
+            return list(text)
+        return _tokenized(folder, text)
 
     return LanguageModel(
         name=folder.resolve().name,
-        run=lambda tokens: model(input_ids=tokens, use_cache=False),
+        module=model,
+        run=lambda tokens: model(input_ids=tokens, use_cache=False, **fewer),
         blocks=_blocks(model, config.num_hidden_layers, folder),
         encode=encode,
         vocab_size=config.vocab_size,
         max_length=getattr(config, "max_position_embeddings", None),
     )
+
+
+def _tokenized(folder: Path, text: bytes) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as problem:
+        raise DataError(
+            f"MODEL {folder} has no tokenizer that can be read. Put its files there, or give --data a .npy file of "
+            "tokens."
+        ) from problem
+    return tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
+
+
+@contextmanager
+def _without_bars() -> Generator[None]:
+    """Without the bars of transformers, which a command has its own of."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _blocks(model: nn.Module, count: int, folder: Path) -> tuple[nn.Module, ...]:

@@ -1,4 +1,10 @@
-"""Gated attention in PyTorch: the layer, models made of it, and what can be seen in them."""
+"""Gated attention in PyTorch: the layer, models made of it, what can be seen in them, and gates for those of others.
+
+What needs transformers is imported at its first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 from tidegate.config import StackConfig, TransformerConfig, VisionConfig
 from tidegate.tensors.rotary import Rotary
@@ -10,9 +16,26 @@ from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.named import BilinearlyModulatedAttention, MultiHeadAttention, PostGatedAttention
+from tidegate.torch.observation import Observation
+from tidegate.torch.observe import observe
+from tidegate.torch.observer import Observer
 from tidegate.torch.statistics import AttentionStatistics, attention_statistics
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
+
+if TYPE_CHECKING:
+    from tidegate.torch.retrofit import (
+        RetrofitReport,
+        add_gates,
+        freeze_all_but_gates,
+        gate_optimizer_groups,
+        load_gates,
+        merge_gates,
+        remove_gates,
+        save_gates,
+        to_qwen3_next,
+        to_qwen3_next_attention,
+    )
 
 __all__ = [
     "AttentionStatistics",
@@ -21,7 +44,10 @@ __all__ = [
     "GatedAttention",
     "KVCache",
     "MultiHeadAttention",
+    "Observation",
+    "Observer",
     "PostGatedAttention",
+    "RetrofitReport",
     "Rotary",
     "StackConfig",
     "TransformerBlock",
@@ -30,12 +56,41 @@ __all__ = [
     "TransformerStack",
     "VisionConfig",
     "VisionTransformer",
+    "add_gates",
     "attention_statistics",
+    "freeze_all_but_gates",
     "from_fused_query_gate",
     "from_stacked_qkv",
+    "gate_optimizer_groups",
     "gate_parameters",
+    "load_gates",
     "load_model",
+    "merge_gates",
+    "observe",
     "plain_kernel",
+    "remove_gates",
+    "save_gates",
     "save_model",
     "to_fused_query_gate",
+    "to_qwen3_next",
+    "to_qwen3_next_attention",
 ]
+
+_RETROFIT = (
+    "RetrofitReport",
+    "add_gates",
+    "freeze_all_but_gates",
+    "gate_optimizer_groups",
+    "load_gates",
+    "merge_gates",
+    "remove_gates",
+    "save_gates",
+    "to_qwen3_next",
+    "to_qwen3_next_attention",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _RETROFIT:
+        return getattr(importlib.import_module("tidegate.torch.retrofit"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

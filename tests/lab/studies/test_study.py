@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tidegate.lab.panels import Page
-from tidegate.lab.studies import boundary, boundary_training, depth, flat_or_curved, trained_layers
+from tidegate.lab.studies import boundary, boundary_training, depth, flat_or_curved, gate_tuning, trained_layers
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
 from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
@@ -16,6 +16,21 @@ IN_MINIATURE = {
     "trained-layers": lambda: trained_layers.trained_layers(
         trained_layers.Options(
             gates=("none", "g1"), d_model=16, num_heads=2, num_layers=2, length=16, steps=2, window=6
+        )
+    ),
+    "gate-tuning": lambda: gate_tuning.gate_tuning(
+        gate_tuning.Options(
+            hidden_size=16,
+            intermediate_size=16,
+            num_layers=1,
+            num_heads=2,
+            num_kv_heads=1,
+            length=16,
+            batch_size=2,
+            training_steps=2,
+            tuning_steps=2,
+            num_validation_tokens=64,
+            num_seeds=2,
         )
     ),
     "boundary": lambda: boundary.boundary_study(

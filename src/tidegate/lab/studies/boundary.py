@@ -8,7 +8,7 @@ squared spread of the surface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
+from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.statistics import t_interval
 from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, TASKS, tokens_of
 from tidegate.lab.studies.boundary_training import GATED, POINTWISE, Classifier, Options, train
@@ -67,11 +68,11 @@ class Result:
     correlations: tuple[Correlation, ...]
 
 
-def boundary_study(options: Options | None = None, *, tell: Callable[[str], None] | None = None) -> Result:
+def boundary_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
     """Tune, train and measure every variant on every task."""
     options = options or Options()
     trials: list[Trial] = []
-    for variant in options.variants:
+    for variant in told(options.variants, tell):
         rates = _best_rates(variant, options)
         cases = [(task, seed) for task in options.tasks for seed in range(options.num_seeds)]
         models, accuracies = train(variant, cases, [rates[task] for task, _ in cases], options)
@@ -89,8 +90,6 @@ def boundary_study(options: Options | None = None, *, tell: Callable[[str], None
                     positive=positive,
                 )
             )
-        if tell is not None:
-            tell(variant)
     return _summed_up(options, tuple(trials))
 
 

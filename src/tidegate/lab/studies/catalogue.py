@@ -9,6 +9,8 @@ from tidegate.lab.studies import (
     depth_views,
     flat_or_curved,
     flat_or_curved_views,
+    gate_tuning,
+    gate_tuning_views,
     trained_layers,
     trained_layers_views,
 )
@@ -54,6 +56,15 @@ STUDIES: dict[str, Study] = {
             finding=trained_layers.finding,
             sections=trained_layers_views.sections,
             draw=trained_layers_views.draw,
+        ),
+        Study(
+            name="gate-tuning",
+            question="Do gates learn when they are added to a trained model, and which remedy makes them move?",
+            run=gate_tuning.gate_tuning,
+            result=gate_tuning.Result,
+            finding=gate_tuning.finding,
+            sections=gate_tuning_views.sections,
+            draw=gate_tuning_views.draw,
         ),
     )
 }

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
+from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.statistics import t_interval
 from tidegate.lab.studies.flat_or_curved import FLAT, with_strength
 from tidegate.sizes import HeadShape
@@ -106,14 +107,12 @@ class Result:
     curves: tuple[Curve, ...]
 
 
-def depth_study(options: Options | None = None) -> Result:
+def depth_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
     """Measure slices of stacks of every depth."""
     options = options or Options()
     regimes: tuple[Regime, ...] = ("structured", "random")
-    return Result(
-        options=options,
-        curves=tuple(_curve(regime, gate, options) for regime in regimes for gate in options.gates),
-    )
+    cases: list[tuple[Regime, str]] = [(regime, gate) for regime in regimes for gate in options.gates]
+    return Result(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in told(cases, tell)))
 
 
 def structured_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:

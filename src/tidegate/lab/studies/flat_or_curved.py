@@ -23,6 +23,7 @@ from tidegate.geometry import (
     sectional_curvature,
     weight_chart,
 )
+from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.studies.spherical_cap import Cap, cap_chart, cap_layer, head_grain_chart, measure_cap, three_features
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
@@ -112,15 +113,13 @@ class Result:
     """Largest absolute curvature of the cap's patch under a gate of one number a head."""
 
 
-def flat_or_curved(options: Options | None = None) -> Result:
+def flat_or_curved(options: Options | None = None, *, tell: Tell = silent) -> Result:
     """Measure every gate in every chart at every strength, and build the caps."""
     options = options or Options()
-    cells = tuple(
-        cell
-        for gate in options.gates
-        for strength in ((0.0,) if gate == "none" else options.strengths)
-        for cell in _cells(gate, strength, options)
-    )
+    layers = [
+        (gate, strength) for gate in options.gates for strength in ((0.0,) if gate == "none" else options.strengths)
+    ]
+    cells = tuple(cell for gate, strength in told(layers, tell) for cell in _cells(gate, strength, options))
     by_hand = measure_cap("three features, by hand", cap_chart(three_features()), 3)
     fitted = (measure_cap(f"{width} features", cap_chart(cap_layer(width)), width) for width in options.cap_widths)
     cone = measure_cap("one gate a head", head_grain_chart(), 32)

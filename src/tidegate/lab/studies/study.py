@@ -23,8 +23,8 @@ class Study:
 
     name: str
     question: str
-    run: Callable[[], Any]
-    """Does the work, at full size; the same numbers each time on one machine."""
+    run: Callable[..., Any]
+    """Does the work, at full size; the same numbers each time on one machine. It takes `tell`, a `Tell`."""
     result: type
     """The class of what `run` returns."""
     finding: Callable[[Any], str]

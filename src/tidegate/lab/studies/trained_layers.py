@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tidegate.config import TransformerConfig
+from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.language_models import language_model_of, token_windows
 from tidegate.lab.layer_curvature import model_curvature
 from tidegate.lab.measurements import ModelCurvature, Sampling
@@ -62,12 +63,13 @@ class Result:
     measured: tuple[Measured, ...]
 
 
-def trained_layers(options: Options | None = None) -> Result:
+def trained_layers(options: Options | None = None, *, tell: Tell = silent) -> Result:
     """Train one model for each gate, and measure its layers at the start and at the end."""
     options = options or Options()
     data = text_task(length=options.length).load()
     return Result(
-        options=options, measured=tuple(each for gate in options.gates for each in _measured(gate, data, options))
+        options=options,
+        measured=tuple(each for gate in told(options.gates, tell) for each in _measured(gate, data, options)),
     )
 
 

@@ -1,0 +1,314 @@
+"""What observing costs: one attention call with its statistics, and a whole Llama against `output_attentions=True`.
+
+`python benchmarks/observe.py` checks values first, then measures time in turns and peak memory in fresh processes, and
+writes `observe.json`, `observe.md` and `observe.png` to `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from harness import (
+    as_json,
+    in_fresh_process,
+    interleave,
+    markdown_table,
+    marks_table,
+    paired_ratio,
+    peak_above_rest,
+    resident_bytes,
+    surroundings,
+)
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tidegate.torch import attention_statistics
+from tidegate.torch.observation import Observation
+from tidegate.torch.observe import observe
+
+Mark: TypeAlias = tuple[str, float, str]
+"""A figure, what was measured, and the mark that it is held to."""
+
+D_MODEL, NUM_HEADS = 512, 8
+LENGTH, LONG = 4096, 32_768
+LLAMA_LENGTHS = (1024, 2048, 4096, 8192)
+RESULTS = Path(__file__).parent / "results"
+GIB, MIB = 2**30, 2**20
+THIRTIETH = f"≤ {1 / 30:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds behind each median (default 7)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LLAMA_LENGTHS, help="sequence lengths of the Llama")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch; one is steadier where others work too")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for observe.json, observe.md and observe.png")
+    parser.add_argument("--peak-of", nargs=2, metavar=("NAME", "T"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.peak_of:
+        name, length = options.peak_of
+        print(json.dumps(peak_memory(name, int(length))))
+        return
+    check_values()
+    record = measure(sorted(options.lengths), options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "observe.json").write_text(json.dumps(record, default=as_json, indent=1))
+    (options.out / "observe.md").write_text(report(record))
+    plot(record).savefig(options.out / "observe.png", dpi=130)
+    print(report(record))
+
+
+class Attention(nn.Module):
+    """Nothing but one fused attention call."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def heads(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, NUM_HEADS, length, D_MODEL // NUM_HEADS)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    return q, k, v
+
+
+def plain_sink_and_entropy(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Sink mass and entropy from the whole matrix of weights, as written in every tutorial."""
+    length = q.shape[-2]
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+    weights = scores.softmax(dim=-1)
+    return weights[..., 0], torch.special.entr(weights).sum(dim=-1)
+
+
+def one_call(length: int) -> dict[str, Callable[[], Any]]:
+    """One attention call: alone, its statistics, it and its statistics under `observe`, and the plain computation."""
+    q, k, v = heads(length)
+    layer = Attention()
+
+    def observed() -> Observation:
+        with observe(layer, residual=False) as watcher:
+            layer(q, k, v)
+        return watcher.observation()
+
+    return {
+        "attention": lambda: layer(q, k, v),
+        "statistics": lambda: attention_statistics(q, k, v, causal=True),
+        "observed": observed,
+        "score matrix": lambda: plain_sink_and_entropy(q, k),
+    }
+
+
+def llama(implementation: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=max(LLAMA_LENGTHS),
+        use_cache=False,
+        attn_implementation=implementation,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def tokens(length: int) -> Tensor:
+    return torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
+
+
+def forward_alone(length: int) -> Callable[[], Any]:
+    model, inputs = llama("sdpa"), tokens(length)
+    return lambda: model(inputs)
+
+
+def observed_llama(length: int) -> Callable[[], Observation]:
+    model, inputs = llama("sdpa"), tokens(length)
+
+    def run() -> Observation:
+        with observe(model, residual=False) as watcher:
+            model(inputs)
+        return watcher.observation()
+
+    return run
+
+
+def weights_of_llama(length: int) -> Callable[[], list[dict[str, Tensor]]]:
+    """What the weights can tell of the same statistics: for each layer, by head and position, and averaged."""
+    model, inputs = llama("eager"), tokens(length)
+
+    def run() -> list[dict[str, Tensor]]:
+        found = []
+        for weights in model(inputs, output_attentions=True).attentions:
+            entropy = torch.special.entr(weights).sum(dim=-1)
+            by_position = {"mass": weights[..., 0], "entropy": entropy, "effective_keys": entropy.exp()}
+            found.append({name: values.mean(dim=0) for name, values in by_position.items()})
+            found[-1] |= {f"{name}, mean": values.mean(dim=(0, 2)) for name, values in by_position.items()}
+        return found
+
+    return run
+
+
+LLAMAS = {"observe": observed_llama, "output_attentions": weights_of_llama, "forward alone": forward_alone}
+
+
+@torch.no_grad()
+def check_values() -> None:
+    """All ways agree, before anything is timed."""
+    calls = one_call(256)
+    mass, entropy = calls["score matrix"]()
+    statistics = calls["statistics"]()
+    torch.testing.assert_close(statistics.mass, mass, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(statistics.entropy, entropy, atol=1e-4, rtol=1e-4)
+    seen, expected = observed_llama(256)(), weights_of_llama(256)()
+    for layer, weights in zip(seen.layers, expected, strict=True):
+        for name in ("mass", "entropy", "effective_keys"):
+            found = torch.tensor([moments.mean for moments in layer.heads[name]])
+            torch.testing.assert_close(found, weights[f"{name}, mean"], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
+    packages = ("torch", "transformers", "tidegate")
+    record: dict[str, Any] = {"surroundings": surroundings(packages), "rounds": rounds, "lengths": lengths}
+    print(f"one attention call, T = {LENGTH}", flush=True)
+    calls = one_call(LENGTH)
+    record["call"] = interleave({name: calls[name] for name in ("attention", "statistics", "observed")}, rounds=rounds)
+    record["call_peak"] = {name: in_fresh_process(__file__, "--peak-of", name, str(LENGTH))["above"] for name in calls}
+    print(f"one attention call, T = {LONG}, memory", flush=True)
+    record["long_peak"] = in_fresh_process(__file__, "--peak-of", "observed", str(LONG))["whole"]
+    record["llama"], record["llama_peak"] = {}, {}
+    for length in lengths:
+        print(f"Llama, T = {length}", flush=True)
+        runs = {name: build(length) for name, build in LLAMAS.items()}
+        record["llama"][length] = interleave(runs, rounds=rounds)
+        record["llama_peak"][length] = {
+            name: in_fresh_process(__file__, "--peak-of", name, str(length))["above"] for name in LLAMAS
+        }
+    record["marks"] = list(marks(record))
+    return record
+
+
+@torch.no_grad()
+def peak_memory(name: str, length: int) -> dict[str, int]:
+    """Bytes above what was held before the work, and of the whole process at its peak."""
+    build = LLAMAS.get(name)
+    # A short pass first: what the libraries allocate once is not the work's.
+    (build(16) if build else one_call(16)[name])()
+    work = build(length) if build else one_call(length)[name]
+    return {"above": peak_above_rest(work), "whole": resident_bytes("VmHWM")}
+
+
+def marks(record: dict[str, Any]) -> Iterator[Mark]:
+    call, peak = record["call"], record["call_peak"]
+    where = f"T = {LENGTH}"
+    yield f"statistics over one attention forward, {where}", paired_ratio(call, "statistics", "attention"), "≤ 1.3"
+    extra = paired_ratio(call, "observed", "attention") - 1
+    yield f"what observe adds, over one attention forward, {where}", extra, "≤ 1.3"
+    plain = peak["score matrix"]
+    yield f"peak memory of statistics over the score matrix's, {where}", peak["statistics"] / plain, THIRTIETH
+    added = peak["observed"] - peak["attention"]
+    yield f"peak memory that observe adds over the score matrix's, {where}", added / plain, THIRTIETH
+    yield f"GiB of the whole process at its peak, T = {LONG}", record["long_peak"] / GIB, "≤ 1.5"
+    ratios = llama_ratios(record)
+    if 2048 in ratios:
+        yield "output_attentions over observe, time, T = 2048", ratios[2048], "≥ 1.3"
+    for shorter, longer in pairwise(record["lengths"]):
+        grown = ratios[longer] / ratios[shorter]
+        yield f"that ratio at T = {longer} over the one at T = {shorter}", grown, "≥ 1"
+    first, last = record["lengths"][0], record["lengths"][-1]
+    if last > first:
+        for name, mark in (("observe", "≤ 1.2"), ("output_attentions", "≥ 1.8")):
+            yield (
+                f"power of T by which peak memory grows, {name}",
+                _power(record["llama_peak"], name, first, last),
+                mark,
+            )
+
+
+def llama_ratios(record: dict[str, Any]) -> dict[int, float]:
+    return {
+        length: paired_ratio(timings, "output_attentions", "observe") for length, timings in record["llama"].items()
+    }
+
+
+def _power(peaks: dict[int, dict[str, int]], name: str, first: int, last: int) -> float:
+    return math.log(peaks[last][name] / peaks[first][name]) / math.log(last / first)
+
+
+def report(record: dict[str, Any]) -> str:
+    call, peak = record["call"], record["call_peak"]
+    rows = [
+        [
+            name,
+            f"{1e3 * call[name].median:.1f} ms" if name in call else "",
+            f"{paired_ratio(call, name, 'attention'):.2f}" if name in call else "",
+            f"{peak[name] / MIB:,.0f} MiB",
+        ]
+        for name in peak
+    ]
+    ratios = llama_ratios(record)
+    llamas = [
+        [
+            str(length),
+            *(f"{1e3 * timings[name].median:,.0f} ms" for name in LLAMAS),
+            f"{ratios[length]:.2f}",
+            *(f"{record['llama_peak'][length][name] / MIB:,.0f} MiB" for name in LLAMAS),
+        ]
+        for length, timings in record["llama"].items()
+    ]
+    header = ["T", *LLAMAS, "output_attentions over observe", *(f"peak, {name}" for name in LLAMAS)]
+    parts = [
+        f"# Observing, d = {D_MODEL}, {NUM_HEADS} heads, one sequence, float32\n",
+        f"## One attention call, T = {LENGTH}\n",
+        markdown_table(["", "time", "over attention", "peak memory"], rows) + "\n",
+        "## A Llama of two layers, d = 256, 4 heads\n",
+        markdown_table(header, llamas) + "\n",
+        "![Time and memory against the length](observe.png)\n",
+        marks_table(record["marks"]) + "\n",
+        f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n",
+    ]
+    return "\n".join(parts)
+
+
+COLOURS = {"observe": "#0072B2", "output_attentions": "#D55E00", "forward alone": "#8A8A8A"}
+
+
+def plot(record: dict[str, Any]) -> Figure:
+    """Time and peak memory of the Llama against the length, both axes logarithmic."""
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    time, memory = figure.subplots(1, 2)
+    lengths = record["lengths"]
+    for name, colour in COLOURS.items():
+        seconds = [record["llama"][length][name].median for length in lengths]
+        mebibytes = [record["llama_peak"][length][name] / MIB for length in lengths]
+        time.plot(lengths, seconds, "o-", color=colour, label=name)
+        memory.plot(lengths, mebibytes, "o-", color=colour, label=name)
+    for axes, title in ((time, "Time (seconds)"), (memory, "Peak memory (MiB)")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("tokens", fontsize=9)
+        axes.grid(visible=True, color="#E6E6E6", linewidth=0.6)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    time.legend(frameon=False, fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`tidegate observe`: where the heads of a trained model look, and what its gates do."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.folders import require_apart, require_writable
+
+__all__ = ["observe"]
+
+_LENGTH = 512
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def observe(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A file of save_model or a folder with one, or a folder with a Hugging Face model.", show_default=False
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, a folder, a quoted glob, .jsonl or .npy tokens. Without it: Python's own sources.",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=f"Tokens of a sequence. Without it: {_LENGTH}, or as many as the model knows.",
+            show_default=False,
+        ),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences, spread over the data.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
+    keys: Annotated[int, typer.Option(min=1, help="How many of the first keys are the sink.")] = 1,
+    heat: Annotated[
+        bool, typer.Option("--heat", help="Measure the largest score and the heat capacity too; slower.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("observation"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show the result alone.")] = False,
+) -> None:
+    """Watch every attention call of a trained model on a text, and write a page of sinks, entropies and gates.
+
+    The matrix of attention weights is never made, so that long sequences cost little memory.
+    """
+    console = Console(highlight=False)
+    command = shlex.join(["tidegate", *sys.argv[1:]])
+    try:
+        require_writable(out)
+        require_apart(out, data)
+
+        from tidegate.lab.language_models import load_language_model, token_windows
+        from tidegate.lab.model_observation import model_observation
+        from tidegate.lab.observation_panels import observation_page
+        from tidegate.report import write_page
+
+        loaded = load_language_model(model, derivatives=False)
+        tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
+        windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
+        with _display(Console(stderr=True, highlight=False), quiet=quiet) as tell:
+            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=tell)
+        page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
+        written = write_page(page, out)
+    except (ValueError, TypeError, OSError, ImportError) as problem:
+        stop(problem)
+    except KeyboardInterrupt:
+        stop("nothing was written.", code=INTERRUPTED)
+    console.print(seen.table(), soft_wrap=True, markup=False, emoji=False)
+    console.print(f"The page: {written}", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _display(console: Console, *, quiet: bool) -> Generator[Callable[[int, int], None]]:
+    """A bar if the console is a terminal, a line now and then if not, nothing if it is to be quiet."""
+    if quiet:
+        yield lambda _done, _whole: None
+    elif console.is_terminal:
+        columns = (TextColumn("observing"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("sequences"))
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
+            task = bars.add_task("", total=None)
+            yield lambda done, whole: bars.update(task, completed=done, total=whole)
+    else:
+        yield _lines(console)
+
+
+def _lines(console: Console) -> Callable[[int, int], None]:
+    last = time.monotonic()
+
+    def tell(done: int, whole: int) -> None:
+        nonlocal last
+        if done == whole or time.monotonic() - last > _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            console.print(f"observed {done} of {whole} sequences", soft_wrap=True)
+
+    return tell

@@ -1,0 +1,300 @@
+"""Do gates learn when they are added to a trained model, and which remedy makes them move?
+
+A small Llama is trained without gates on Python's own sources, byte by byte, each window behind a token that stands
+for its start. Copies of it are given output gates that start at exactly 1, and go on for some steps in which the gates
+alone learn, at several rates, with and without decay. The controls go on for as many steps on the same batches with all
+weights of the model: without gates at two rates, and with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.lab.events import Tell, silent, told
+from tidegate.lab.statistics import t_interval
+from tidegate.lab.tasks.task import Batch
+from tidegate.lab.tasks.text import TextData, text_task
+from tidegate.torch.gate import AttentionGate, gate_parameters
+from tidegate.torch.observe import observe
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+__all__ = ["CONTROL", "REMEDIES", "Change", "Measured", "Options", "Remedy", "Result", "Row", "finding", "gate_tuning"]
+
+Groups: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """How a trained model goes on."""
+
+    name: str
+    gate_rate: float | None = None
+    """The gates' learning rate as a multiple of the base rate; None adds no gates."""
+    gate_decay: bool = False
+    """Whether the gates' weights decay."""
+    whole_rate: float | None = None
+    """The learning rate of all other weights, likewise; None keeps them as they are."""
+
+
+CONTROL = Remedy(name="whole model ×1, no gates", whole_rate=1.0)
+REMEDIES = (
+    *(
+        Remedy(name=f"gates alone ×{rate:g}{', decay' if decay else ''}", gate_rate=rate, gate_decay=decay)
+        for decay in (False, True)
+        for rate in (1.0, 10.0, 30.0)
+    ),
+    CONTROL,
+    Remedy(name="whole model ×10, no gates", whole_rate=10.0),
+    Remedy(name="whole model ×1, gates ×10", whole_rate=1.0, gate_rate=10.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Sizes of the model, of its training and of what follows."""
+
+    hidden_size: int = 64
+    intermediate_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    length: int = 64
+    batch_size: int = 8
+    training_steps: int = 1200
+    training_rate: float = 3e-3
+    tuning_steps: int = 150
+    base_rate: float = 3e-4
+    """Of what follows the training; remedies multiply it."""
+    decay: float = 0.1
+    """Of gates, where a remedy asks for it."""
+    num_validation_tokens: int = 16_384
+    num_seeds: int = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One model on the validation text."""
+
+    loss: float
+    """Nats a byte."""
+    sink: float
+    """Attention to the start of the window, the mean over layers, heads and queries."""
+    strongest: float
+    """The same of the head that has most of it."""
+    movement: float | None
+    """Mean distance of the gates from 1; None without gates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """The mean difference over seeds, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One remedy: what it gives under each seed, and what it changes."""
+
+    remedy: Remedy
+    measured: tuple[Measured, ...]
+    loss: Change
+    """After it, less before it."""
+    sink: Change
+    strongest: Change
+    against_control: Change | None
+    """Loss less that of the control, whose own is None."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The trained models under each seed, and every remedy."""
+
+    options: Options
+    num_parameters: int
+    num_gate_parameters: int
+    before: tuple[Measured, ...]
+    rows: tuple[Row, ...]
+
+
+def gate_tuning(options: Options | None = None, *, tell: Tell = silent) -> Result:
+    """Train a model for each seed, let copies of it go on by each remedy, and measure them all."""
+    options = options or Options()
+    data = replace(text_task(length=options.length), num_validation_tokens=options.num_validation_tokens).load()
+    before: list[Measured] = []
+    after: dict[Remedy, list[Measured]] = {remedy: [] for remedy in REMEDIES}
+    sizes: set[tuple[int, int]] = set()
+    for seed in told(range(options.num_seeds), tell):
+        trained = _trained(data, options, seed)
+        before.append(_measured(trained, data))
+        for remedy, measured in after.items():
+            model = _tuned(trained, remedy, data, options, seed)
+            measured.append(_measured(model, data))
+            if gates := sum(gate.numel() for gate in gate_parameters(model)):
+                sizes.add((trained.num_parameters(), gates))
+    ((num_parameters, num_gate_parameters),) = sizes
+    return Result(
+        options=options,
+        num_parameters=num_parameters,
+        num_gate_parameters=num_gate_parameters,
+        before=tuple(before),
+        rows=tuple(_row(remedy, measured, before, after[CONTROL]) for remedy, measured in after.items()),
+    )
+
+
+def finding(result: Result) -> str:
+    """What holds, from the numbers."""
+    alone = [row for row in result.rows if row.remedy.whole_rate is None]
+    best = min(alone, key=lambda row: row.loss.value)
+    moved = statistics.fmean(each.movement or 0.0 for each in best.measured)
+    others = "; ".join(f"{row.remedy.name} {_in_words(row.loss)}" for row in result.rows if row not in alone)
+    return (
+        f"Before, the loss is {statistics.fmean(each.loss for each in result.before):.4f} nats a byte, "
+        f"{statistics.fmean(each.sink for each in result.before):.3f} of attention goes to the start of the window and "
+        f"{statistics.fmean(each.strongest for each in result.before):.3f} in the head that looks there most. "
+        f"Of the remedies in which gates alone learn, {best.remedy.name} changes the loss most, by "
+        f"{_in_words(best.loss)}, attention to the start by {_in_words(best.sink)}, in the strongest head by "
+        f"{_in_words(best.strongest)}; its gates end {moved:.3f} from 1 on average. "
+        f"With all weights learning, the loss changes by: {others}."
+    )
+
+
+def _in_words(change: Change) -> str:
+    shown = "" if change.shown else ", which includes 0"
+    return f"{change.value:+.4f} ({change.low:+.4f} … {change.high:+.4f}{shown})"
+
+
+def _trained(data: TextData, options: Options, seed: int) -> LlamaForCausalLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        # The last token is the start of a window.
+        vocab_size=data.vocab_size + 1,
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=options.num_heads,
+        num_key_value_heads=options.num_kv_heads,
+        max_position_embeddings=options.length + 1,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    batches = (data.batch(seed=seed, step=step, size=options.batch_size) for step in range(options.training_steps))
+    groups = [_group(model.parameters(), rate=options.training_rate)]
+    _train(model, groups, batches, num_steps=options.training_steps)
+    return model
+
+
+def _tuned(trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: Options, seed: int) -> LlamaForCausalLM:
+    """A copy that has gone on by the remedy, on batches that the training has not seen."""
+    from tidegate.torch.retrofit import add_gates
+
+    model = copy.deepcopy(trained).requires_grad_(remedy.whole_rate is not None)
+    groups: Groups = []
+    if remedy.whole_rate is not None:
+        groups.append(_group(model.parameters(), rate=remedy.whole_rate * options.base_rate))
+    if remedy.gate_rate is not None:
+        add_gates(model, "g1", "twosigmoid")
+        decay = options.decay if remedy.gate_decay else 0.0
+        groups.append(_group(gate_parameters(model), rate=remedy.gate_rate * options.base_rate, decay=decay))
+    batches = (
+        data.batch(seed=seed, step=options.training_steps + step, size=options.batch_size)
+        for step in range(options.tuning_steps)
+    )
+    _train(model, groups, batches, num_steps=options.tuning_steps)
+    return model
+
+
+def _group(parameters: Iterable[nn.Parameter], *, rate: float, decay: float = 0.0) -> dict[str, Any]:
+    return {"params": list(parameters), "lr": rate, "weight_decay": decay}
+
+
+def _train(model: LlamaForCausalLM, groups: Groups, batches: Iterable[Batch], *, num_steps: int) -> None:
+    """AdamW over a short warm-up and a straight way down to 0."""
+    model.train()
+    optimizer = torch.optim.AdamW(groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 20) * (1 - step / num_steps)
+    )
+    learning = [parameter for group in groups for parameter in group["params"]]
+    for batch in batches:
+        loss = _loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(learning, 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    tokens = F.pad(batch.inputs, (1, 0), value=model.config.vocab_size - 1)
+    logits: Any = model(input_ids=tokens, use_cache=False).logits
+    return F.cross_entropy(logits[:, 1:].flatten(0, 1), batch.targets.flatten())
+
+
+@torch.no_grad()
+def _measured(model: LlamaForCausalLM, data: TextData) -> Measured:
+    model.eval()
+    batches = data.validation()
+    with observe(model, keys=1, residual=False) as watcher, _gate_distances(model) as distances:
+        losses = [float(_loss(model, batch)) for batch in batches]
+    masses = [head.mean for layer in watcher.observation().layers for head in layer.heads["mass"]]
+    return Measured(
+        loss=statistics.fmean(losses, weights=[batch.targets.numel() for batch in batches]),
+        sink=statistics.fmean(masses),
+        strongest=max(masses),
+        movement=statistics.fmean(distances) if distances else None,
+    )
+
+
+@contextmanager
+def _gate_distances(model: nn.Module) -> Generator[list[float]]:
+    """The mean of |gate - 1| in every call of every gate."""
+    distances: list[float] = []
+    gates = [module for module in model.modules() if isinstance(module, AttentionGate)]
+    handles = [
+        gate.register_forward_hook(lambda *call: distances.append(float((call[2] - 1).abs().mean()))) for gate in gates
+    ]
+    try:
+        yield distances
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _row(remedy: Remedy, measured: Sequence[Measured], before: Sequence[Measured], control: Sequence[Measured]) -> Row:
+    def change(name: str, since: Sequence[Measured]) -> Change:
+        differences = [getattr(new, name) - getattr(old, name) for new, old in zip(measured, since, strict=True)]
+        low, high = t_interval(differences)
+        return Change(value=statistics.fmean(differences), low=low, high=high)
+
+    return Row(
+        remedy=remedy,
+        measured=tuple(measured),
+        loss=change("loss", before),
+        sink=change("sink", before),
+        strongest=change("strongest", before),
+        against_control=None if remedy == CONTROL else change("loss", control),
+    )

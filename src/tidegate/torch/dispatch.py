@@ -1,0 +1,192 @@
+"""Seeing every attention call that PyTorch's dispatcher is asked for, whoever asks and whichever kernel serves it.
+
+A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
+it apart first: into one fused kernel, which the mode sees, or into plain matrix products, in which it can no longer be
+told. So a kernel of our own, registered while somebody watches, sees the whole call before autograd does, and then does
+what PyTorch would have done. The mode sees what is left: inference mode, and fused kernels that are called by name.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tidegate.torch.kernel import inside_transform
+
+__all__ = ["AttentionCall", "AttentionCalls", "in_backward"]
+
+
+class AttentionCall(NamedTuple):
+    """What one call was given: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    """Bool (True = attend) or added to the scores, with four axes."""
+    causal: bool
+    """Query i sees no key after key i, whatever T and S are."""
+    scale: float | None
+    """None is 1/sqrt(D)."""
+
+
+_whole: Any = torch.ops.aten.scaled_dot_product_attention.default
+
+_FUSED = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+"""Kernels that a mode sees; which of them exist depends on the build."""
+
+_WATCHED = {_whole, *(getattr(torch.ops.aten, name).default for name in _FUSED if hasattr(torch.ops.aten, name))}
+_AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs in this thread, in which checkpointing calls modules again."""
+    # PyTorch has no public way to ask.
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Here(threading.local):
+    """Of each thread: who watches, and whether what runs now is part of a call that was seen, or our own work."""
+
+    def __init__(self) -> None:
+        self.watching: list[AttentionCalls] = []
+        self.hidden = False
+
+
+_here = _Here()
+
+
+class AttentionCalls(TorchDispatchMode):
+    """While entered, hands every attention call of this thread to `see`, once, after it has been served.
+
+    What `see` does itself is not seen. Calls in a backward pass are left out: they repeat those of a checkpoint. So are
+    calls inside `torch.func` transforms, those of nested tensors, and those on the meta device.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, see: Callable[[AttentionCall], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import the compiler, which takes seconds, at the first operator. Nothing is compiled under a mode.
+        return False
+
+    def __enter__(self) -> AttentionCalls:
+        _kernel.acquire()
+        _here.watching.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        _here.watching.remove(self)
+        _kernel.release()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Serve the operator, and look at it if it is an attention call."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in _WATCHED:
+            self.look(func, args, kwargs)
+        return result
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hand the call on, unless it is not to be counted."""
+        # Under the names that the operator's schema gives its arguments.
+        named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        if _here.hidden or _is_left_out(named["query"]):
+            return
+        with _hidden():
+            self._see(_as_call(named))
+
+
+class _WholeCallKernel:
+    """The kernel of our own, registered as long as anybody watches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._library: Any = None
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._library is None:
+                self._library = torch.library.Library("aten", "IMPL")
+                for key in _AUTOGRAD_KEYS:
+                    self._library.impl("scaled_dot_product_attention", _watched_whole_call, key)
+
+    def release(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0:
+                self._library._destroy()
+                self._library = None
+
+
+_kernel = _WholeCallKernel()
+
+
+def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
+    # The fused kernel inside is the same call again.
+    with _hidden():
+        result = _whole.decompose(*args, **kwargs)
+    for watcher in _here.watching:
+        watcher.look(_whole, args, kwargs)
+    return result
+
+
+@contextmanager
+def _hidden() -> Generator[None]:
+    before, _here.hidden = _here.hidden, True
+    try:
+        yield
+    finally:
+        _here.hidden = before
+
+
+def _is_left_out(query: Tensor) -> bool:
+    return inside_transform() or in_backward() or query.is_nested or query.device.type == "meta"
+
+
+def _as_call(named: dict[str, Any]) -> AttentionCall:
+    """The call with four axes to each tensor, from an operator's arguments by name."""
+    query, key, value = (named[name].detach() for name in ("query", "key", "value"))
+    mask = named.get("attn_mask", named.get("attn_bias"))
+    if mask is not None:
+        mask = mask.detach()
+        mask = mask.unsqueeze(-3) if mask.ndim == query.ndim == 3 else mask
+    # Without an axis of heads there is one head.
+    query, key, value = (x.unsqueeze(-3) if x.ndim < 4 else x for x in (query, key, value))
+    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], () if mask is None else mask.shape[:-3])
+    return AttentionCall(
+        query=_four_axes(query, lead),
+        key=_four_axes(key, lead),
+        value=_four_axes(value, lead),
+        mask=None if mask is None else mask[(None,) * (4 - mask.ndim)] if mask.ndim < 5 else _four_axes(mask, lead),
+        causal=bool(named.get("is_causal", False)),
+        scale=named.get("scale"),
+    )
+
+
+def _four_axes(x: Tensor, lead: torch.Size) -> Tensor:
+    """The same numbers with all axes before the heads as one batch."""
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])

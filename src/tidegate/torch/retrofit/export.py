@@ -1,0 +1,167 @@
+"""Models with `g1` gates in the layout of Qwen3-Next, whose attention has such a gate of its own.
+
+Legend: M model width, H query heads, D head width, R channels that a gate reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+
+from tidegate.gate import Activation
+from tidegate.torch.convert import to_fused_query_gate
+from tidegate.torch.gate import AttentionGate
+from tidegate.torch.precision import widened
+from tidegate.torch.retrofit.interface import calls_interface, implementation_of, stock_implementation
+from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
+from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, probe_inputs
+
+__all__ = ["to_qwen3_next", "to_qwen3_next_attention"]
+
+_AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
+"""Activations that are a sigmoid of `a z` times b: the factors a and b."""
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
+    """The attention of a layer, or of every layer of a model, as the state dict of Qwen3-Next attention.
+
+    There `q_proj` gives each head's query and then its gate's logits, the gate is a sigmoid, and the norms of queries
+    and keys scale by 1 + weight. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`; gates of grain `head`, with a
+    rank, a width or shared matrices are written out. A layer of the model that has no gate gets one that is constant.
+
+    module  : an attention module, or a model of them, with `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head,
+              `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input
+    returns : new tensors; for a model with the paths of its attention modules in front
+    """
+    gated = {layer.anatomy.module: layer for layer in gated_layers(module)}
+    if not gated:
+        raise ValueError(f"{type(module).__name__} has no gates to export; call add_gates(model) first.")
+    if module in gated:
+        return _exported(module, gated[module])
+    return {
+        f"{path}.{name}": tensor
+        for path, attention in module.named_modules()
+        if calls_interface(type(attention))
+        for name, tensor in _exported(attention, gated.get(attention)).items()
+    }
+
+
+def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
+    """A causal language model of Qwen3's build, with `g1` gates, as a Qwen3-Next model of full attention throughout.
+
+    A probe compares the two models' logits; they differ by rounding alone, or the export is refused.
+
+    Raises:
+        ValueError: if the model is built in another way, or attends through a window.
+    """
+    attention = to_qwen3_next_attention(model)
+    config = _config(model, bias=any(name.endswith("_proj.bias") for name in attention))
+    exported: Any = cast("Any", Qwen3NextForCausalLM)(config).to(device=model.device, dtype=model.dtype)
+    exported.set_attn_implementation(stock_implementation(implementation_of(model)))
+    scales = {f"{path}.weight" for path, part in exported.named_modules() if isinstance(part, Qwen3NextRMSNorm)}
+    state = dict(attention)
+    for name, tensor in model.state_dict().items():
+        if f".{GATES_NAME}." not in name and name not in state:
+            state[name] = (widened(tensor) - 1).to(tensor.dtype) if name in scales else tensor
+    try:
+        exported.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{type(model).__name__} is not built like Qwen3: {error}") from error
+    _require_equal_answers(model, exported)
+    return exported.train(model.training)
+
+
+def _exported(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
+    state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
+    missing = [name for name in ("q_norm", "k_norm", *_PROJECTIONS) if f"{name}.weight" not in state]
+    if missing:
+        raise ValueError(f"{type(attention).__name__} has no {', '.join(missing)}, which Qwen3-Next attention needs.")
+    width, model_width = state["q_proj.weight"].shape
+    head_dim = state["q_norm.weight"].shape[0]
+    weight_HMD, bias_HD, scale = (
+        (state["q_proj.weight"].new_zeros(width // head_dim, model_width, head_dim), None, 2.0)
+        if layer is None
+        else _sigmoid_gate(layer)
+    )
+    state["attn_gate.output.weight"] = weight_HMD.to(state["q_proj.weight"].dtype)
+    state["o_proj.weight"] = state["o_proj.weight"] * scale
+    if bias_HD is not None or any(f"{name}.bias" in state for name in _PROJECTIONS):
+        bias_HD = weight_HMD.new_zeros(weight_HMD.shape[0], head_dim) if bias_HD is None else bias_HD
+        state["attn_gate.output.bias"] = bias_HD.to(state["q_proj.weight"].dtype)
+        for name in _PROJECTIONS:
+            weight = state[f"{name}.weight"]
+            state.setdefault(f"{name}.bias", weight.new_zeros(weight.shape[0]))
+    return to_fused_query_gate(state)
+
+
+@torch.no_grad()
+def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
+    """The gate's matrices (H, M, D) and bias (H, D) under a sigmoid, and the factor that is left over."""
+    gate = layer.gates.at("output")
+    if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
+        raise ValueError(
+            f"{layer.anatomy.name} has the gates {layer.gates}; Qwen3-Next has one, at the output, that reads the input"
+            " and multiplies, like 'g1'."
+        )
+    if gate.activation not in _AS_SIGMOID:
+        raise ValueError(
+            f"{layer.anatomy.name} has a gate with the activation {gate.activation!r}; "
+            f"only {', '.join(_AS_SIGMOID)} can be written as Qwen3-Next's sigmoid."
+        )
+    inner, outer = _AS_SIGMOID[gate.activation]
+    module, shape = cast("AttentionGate", layer.modules.at("output")), layer.anatomy.shape
+    first, *rest = module._matrices()
+    weight = widened(first)
+    for factor in rest:
+        weight = weight @ widened(factor)
+    weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
+    repeats, width = module.num_heads // module.num_matrices, shape.head_dim
+    weight = weight.repeat_interleave(repeats, dim=0).expand(-1, -1, width)
+    bias = None if gate.bias is None else widened(module._learned("bias"))
+    bias = None if bias is None else inner * bias.repeat_interleave(repeats, dim=0).expand(-1, width)
+    return inner * weight, bias, outer
+
+
+def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(
+            f"{type(model).__name__} has layers of {', '.join(sorted(kinds))}; Qwen3-Next attends to all positions."
+        )
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+        *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
+    )
+    missing = [name for name in names if not hasattr(config, name)]
+    if missing:
+        raise ValueError(f"{type(model).__name__} is not built like Qwen3: its configuration has no {missing[0]}.")
+    return Qwen3NextConfig(
+        **{name: getattr(config, name) for name in names},
+        rope_parameters={**config.rope_parameters, "partial_rotary_factor": 1.0},
+        attention_bias=bias,
+        layer_types=["full_attention"] * config.num_hidden_layers,
+        num_experts=0,
+        mlp_only_layers=list(range(config.num_hidden_layers)),
+    )
+
+
+def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
+    """Equal but for rounding: the square root of the dtype's epsilon, of the largest number."""
+    inputs = probe_inputs(model)
+    with evaluating(model), evaluating(exported):
+        theirs, ours = answers(model, inputs), answers(exported, inputs)
+    change, size = largest_change(ours, theirs), max(float(answer.abs().max()) for answer in theirs)
+    if not change <= size * torch.finfo(model.dtype).eps ** 0.5:
+        raise ValueError(
+            f"{type(model).__name__} computes something else than Qwen3-Next does with the same weights: answers of "
+            f"size {size:.3g} differ by up to {change:.3g}."
+        )

@@ -1,0 +1,142 @@
+"""Gates as files of their own, beside the model that they belong to. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tidegate.gates import Gates
+from tidegate.tensors.model_files import require_shapes
+from tidegate.torch.retrofit.fingerprint import base_fingerprint
+from tidegate.torch.retrofit.install import install_gates, remove_gates
+from tidegate.torch.retrofit.layer import gated_layers
+
+__all__ = ["load_gates", "save_gates"]
+
+_WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
+_FORMAT, _VERSION = "tidegate-gates", 1
+
+
+def save_gates(model: PreTrainedModel, directory: str | Path) -> None:
+    """Write the gates of a model, and of the model itself no more than a fingerprint.
+
+    `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
+    were trained in, and a hash of the weights' file. Each is written whole or not at all, the description last.
+    Adapters are no part of the fingerprint: a model with the same base takes the gates with or without them.
+    """
+    layers = list(gated_layers(model))
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no gates to save; call add_gates(model) first.")
+    weights = save({name: weight.detach().contiguous() for name, weight in _weights(model).items()})
+    description = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "model": type(model).__name__,
+        "dtype": str(model.dtype),
+        "fingerprint": base_fingerprint(model),
+        "weights": _digest(weights),
+        "layers": {layer.anatomy.name: json.loads(layer.gates.to_json()) for layer in layers},
+    }
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / _WEIGHTS, weights)
+    _write(folder / _DESCRIPTION, json.dumps(description, indent=1).encode())
+
+
+def load_gates(model: PreTrainedModel, directory: str | Path) -> None:
+    """Give a model the gates that `save_gates` wrote, in place.
+
+    The model must be the one that they were saved from, gates and adapters aside: same class, configuration, dtype and
+    weights. Where it has gates already, they must be the same ones in the same layers, and take the saved values.
+    """
+    description, weights = _read(Path(directory))
+    _require_base(model, description, directory)
+    layers = {name: Gates.from_json(json.dumps(gates)) for name, gates in description["layers"].items()}
+    present = {layer.anatomy.name: layer.gates for layer in gated_layers(model)}
+    if present and present != layers:
+        raise ValueError(
+            f"The model's gates are not those of {directory}. Take them out with remove_gates(model) before loading."
+        )
+    try:
+        if not present:
+            for gates in dict.fromkeys(layers.values()):
+                install_gates(model, gates, [name for name, own in layers.items() if own == gates])
+        _fill(_weights(model), weights, directory)
+    except Exception:
+        if not present:
+            remove_gates(model)
+        raise
+
+
+def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {
+        f"{layer.anatomy.name}.{name}": weight
+        for layer in gated_layers(model)
+        for name, weight in layer.modules.named_parameters()
+    }
+
+
+@torch.no_grad()
+def _fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path) -> None:
+    shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
+    require_shapes(*shapes, complaint=f"{directory} does not fit its own description")
+    for name, weight in own.items():
+        weight.copy_(given[name])
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        description = json.loads((folder / _DESCRIPTION).read_bytes())
+        weights = (folder / _WEIGHTS).read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder} holds no gates: {error.filename} is missing. Write them with save_gates."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / _DESCRIPTION} is no JSON: {error}.") from error
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        raise ValueError(f"{folder / _DESCRIPTION} does not describe gates. Write them with save_gates.")
+    if description.get("version") != _VERSION:
+        raise ValueError(f"{folder} has the version {description.get('version')!r}; this library reads {_VERSION}.")
+    if description.get("weights") != _digest(weights):
+        raise ValueError(f"{_WEIGHTS} and {_DESCRIPTION} in {folder} were not written together; save the gates again.")
+    try:
+        return description, load(weights)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / _WEIGHTS} is not a safetensors file: {error}.") from error
+
+
+def _require_base(model: PreTrainedModel, description: dict[str, Any], directory: str | Path) -> None:
+    if description["fingerprint"] == base_fingerprint(model):
+        return
+    saved, here = (description["model"], description["dtype"]), (type(model).__name__, str(model.dtype))
+    differ = (
+        f"its base was a {saved[0]} in {saved[1]}, this is a {here[0]} in {here[1]}"
+        if saved != here
+        else f"this {here[0]} has another configuration or other weights"
+    )
+    raise ValueError(
+        f"The gates in {directory} belong to another model: {differ}. Load the model that they were trained in."
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

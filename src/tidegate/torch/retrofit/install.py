@@ -1,0 +1,192 @@
+"""Put gates into a loaded Hugging Face model, in place, and take them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tidegate.gate import Activation
+from tidegate.gates import GateLike, Gates
+from tidegate.torch.gate import AttentionGates
+from tidegate.torch.retrofit.anatomy import Anatomy
+from tidegate.torch.retrofit.flow import find_attention
+from tidegate.torch.retrofit.interface import (
+    gated_implementation,
+    implementation_of,
+    remember_functions,
+    stock_implementation,
+    supported_implementations,
+)
+from tidegate.torch.retrofit.layer import GatedLayer, gated_layers, uses_interface
+from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, largest_change, probe_inputs
+from tidegate.torch.retrofit.refusal import refused, require_gateable, require_model, require_reached
+from tidegate.torch.retrofit.report import RetrofitReport
+from tidegate.torch.retrofit.start import is_neutral, starting_gates
+
+__all__ = ["add_gates", "install_gates", "remove_gates"]
+
+
+def add_gates(
+    model: PreTrainedModel,
+    gate: GateLike = "g1",
+    activation: Activation | None = "twosigmoid",
+    layers: Iterable[int] | None = None,
+) -> RetrofitReport:
+    """Give the attention of a loaded model gates, in place.
+
+    With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the gates start at zero and the model's
+    answers keep their bits; a probe makes sure, and if it fails the gates are taken out again. With another activation
+    the gates start as they are spelled, and the report says how much the probe's answers changed. Gates are children
+    `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights.
+
+    Args:
+        model: any model whose self-attention goes through transformers' attention interface.
+        gate: a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
+        activation: of all the gates; None leaves each as it is spelled.
+        layers: which of the model's attention modules, counted from 0 in the order in which they run; None is all.
+            Other layers can be given other gates later.
+
+    Returns:
+        What was done, and what the probe has shown.
+
+    Raises:
+        ValueError: if the model cannot take these gates; the message says why.
+    """
+    gates = starting_gates(gate, activation)
+    require_model(model)
+    inputs = _inputs(model)
+    with evaluating(model):
+        before = _answers_before(model, inputs)
+        added = install_gates(model, gates, layers)
+        after = {stock: _answers_with(model, stock, inputs) for stock in before}
+    report = _report(model, gates, added, before, after)
+    if all(map(is_neutral, gates)) and not report.bitwise_equal:
+        _take_out(model, added)
+        raise refused(
+            model,
+            f"with {gates} its answers changed by up to {report.largest_change:.3g}, though every gate is neutral",
+        )
+    return report
+
+
+def install_gates(model: PreTrainedModel, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
+    """Add the gates as they are, without comparing the model's answers; returns the layers that have them.
+
+    layers : by number or by path; None is all
+    """
+    require_model(model)
+    chosen = _chosen(_anatomies(model), layers)
+    require_gateable(model, chosen, gates)
+    added = {GatedLayer(anatomy, gates): _new_gates(anatomy, gates) for anatomy in chosen}
+    if uses_interface(gates):
+        model.set_attn_implementation(gated_implementation(stock_implementation(implementation_of(model))))
+    for layer, modules in added.items():
+        layer.install(modules)
+    return list(added)
+
+
+def remove_gates(model: PreTrainedModel) -> None:
+    """Take all gates out: what is left is the model as it was, with the stock attention implementation.
+
+    A model without gates is left alone.
+    """
+    _take_out(model, list(gated_layers(model)))
+
+
+def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
+    for layer in layers:
+        layer.remove()
+    if not any(layer.acts_in_function for layer in gated_layers(model)):
+        model.set_attn_implementation(stock_implementation(implementation_of(model)))
+
+
+def _anatomies(model: PreTrainedModel) -> list[Anatomy]:
+    inputs = _inputs(model)
+    now = implementation_of(model)
+    with evaluating(model), _implementation(model, gated_implementation(stock_implementation(now))):
+        found = find_attention(model, lambda: model(**inputs))
+    require_reached(model, found)
+    for layer in found:
+        remember_functions(type(layer.module))
+    return found
+
+
+def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    try:
+        return probe_inputs(model)
+    except ValueError as error:
+        raise refused(model, str(error)) from error
+
+
+def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The model's answers with its own implementation, and with every other that it runs with."""
+    own = stock_implementation(implementation_of(model))
+    found: dict[str, list[Tensor]] = {}
+    for stock in supported_implementations(model):
+        try:
+            found[stock] = _answers_with(model, stock, inputs)
+        except Exception as error:
+            # Whatever a model raises for a plain input, it says that it cannot be compared.
+            if stock == own:
+                raise refused(model, f"a small made-up input fails: {error}") from error
+    return found
+
+
+def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """The model's answers with a stock implementation or, where a gate needs it, with the twin."""
+    gated = implementation_of(model) != stock_implementation(implementation_of(model))
+    with _implementation(model, gated_implementation(stock) if gated else stock):
+        return answers(model, inputs)
+
+
+@contextmanager
+def _implementation(model: PreTrainedModel, name: str) -> Generator[None]:
+    before = implementation_of(model)
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _report(
+    model: PreTrainedModel,
+    gates: Gates,
+    layers: Sequence[GatedLayer],
+    before: dict[str, list[Tensor]],
+    after: dict[str, list[Tensor]],
+) -> RetrofitReport:
+    equal = all(bitwise_equal(after[name], before[name]) for name in before)
+    return RetrofitReport(
+        model=type(model).__name__,
+        gates=str(gates),
+        layers=tuple(layer.anatomy.name for layer in layers),
+        num_parameters=sum(weight.numel() for layer in layers for weight in layer.modules.parameters()),
+        implementations=tuple(before),
+        dtype=str(model.dtype).removeprefix("torch."),
+        bitwise_equal=equal,
+        largest_change=0.0 if equal else max(largest_change(after[name], before[name]) for name in before),
+    )
+
+
+def _chosen(found: Sequence[Anatomy], layers: Iterable[int | str] | None) -> list[Anatomy]:
+    if layers is None:
+        return list(found)
+    known: dict[int | str, Anatomy] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
+    wanted = list(layers)
+    wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
+    if wrong or not wanted:
+        raise ValueError(f"layers must be numbers from 0 to {len(found) - 1}, at least one; got {wrong or wanted}.")
+    return list({known[layer].name: known[layer] for layer in wanted}.values())
+
+
+def _new_gates(anatomy: Anatomy, gates: Gates) -> AttentionGates:
+    """The gates with the device and dtype of the layer's weights; in float32 beside weights that are quantised."""
+    weights = list(anatomy.module.parameters())
+    floating = [weight.dtype for weight in weights if weight.is_floating_point()]
+    dtype = floating[0] if floating else torch.float32
+    return AttentionGates(gates, anatomy.shape, device=weights[0].device, dtype=dtype)

@@ -1,0 +1,107 @@
+"""Attention implementations of transformers that gate their output, each made of a stock one.
+
+A model switches to `tidegate_eager` or `tidegate_sdpa` by `set_attn_implementation`. A layer's gate comes as the
+keyword `attn_gate`; without it they are the stock functions, and they always take the stock masks. `attn_seen`, if it
+is given, is called with the query, key, value and output.
+
+Legend: B batch, T query positions, H query heads, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+__all__ = [
+    "STOCK_IMPLEMENTATIONS",
+    "OutputGate",
+    "calls_interface",
+    "gated_implementation",
+    "implementation_of",
+    "remember_functions",
+    "stock_implementation",
+    "supported_implementations",
+]
+
+STOCK_IMPLEMENTATIONS = ("eager", "sdpa")
+"""The implementations that have a gated twin."""
+
+OutputGate: TypeAlias = Callable[[Tensor], Tensor]
+"""From a layer's attention output, (B, T, H, D), to the gated one."""
+
+_PREFIX = "tidegate_"
+_TABLE = "ALL_ATTENTION_FUNCTIONS"
+_EAGER = "eager_attention_forward"
+"""How the names of the functions end that modelling files have for eager attention."""
+_FUNCTIONS: dict[tuple[type[nn.Module], str], Callable[..., Any]] = {}
+
+
+def gated_implementation(stock: str) -> str:
+    """The name of the gated twin of a stock implementation."""
+    return f"{_PREFIX}{stock}"
+
+
+def stock_implementation(name: str) -> str:
+    """The stock implementation that a name stands for: itself, or what it is the gated twin of."""
+    return name.removeprefix(_PREFIX)
+
+
+def implementation_of(module: nn.Module) -> str:
+    """The implementation that an attention module or a model now uses."""
+    config: Any = module.config
+    return config._attn_implementation
+
+
+def calls_interface(kind: type[nn.Module]) -> bool:
+    """Whether modules of this class call attention through transformers' table, with an eager function besides."""
+    return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
+
+
+def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
+    """The stock implementations with a gated twin that the model runs with on this machine."""
+    return STOCK_IMPLEMENTATIONS if model._supports_sdpa else STOCK_IMPLEMENTATIONS[:1]
+
+
+def remember_functions(kind: type[nn.Module]) -> None:
+    """Look up which stock functions modules of this class would call: a compiled graph can read a table, not source.
+
+    Every modelling file has an eager function, and some a table, of their own.
+    """
+    known = inspect.unwrap(kind.forward).__globals__
+    _FUNCTIONS[kind, "eager"] = next(known[name] for name in _names(kind) if name.endswith(_EAGER))
+    _FUNCTIONS[kind, "sdpa"] = known[_TABLE]["sdpa"]
+
+
+def _names(kind: type[nn.Module]) -> tuple[str, ...]:
+    """The names that the forward method of a class refers to."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
+def _attend(stock: str, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, Any]:
+    gate: OutputGate | None = options.pop("attn_gate", None)
+    if (type(module), stock) not in _FUNCTIONS:
+        remember_functions(type(module))
+    seen: Callable[..., None] | None = options.pop("attn_seen", None)
+    output, weights = _FUNCTIONS[type(module), stock](module, *arguments, **options)
+    if seen is not None:
+        seen(*arguments[:3], output)
+    return (output if gate is None else gate(output)), weights
+
+
+def _gated_eager(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
+    return _attend("eager", module, arguments, options)
+
+
+def _gated_sdpa(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
+    return _attend("sdpa", module, arguments, options)
+
+
+for _stock, _function in (("eager", _gated_eager), ("sdpa", _gated_sdpa)):
+    AttentionInterface.register(gated_implementation(_stock), _function)
+    # Without a mask function of the same name transformers would drop the mask.
+    AttentionMaskInterface.register(gated_implementation(_stock), AttentionMaskInterface()[_stock])

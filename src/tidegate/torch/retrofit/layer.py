@@ -1,0 +1,253 @@
+"""The gates of one attention module of somebody else's model: hooks that let them act.
+
+Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from tidegate.gate import Gate
+from tidegate.gates import Gates
+from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
+from tidegate.torch.retrofit.anatomy import Anatomy, PartKind, Spot
+from tidegate.torch.retrofit.columns import Columns
+from tidegate.torch.retrofit.flow import layer_input
+from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
+
+__all__ = ["GATES_NAME", "GatedLayer", "LayerReads", "gated_layers", "uses_interface"]
+
+GATES_NAME = "attn_gate"
+"""The attention module's child that holds its gates."""
+
+_PARTS: tuple[PartKind, ...] = ("query", "key", "value")
+_OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
+
+
+def uses_interface(gates: Gates) -> bool:
+    """Whether any of the gates acts, or reads, inside the attention function."""
+    return any(gate.site == "output" or gate.reads == "output" for gate in gates)
+
+
+def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
+    """The layers of a model that have been given gates, in the model's order of modules."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, GatedLayer):
+                yield hook
+
+
+@dataclass(kw_only=True, slots=True)
+class LayerReads:
+    """What the gates of one call may read, as far as it is there; the fields are those of `GateReads`."""
+
+    input: Tensor
+    """(B, T, M)"""
+    query: Tensor | None = None
+    """(B, T, H, D), raw."""
+    key: Tensor | None = None
+    """(B, T, G, D), raw."""
+    value: Tensor | None = None
+    """(B, T, G, D), raw."""
+    output: Tensor | None = None
+    """(B, T, H, D), before an output gate."""
+
+    @property
+    def context(self) -> Tensor:
+        """What is attended to: the input, since cross-attention is refused."""
+        return self.input
+
+    def gated(self, gate: AttentionGate, target: Tensor) -> Tensor:
+        """The target under a gate that reads from here."""
+        return gate.apply_to(target, gate.source(cast("GateReads", self)))
+
+
+class GatedLayer:
+    """A pre-hook on an attention module that lets its gates act; it holds what the other hooks of the layer share.
+
+    Hooks sit on the projections, not around them, so that no name in the state dict changes. They follow when a
+    projection is exchanged, so that a gate reads and gates what an adapter has added too.
+    """
+
+    def __init__(self, anatomy: Anatomy, gates: Gates) -> None:
+        self.anatomy = anatomy
+        self.gates = gates
+        self.reads: LayerReads | None = None
+        self.shares = any(_reads_elsewhere(gate) for gate in gates)
+        self.acts_in_function = uses_interface(gates)
+        self.hooks = tuple(_projection_hooks(self))
+        self.forget = _Forget(self)
+
+    def install(self, modules: AttentionGates) -> None:
+        """Give the attention module its gates and the hooks through which they act."""
+        attention = self.anatomy.module
+        attention.add_module(GATES_NAME, modules)
+        attention.register_forward_pre_hook(self, with_kwargs=True)
+        if self.shares:
+            attention.register_forward_hook(self.forget)
+        for hook in self.hooks:
+            hook.follow()
+
+    def remove(self) -> None:
+        """Take gates and hooks away again."""
+        attention = self.anatomy.module
+        delattr(attention, GATES_NAME)
+        for key in _keys(attention._forward_pre_hooks, self):
+            del attention._forward_pre_hooks[key], attention._forward_pre_hooks_with_kwargs[key]
+        for key in _keys(attention._forward_hooks, self.forget):
+            del attention._forward_hooks[key]
+        for hook in self.hooks:
+            hook.leave()
+
+    @property
+    def modules(self) -> AttentionGates:
+        """The gates, as they stand in the attention module."""
+        return cast("AttentionGates", getattr(self.anatomy.module, GATES_NAME))
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
+        for hook in self.hooks:
+            hook.follow()
+        reads = LayerReads(input=layer_input(args, kwargs, self.anatomy.input_name))
+        if self.shares:
+            self.reads = reads
+        if not self.acts_in_function:
+            return None
+        if (name := implementation_of(module)) not in _OWN_IMPLEMENTATIONS:
+            raise RuntimeError(
+                f"The attention implementation {name!r} would leave out the gates of {self.anatomy.name}. Call "
+                f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
+            )
+        return args, {**kwargs, "attn_gate": _OutputGate(self.modules.at("output"), reads)}
+
+
+class _OutputGate:
+    """What the attention function does to its output; the gate is None where another gate only reads the output."""
+
+    def __init__(self, gate: AttentionGate | None, reads: LayerReads) -> None:
+        self.gate = gate
+        self.reads = reads
+
+    def __call__(self, output: Tensor) -> Tensor:
+        self.reads.output = output
+        return output if self.gate is None else self.reads.gated(self.gate, output)
+
+
+class _ProjectionHook(ABC):
+    """A hook on whatever stands at a spot."""
+
+    def __init__(self, layer: GatedLayer, spot: Spot) -> None:
+        self.layer = layer
+        self.spot = spot
+        self.hooked: nn.Module | None = None
+
+    def follow(self) -> None:
+        """Move to what stands at the spot now, if that is something else than before."""
+        if self.spot.module is not self.hooked:
+            self.move(self.spot.module)
+
+    def move(self, module: nn.Module) -> None:
+        """Leave what it is on, and go to this module."""
+        self.leave()
+        module.register_forward_hook(self)
+        self.hooked = module
+
+    def leave(self) -> None:
+        """Take the hook away."""
+        if self.hooked is not None:
+            for key in _keys(self.hooked._forward_hooks, self):
+                del self.hooked._forward_hooks[key]
+        self.hooked = None
+
+    @abstractmethod
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The projection's result under the gates of the layer."""
+
+
+class _PartsHook(_ProjectionHook):
+    """Notes the raw query, key or value of a projection, and gates it before anything else sees it."""
+
+    def __init__(self, layer: GatedLayer, spot: Spot, parts: tuple[tuple[PartKind, Columns], ...]) -> None:
+        super().__init__(layer, spot)
+        self.parts = parts
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        reads = self.layer.reads if self.layer.shares else None
+        reads = LayerReads(input=args[0]) if reads is None else reads
+        for kind, columns in self.parts:
+            setattr(reads, kind, columns.take(output))
+        result = output
+        for kind, columns in self.parts:
+            gate = self.layer.modules.at(kind)
+            if gate is not None:
+                result = columns.put(result, reads.gated(gate, getattr(reads, kind)))
+        return result
+
+
+class _DenseHook(_ProjectionHook):
+    """Gates the result of the output projection, which may run after the attention module has ended."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:  # noqa: ARG002
+        gate, reads = self.layer.modules.at("dense"), self.layer.reads
+        assert gate is not None
+        assert reads is not None
+        self.layer.reads = None
+        return reads.gated(gate, output)
+
+
+class _Forget:
+    """Lets go of what the gates have read when the attention module ends, unless the dense gate is yet to run."""
+
+    def __init__(self, layer: GatedLayer) -> None:
+        self.layer = layer
+
+    def __call__(self, *_call: Any) -> None:
+        if self.layer.gates.at("dense") is None:
+            self.layer.reads = None
+
+
+def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
+    """Called by PyTorch whenever a module is given a child: hooks move along with the spot that they belong to."""
+    before = owner._modules.get(name)
+    for hook in [] if before is None else list(before._forward_hooks.values()):
+        if isinstance(hook, _ProjectionHook) and hook.spot.owner is owner and hook.spot.name == name:
+            hook.move(module)
+
+
+# A compiled model cannot move hooks while it runs, so that they must have moved before.
+register_module_module_registration_hook(_exchange)
+
+
+def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -> list[int]:
+    return [key for key, hook in hooks.items() if hook is wanted]
+
+
+def _reads_elsewhere(gate: Gate) -> bool:
+    """Whether the gate reads what is not at hand where it acts."""
+    match gate.site:
+        case "dense":
+            return True
+        case "output":
+            return gate.reads in ("query", "value")
+        case _:
+            return gate.reads not in ("input", gate.site)
+
+
+def _projection_hooks(layer: GatedLayer) -> Iterator[_ProjectionHook]:
+    wanted = {gate.site for gate in layer.gates} | {gate.reads for gate in layer.gates}
+    by_spot: dict[Spot, list[tuple[PartKind, Columns]]] = {}
+    for kind in _PARTS:
+        if kind in wanted:
+            part = layer.anatomy.parts[kind]
+            by_spot.setdefault(part.spot, []).append((kind, part.columns))
+    for spot, parts in by_spot.items():
+        yield _PartsHook(layer, spot, tuple(parts))
+    if layer.gates.at("dense") is not None:
+        assert layer.anatomy.output is not None
+        yield _DenseHook(layer, layer.anatomy.output)

@@ -1,0 +1,105 @@
+"""Fold gates that are constant into the weights beside them.
+
+Legend: M model width, H heads at the gated site, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tidegate.torch.gate import AttentionGate, activate
+from tidegate.torch.precision import widened
+from tidegate.torch.retrofit.install import remove_gates
+from tidegate.torch.retrofit.layer import GatedLayer, gated_layers
+
+__all__ = ["constant_values", "merge_gates"]
+
+
+def merge_gates(model: PreTrainedModel) -> None:
+    """Fold every gate into a projection and take it out, in place; if one of them cannot be, nothing is changed.
+
+    A gate is constant if its matrix is zero, so that only its bias says something. At the output site its values scale
+    the columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
+    model computes the same as before but for rounding.
+
+    Raises:
+        ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix; it names the
+            layer.
+    """
+    folds = [_fold(layer, gate) for layer in gated_layers(model) for gate in _gates(layer)]
+    if not folds:
+        raise ValueError(f"{type(model).__name__} has no gates to merge; call add_gates(model) first.")
+    for fold in folds:
+        fold.apply()
+    remove_gates(model)
+
+
+def constant_values(gate: AttentionGate) -> Tensor | None:
+    """The gate's values (H, D), D = 1 for the grain `head`, if they depend on nothing; else None."""
+    weights = dict(gate.named_parameters())
+    bias = weights.pop("bias", None)
+    if all(weight.any() for weight in weights.values()):
+        return None
+    logits = next(reversed(weights.values())).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
+    logits = widened(logits if bias is None else bias.detach())
+    return activate(gate.gate.activation, logits).repeat_interleave(gate.num_heads // gate.num_matrices, dim=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fold:
+    """Factors for the inputs or for the results of a projection."""
+
+    projection: nn.Linear | Conv1D
+    factors: Tensor
+    """One for each channel."""
+    of_input: bool
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        weight = cast("Tensor", self.projection.weight)
+        # A Linear keeps its matrix results first, a Conv1D inputs first.
+        along_rows = self.of_input == isinstance(self.projection, Conv1D)
+        weight.copy_(widened(weight) * (self.factors[:, None] if along_rows else self.factors))
+        bias: Tensor | None = self.projection.bias
+        if bias is not None and not self.of_input:
+            bias.copy_(widened(bias) * self.factors)
+
+
+def _gates(layer: GatedLayer) -> list[AttentionGate]:
+    return [cast("AttentionGate", gate) for gate in layer.modules.children()]
+
+
+def _fold(layer: GatedLayer, gate: AttentionGate) -> _Fold:
+    def refused(reason: str) -> ValueError:
+        return ValueError(f"The gate {gate.gate} of {layer.anatomy.name} cannot be merged: {reason}.")
+
+    if gate.gate.op != "multiply":
+        raise refused("it adds to what it gates, which no projection's matrix can do")
+    if (values := constant_values(gate)) is None:
+        raise refused("it is not constant, since its matrix is not zero")
+    site = gate.gate.site
+    at_output = site in ("output", "dense")
+    spot = layer.anatomy.output if at_output else layer.anatomy.parts[site].spot
+    if spot is None:
+        raise refused("no projection takes the attention output as it is")
+    projection = spot.module
+    if not isinstance(projection, nn.Linear | Conv1D):
+        raise refused(f"{spot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
+    return _Fold(projection=projection, factors=_factors(layer, gate, projection, values), of_input=site == "output")
+
+
+def _factors(layer: GatedLayer, gate: AttentionGate, projection: nn.Linear | Conv1D, values: Tensor) -> Tensor:
+    if gate.gate.site == "dense":
+        return values.flatten()
+    by_channel = values.expand(-1, layer.anatomy.shape.head_dim)
+    if gate.gate.site == "output":
+        return by_channel.flatten()
+    width = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
+    columns = layer.anatomy.parts[gate.gate.site].columns
+    return columns.put(by_channel.new_ones(width), by_channel)

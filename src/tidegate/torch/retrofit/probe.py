@@ -1,0 +1,89 @@
+"""A small input for any model, and what the model answers: to see whether a change left it as it was.
+
+Legend: B batch, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+__all__ = ["answers", "bitwise_equal", "evaluating", "largest_change", "probe_inputs"]
+
+_POSITIONS = 8
+_PADDED = 3
+
+
+def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Random tokens with padding on the left, on the right and nowhere, or random images.
+
+    Only models whose main input is `input_ids` or `pixel_values` have one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    config: Any = model.config
+    match model.main_input_name:
+        case "input_ids":
+            vocabulary = config.get_text_config().vocab_size
+            tokens = torch.randint(vocabulary, (3, _POSITIONS), generator=generator)
+            mask = torch.ones(3, _POSITIONS, dtype=torch.long)
+            mask[0, :_PADDED] = 0
+            mask[1, -_PADDED:] = 0
+            return {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
+        case "pixel_values":
+            size = config.image_size
+            height, width = (size, size) if isinstance(size, int) else size
+            images = torch.randn(2, config.num_channels, height, width, generator=generator)
+            return {"pixel_values": images.to(model.device, model.dtype)}
+        case other:
+            raise ValueError(f"its input is {other!r}, and only 'input_ids' and 'pixel_values' can be made up")
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Generator[None]:
+    """The model in evaluation mode, and afterwards every module in the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@torch.no_grad()
+def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """All tensors of the model's answer, in one pass and, where the model has a cache, in two that share it."""
+    whole = model(**inputs)
+    found = _tensors(whole)
+    if getattr(whole, "past_key_values", None) is None or "input_ids" not in inputs:
+        return found
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    first = model(input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
+    second = model(input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=first.past_key_values)
+    return [*found, *_tensors(first), *_tensors(second)]
+
+
+def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether all bits are equal, those of nan too."""
+    return len(ours) == len(theirs) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """The largest difference of two numbers."""
+    return max(float((a.double() - b.double()).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [value for value in output.to_tuple() if isinstance(value, Tensor)]
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)

@@ -1,0 +1,81 @@
+"""Why a model, or a layer of it, cannot take a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from tidegate.gate import Gate
+from tidegate.gates import Gates
+from tidegate.torch.retrofit.anatomy import Anatomy, PartKind
+from tidegate.torch.retrofit.interface import (
+    STOCK_IMPLEMENTATIONS,
+    calls_interface,
+    implementation_of,
+    stock_implementation,
+)
+from tidegate.torch.retrofit.layer import GATES_NAME
+
+__all__ = ["refused", "require_gateable", "require_model", "require_reached"]
+
+
+def refused(model: nn.Module, reason: str) -> ValueError:
+    """The error for a model that cannot take gates."""
+    return ValueError(f"{type(model).__name__} cannot take gates: {reason}.")
+
+
+def require_model(model: PreTrainedModel) -> None:
+    """A model that is known to fit, as far as can be told without running it."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"model must be a PreTrainedModel of transformers; got {type(model).__name__}. Give what a wrapper wraps, "
+            "such as get_base_model() of one with adapters."
+        )
+    config: Any = model.config
+    for flag in ("is_encoder_decoder", "add_cross_attention"):
+        if getattr(config, flag, False):
+            raise refused(model, f"its configuration says {flag}, and cross-attention has no input of its own to read")
+    if not any(calls_interface(type(module)) for module in model.modules()):
+        raise refused(model, "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS")
+    if (name := stock_implementation(implementation_of(model))) not in STOCK_IMPLEMENTATIONS:
+        known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
+        raise refused(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
+
+
+def require_reached(model: PreTrainedModel, layers: Sequence[Anatomy]) -> None:
+    """Every attention module of the model attended to its own input during the probe, keywords and all."""
+    reached = {layer.module for layer in layers}
+    missed = [name for name, module in model.named_modules() if calls_interface(type(module)) and module not in reached]
+    if missed:
+        raise refused(
+            model,
+            f"a plain input does not come to the attention function of {', '.join(missed)}, or not as self-attention, "
+            "or without the keywords of the module's call",
+        )
+
+
+def require_gateable(model: PreTrainedModel, layers: Sequence[Anatomy], gates: Gates) -> None:
+    """Every layer has what every gate needs."""
+    for layer in layers:
+        if GATES_NAME in dict(layer.module.named_children()):
+            raise refused(model, f"{layer.name} has a child {GATES_NAME!r} already; remove_gates(model) first")
+        for gate in gates:
+            if (reason := _objection(layer, gate)) is not None:
+                raise refused(model, f"{gate} does not fit {layer.name}, where {reason}")
+
+
+def _objection(layer: Anatomy, gate: Gate) -> str | None:
+    parts: dict[str, PartKind] = {"query": "query", "key": "key", "value": "value"}
+    for needed in (gate.site, gate.reads):
+        if needed in parts and parts[needed] not in layer.parts:
+            return f"no single projection of the layer's input gives the {needed}"
+    if gate.site == "dense" and layer.output is None:
+        return "no projection takes the attention output as it is"
+    if gate.site in parts and gate.reads in parts:
+        site, reads = layer.parts[parts[gate.site]], layer.parts[parts[gate.reads]]
+        if site.order < reads.order:
+            return f"the {gate.site} is projected before the {gate.reads} is there to read"
+    return None

@@ -1,0 +1,156 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.torch import TransformerConfig, TransformerLM, attention_statistics, load_model, save_model
+from tidegate.torch.observation import Observation
+
+runner = CliRunner()
+
+QUICK = ["--length", "8", "--sequences", "5", "--batch-size", "2"]
+SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 2}
+
+
+def invoke(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    save_model(TransformerLM(TransformerConfig(gate="g1", **SIZES)), place / "model.safetensors")
+    save_model(TransformerLM(TransformerConfig(gate="none", vocab_size=300, **SIZES)), place / "many.safetensors")
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=16,
+    )
+    LlamaForCausalLM(config).save_pretrained(place / "llama")
+    (place / "notes.txt").write_text("the sea rises and the gate falls. " * 9)
+    np.save(place / "tokens.npy", np.random.default_rng(0).integers(0, 60, 400).astype(np.uint8))
+    return place
+
+
+def seen_in(out):
+    data = json.loads((out / "results.json").read_text())
+    return data, Observation.from_json(json.dumps(data["observation"]))
+
+
+def test_terminal_page_and_json_agree(folder, tmp_path):
+    done = invoke("observe", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", tmp_path, *QUICK)
+    assert done.exit_code == 0, done.output
+    data, seen = seen_in(tmp_path)
+    assert (data["num_sequences"], data["length"], seen.num_batches) == (5, 8, 3)
+    assert seen.table() in done.stdout
+    for layer in seen.layers:
+        assert layer.num_heads == 2
+        assert set(layer.gates) == {"output"}
+        for head in range(2):
+            assert f"{layer.heads['mass'][head].mean:.3f}" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_numbers_are_those_of_the_statistics_of_each_call(folder, tmp_path):
+    tokens = np.load(folder / "tokens.npy").astype(np.int64)
+    np.save(tmp_path / "one.npy", tokens[:12])
+    done = invoke(
+        "observe", folder / "model.safetensors", "--data", tmp_path / "one.npy", "--length", "12", "--keys", "2",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    _, seen = seen_in(tmp_path / "out")
+    model = load_model(folder / "model.safetensors").eval()
+    with torch.no_grad():
+        _, traces = model(torch.from_numpy(tokens[None, :12]), return_traces=True)
+    for layer, trace in zip(seen.layers, traces, strict=True):
+        expected = attention_statistics(
+            trace.query, trace.key, trace.value, causal=True, scale=trace.scale, keys=(0, 1)
+        )
+        for head in range(2):
+            assert layer.heads["mass"][head].mean == pytest.approx(float(expected.mass[0, head].mean()), abs=1e-5)
+            assert layer.heads["entropy"][head].mean == pytest.approx(float(expected.entropy[0, head].mean()), abs=1e-5)
+
+
+def test_a_hugging_face_folder_is_observed_in_its_own_dtype(folder, tmp_path):
+    done = invoke("observe", folder / "llama", "--data", folder / "tokens.npy", "--heat", "--out", tmp_path, *QUICK)
+    assert done.exit_code == 0, done.output
+    _, seen = seen_in(tmp_path)
+    assert [layer.name for layer in seen.layers] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert all(layer.num_heads == 4 and "heat_capacity" in layer.heads for layer in seen.layers)
+
+
+def test_the_length_is_what_the_model_knows_unless_said(folder, tmp_path):
+    done = invoke("observe", folder / "llama", "--data", folder / "tokens.npy", "--sequences", "1", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert seen_in(tmp_path)[0]["length"] == 16
+
+
+def test_batches_change_nothing(folder, tmp_path):
+    found = []
+    for size in (1, 5):
+        out = tmp_path / str(size)
+        done = invoke(
+            "observe", folder / "model.safetensors", "--data", folder / "tokens.npy", "--length", "8",
+            "--sequences", "5", "--batch-size", size, "--out", out,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        found.append(seen_in(out)[1])
+    for one, other in zip(found[0].layers, found[1].layers, strict=True):
+        assert [each.mean for each in one.heads["impact"]] == pytest.approx(
+            [each.mean for each in other.heads["impact"]], abs=1e-6
+        )
+
+
+def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder, tmp_path):
+    arguments = ["observe", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", tmp_path, *QUICK]
+    assert invoke(*arguments).stderr == "observed 5 of 5 sequences\n"
+    assert invoke(*arguments, "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere"], "is not there"),
+        (["notes.txt"], "is not a safetensors file"),
+        (["."], "it holds 2 such files"),
+        (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
+        (["many.safetensors", "--data", "notes.txt"], "Give --data a .npy file of tokens"),
+        (["model.safetensors", "--data", "tokens.npy", "--length", "1000"], "Give more text"),
+        (["llama", "--data", "tokens.npy", "--length", "17"], "more than the 16 positions"),
+        (["model.safetensors", "--data", "tokens.npy", "--length", "8", "--keys", "9"], "keys"),
+        (["broken", "--data", "tokens.npy"], "broken"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch, arguments, reason):
+    monkeypatch.chdir(folder)
+    (folder / "broken").mkdir(exist_ok=True)
+    (folder / "broken" / "config.json").write_text((folder / "llama" / "config.json").read_text())
+    (folder / "broken" / "model.safetensors").write_bytes(b"not tensors")
+    done = invoke("observe", *arguments, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_ends_with_130_and_leaves_nothing(folder, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TransformerLM, "forward", interrupted)
+    out = tmp_path / "out"
+    done = invoke("observe", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", out, *QUICK)
+    assert done.exit_code == 130
+    assert done.stderr.startswith("stopped: ")
+    assert not out.exists()

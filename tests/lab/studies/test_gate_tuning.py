@@ -1,0 +1,92 @@
+import dataclasses
+import sys
+from subprocess import run
+
+import pytest
+
+from tidegate.lab.studies.gate_tuning import CONTROL, REMEDIES, Change, Measured, Options, Remedy, finding, gate_tuning
+
+TINY = Options(
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    length=16,
+    batch_size=4,
+    training_steps=30,
+    tuning_steps=12,
+    num_validation_tokens=256,
+    num_seeds=2,
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return gate_tuning(TINY)
+
+
+def moved(result, remedy):
+    """Mean distance of the gates from 1 under each seed."""
+    row = next(row for row in result.rows if row.remedy == remedy)
+    return [each.movement for each in row.measured]
+
+
+def test_there_is_a_row_for_every_remedy_and_a_number_for_every_seed(result):
+    assert [row.remedy for row in result.rows] == list(REMEDIES)
+    assert all(len(row.measured) == len(result.before) == 2 for row in result.rows)
+    assert len({remedy.name for remedy in REMEDIES}) == len(REMEDIES)
+
+
+def test_gates_move_where_there_are_gates_and_farther_at_a_higher_rate(result):
+    for remedy in REMEDIES:
+        assert all((distance is not None) == (remedy.gate_rate is not None) for distance in moved(result, remedy))
+    slow, faster, fast = (moved(result, remedy) for remedy in REMEDIES[:3])
+    assert all(0 < one < two < three for one, two, three in zip(slow, faster, fast, strict=True))
+
+
+def test_gates_that_do_not_learn_leave_the_model_as_it_was(result, monkeypatch):
+    still = Remedy(name="gates at rest", gate_rate=0.0)
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.REMEDIES", (still, CONTROL))
+    again = gate_tuning(TINY)
+    assert again.before == result.before
+    assert again.rows[0].measured == tuple(dataclasses.replace(each, movement=0.0) for each in result.before)
+    assert again.rows[1] == next(row for row in result.rows if row.remedy == CONTROL)
+
+
+def test_a_change_is_shown_when_its_interval_excludes_zero():
+    assert Change(value=-1.0, low=-2.0, high=-0.5).shown
+    assert Change(value=1.0, low=0.5, high=2.0).shown
+    assert not Change(value=1.0, low=-0.1, high=2.0).shown
+
+
+def test_changes_are_differences_of_the_means(result):
+    def mean(measured, name):
+        return sum(getattr(each, name) for each in measured) / len(measured)
+
+    control = next(row for row in result.rows if row.remedy == CONTROL)
+    assert control.against_control is None
+    for row in result.rows:
+        for name in ("loss", "sink", "strongest"):
+            change = getattr(row, name)
+            assert change.value == pytest.approx(mean(row.measured, name) - mean(result.before, name))
+            assert change.low <= change.value <= change.high
+        if row is not control:
+            expected = mean(row.measured, "loss") - mean(control.measured, "loss")
+            assert row.against_control.value == pytest.approx(expected)
+
+
+def test_the_finding_names_the_best_remedy_and_says_where_nothing_is_shown(result):
+    none = Change(value=0.0, low=-0.1, high=0.1)
+    clear = Change(value=-0.5, low=-0.6, high=-0.4)
+    measured = (Measured(loss=1.0, sink=0.1, strongest=0.3, movement=0.2),) * 2
+    rows = [dataclasses.replace(row, loss=none, sink=none, measured=measured) for row in result.rows]
+    rows[1] = dataclasses.replace(rows[1], loss=clear)
+    said = finding(dataclasses.replace(result, rows=tuple(rows)))
+    assert f"{REMEDIES[1].name} changes the loss most, by -0.5000 (-0.6000 … -0.4000)" in said
+    assert "attention to the start by +0.0000 (-0.1000 … +0.1000, which includes 0)" in said
+
+
+def test_naming_the_studies_imports_no_transformers():
+    code = "import sys, tidegate.lab.studies.catalogue; print('transformers' in sys.modules)"
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,0 +1,102 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tidegate.lab.language_models import load_language_model, token_windows
+from tidegate.lab.tasks.task import DataError
+from tidegate.torch import TransformerConfig, TransformerLM, load_model, save_model
+from tidegate.torch.hf import from_transformer_lm
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ours") / "model.safetensors"
+    torch.manual_seed(0)
+    save_model(TransformerLM(TransformerConfig(d_model=16, num_layers=2, num_heads=2)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=8, max_position_embeddings=32, **sizes)).bfloat16().save_pretrained(folder)
+    words = {word: number for number, word in enumerate(["the", "sea", "rises", "and", "gate", "falls", "?"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    return folder
+
+
+def test_a_model_is_in_float64_and_without_fused_kernels_for_derivatives_alone(saved, llama):
+    exact, own = (load_language_model(llama, derivatives=derivatives).module for derivatives in (True, False))
+    assert (exact.dtype, exact.config._attn_implementation) == (torch.float64, "eager")
+    assert (own.dtype, own.config._attn_implementation) == (torch.bfloat16, "sdpa")
+    exact, own = (load_language_model(saved, derivatives=derivatives).module for derivatives in (True, False))
+    assert {parameter.dtype for parameter in exact.parameters()} == {torch.float64}
+    assert {parameter.dtype for parameter in own.parameters()} == {torch.float32}
+
+
+def test_a_loaded_model_is_ready_for_batches(saved, llama):
+    for path in (saved, llama):
+        model = load_language_model(path, derivatives=False)
+        assert not model.module.training
+        assert model.run(torch.zeros(3, 5, dtype=torch.int64)) is not None
+
+
+def test_logits_that_nobody_reads_are_not_made(llama):
+    result = load_language_model(llama, derivatives=False).run(torch.zeros(3, 5, dtype=torch.int64))
+    assert result.logits.shape == (3, 1, 8)
+
+
+def test_a_text_becomes_tokens_by_the_tokenizer_beside_the_model(llama, tmp_path):
+    (tmp_path / "notes.txt").write_text("the sea rises and the gate falls\n" * 4)
+    windows = token_windows(load_language_model(llama), str(tmp_path / "notes.txt"), length=7, count=2)
+    assert windows.tolist() == [[0, 1, 2, 3, 0, 4, 5]] * 2
+
+
+def test_weights_that_cannot_be_read_are_refused_by_name(llama, tmp_path):
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="weights that cannot be read"):
+        load_language_model(tmp_path)
+
+
+def test_loading_shows_no_bar_and_leaves_the_bars_of_others_alone(llama, capfd):
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    load_language_model(llama)
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled() == before
+
+
+def test_a_kind_of_model_that_nobody_knows_is_refused_by_its_name(tmp_path, llama):
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "sea"}))
+    with pytest.raises(ValueError, match="sea"):
+        load_language_model(tmp_path)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, llama):
+    np.save(tmp_path / "tokens.npy", np.arange(9, dtype=np.uint8))
+    with pytest.raises(ValueError, match="knows 8"):
+        token_windows(load_language_model(llama), str(tmp_path / "tokens.npy"), length=4, count=1)
+
+
+def test_a_model_without_a_tokenizer_reads_bytes_if_it_knows_256_tokens(tmp_path, saved, llama):
+    (tmp_path / "notes.txt").write_text("the sea")
+    from_transformer_lm(load_model(saved)).save_pretrained(tmp_path / "ours")
+    windows = token_windows(load_language_model(tmp_path / "ours"), str(tmp_path / "notes.txt"), length=7, count=1)
+    assert windows.tolist() == [list(b"the sea")]
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((llama / name).read_bytes())
+    with pytest.raises(DataError, match="no tokenizer that can be read"):
+        token_windows(load_language_model(bare), str(tmp_path / "notes.txt"), length=1, count=1)

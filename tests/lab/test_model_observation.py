@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch import nn
+
+from tidegate.lab.language_models import LanguageModel, language_model_of
+from tidegate.lab.model_observation import model_observation
+from tidegate.torch import TransformerConfig, TransformerLM
+from tidegate.torch.observe import observe
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    ours = TransformerLM(TransformerConfig(gate="bma", d_model=16, num_layers=2, num_heads=2))
+    return language_model_of(ours, name="sea", derivatives=False)
+
+
+@pytest.fixture(scope="module")
+def windows():
+    return torch.randint(256, (5, 8), generator=torch.Generator().manual_seed(0))
+
+
+def test_windows_in_batches_are_what_observe_sees_of_the_same_batches(model, windows):
+    with torch.no_grad(), observe(model.module, keys=2, heat=True) as watcher:
+        for batch in windows.split(2):
+            model.module(batch)
+    assert model_observation(model, windows, batch_size=2, keys=2, heat=True) == watcher.observation()
+
+
+def test_the_listener_hears_of_every_batch(model, windows):
+    heard = []
+    model_observation(model, windows, batch_size=2, tell=lambda done, whole: heard.append((done, whole)))
+    assert heard == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_observing_keeps_no_graph(model, windows):
+    model_observation(model, windows, batch_size=5)
+    assert torch.is_grad_enabled()
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+@pytest.mark.parametrize("keys", [0, 9])
+def test_a_sink_is_within_a_sequence(model, windows, keys):
+    with pytest.raises(ValueError, match="--keys must be from 1 to the 8 tokens"):
+        model_observation(model, windows, batch_size=2, keys=keys)
+
+
+def test_a_model_whose_attention_cannot_be_seen_is_refused_by_name(windows):
+    layer = nn.Embedding(256, 4)
+    blind = LanguageModel(
+        name="blind", module=layer, run=layer, blocks=(layer,), encode=list, vocab_size=256, max_length=None
+    )
+    with pytest.raises(ValueError, match="MODEL blind: No attention call"):
+        model_observation(blind, windows, batch_size=2)

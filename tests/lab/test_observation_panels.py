@@ -1,0 +1,195 @@
+import json
+import math
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from tidegate.lab.observation_panels import observation_page, observation_sections
+from tidegate.lab.panels import Page
+from tidegate.report import write_page
+from tidegate.torch.observation import (
+    HISTOGRAM_EDGES,
+    GateSummary,
+    LayerObservation,
+    Moments,
+    Observation,
+    ResidualSummary,
+)
+
+STATISTICS = ("entropy", "effective_keys", "mass", "impact", "mean_score")
+NAMES = {
+    "mass": "sink mass",
+    "impact": "sink impact",
+    "entropy": "entropy (nats)",
+    "effective_keys": "effective keys",
+    "mean_score": "mean score",
+}
+
+
+def moments(statistic, mean):
+    counts = [0] * (len(HISTOGRAM_EDGES[statistic]) - 1)
+    counts[2], counts[3] = 30, 10
+    return Moments(count=40, mean=mean, std=mean / 4, low=0.0, high=1.0, histogram=tuple(counts))
+
+
+def layer(place, *, num_heads=2, length=6, gates=None, residual=True):
+    means = {name: [0.1 * (index + 1) + 0.01 * place for index in range(num_heads)] for name in STATISTICS}
+    return LayerObservation(
+        name=f"model.layers.{place}.self_attn",
+        num_heads=num_heads,
+        heads={name: tuple(moments(name, mean) for mean in means[name]) for name in STATISTICS},
+        positions=tuple(range(length)),
+        by_position={
+            name: tuple(tuple(mean + position for position in range(length)) for mean in means[name])
+            for name in STATISTICS
+        },
+        gates=gates or {},
+        residual=ResidualSummary(largest=3.0 + place, effective_rank=5.0 - place) if residual else None,
+    )
+
+
+def observation(*layers):
+    return Observation(layers=layers, num_batches=3, keys="the first key")
+
+
+def gate(*means):
+    shares = tuple(mean / 2 for mean in means)
+    return GateSummary(mean=means, below=shares, saturated=None, token_spread=shares, head_spread=0.05)
+
+
+def page_of(seen):
+    return observation_page(seen, model="a model", command="tidegate observe", num_sequences=4, length=6)
+
+
+def views_of(seen, section, title):
+    panels = next(each.panels for each in observation_sections(seen) if each.title == section)
+    found = next(panel for panel in panels if panel.kind == "views" and panel.title == title)
+    return {view.label: view.panel for view in found.views}
+
+
+def tables_of(seen):
+    heads, layers = observation_sections(seen)[-1].panels
+    return heads, layers
+
+
+def test_maps_hold_the_mean_of_every_head():
+    seen = observation(layer(0), layer(1))
+    views = views_of(seen, "Attention", "By layer and head")
+    assert list(views) == list(NAMES.values())
+    for key, name in NAMES.items():
+        values = views[name].maps[0].values
+        assert values == tuple(tuple(each.mean for each in one.heads[key]) for one in seen.layers)
+    assert "most 0.210 (layer 1, head 1)" in views["sink mass"].title
+    assert "the first key" in views["sink mass"].title
+
+
+def test_layers_with_fewer_heads_leave_cells_empty():
+    views = views_of(observation(layer(0), layer(1, num_heads=3)), "Attention", "By layer and head")
+    rows = views["sink mass"].maps[0].values
+    assert [len(row) for row in rows] == [3, 3]
+    assert rows[0][2] is None
+
+
+def test_curves_are_means_over_the_heads_of_a_layer():
+    seen = observation(layer(0), layer(1))
+    lines = views_of(seen, "Attention", "By position of the query")["entropy (nats)"].series
+    assert [line.label for line in lines] == ["layer 0", "layer 1"]
+    for one, line in zip(seen.layers, lines, strict=True):
+        assert line.x == tuple(range(6))
+        assert line.y == pytest.approx([fmean(values) for values in zip(*one.by_position["entropy"], strict=True)])
+
+
+def test_of_many_layers_seven_have_a_curve_the_ends_among_them():
+    seen = observation(*map(layer, range(20)))
+    panel = views_of(seen, "Attention", "By position of the query")["sink mass"]
+    labels = [line.label for line in panel.series]
+    assert len(set(labels)) == 7
+    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
+    assert "7 of 20 layers" in panel.title
+
+
+def test_distributions_are_shares_of_all_queries_of_a_layer():
+    views = views_of(observation(layer(0)), "Attention", "Distribution over queries")
+    for name, middle in (("sink mass", 0.125), ("effective keys", math.sqrt(32))):
+        (line,) = views[name].series
+        assert line.y == (0.0, 0.0, 0.75, 0.25)
+        assert line.x[2] == pytest.approx(middle)
+
+
+def test_gates_have_a_map_for_each_site_and_each_number_they_have():
+    seen = observation(
+        layer(0, num_heads=4, gates={"output": gate(0.1, 0.2, 0.3, 0.4), "value": gate(0.5, 0.6)}),
+        layer(1, num_heads=4, gates={"output": gate(0.2, 0.2, 0.3, 0.4)}),
+    )
+    views = views_of(seen, "Gates", "By layer and head")
+    # An activation without two ends saturates nowhere.
+    assert list(views) == ["mean gate", "share below 0.1", "spread over tokens"]
+    output, value = views["mean gate"].maps
+    assert output.values == ((0.1, 0.2, 0.3, 0.4), (0.2, 0.2, 0.3, 0.4))
+    assert value.values == ((0.5, 0.6), (None, None))
+
+
+def test_a_head_in_the_table_has_the_gate_of_its_group():
+    seen = observation(layer(0, num_heads=4, gates={"value": gate(0.5, 0.6)}), layer(1, num_heads=4))
+    heads, layers = tables_of(seen)
+    column = [each.title for each in heads.columns].index("value: mean gate")
+    assert [row[column] for row in heads.rows] == [0.5, 0.5, 0.6, 0.6, None, None, None, None]
+    assert [row[-1] for row in layers.rows] == [0.05, None]
+
+
+def test_tables_have_a_row_for_every_head_and_every_layer():
+    seen = observation(layer(0), layer(1, num_heads=3))
+    heads, layers = tables_of(seen)
+    assert [row[:2] for row in heads.rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    column = [each.title for each in heads.columns].index("sink mass")
+    assert heads.rows[3][column] == seen.layers[1].heads["mass"][1].mean
+    assert [row[1] for row in layers.rows] == [one.name for one in seen.layers]
+
+
+def test_what_was_not_seen_has_no_section():
+    seen = observation(layer(0, residual=False))
+    assert [each.title for each in observation_sections(seen)] == ["Attention", "How to read it", "All numbers"]
+    views = views_of(observation(layer(0), layer(1)), "Residual stream", "By layer")
+    assert views["largest activation"].series[0].y == (3.0, 4.0)
+    assert views["effective rank"].series[0].y == (5.0, 4.0)
+
+
+def test_long_curves_are_means_of_stretches_and_their_mean_stays():
+    seen = observation(layer(0, length=1024))
+    read = Observation.from_json(json.dumps(page_of(seen).data["observation"]))
+    (short,), (whole,) = read.layers, seen.layers
+    assert short.positions == tuple(range(3, 1024, 8))
+    for name in STATISTICS:
+        assert fmean(short.by_position[name][1]) == pytest.approx(fmean(whole.by_position[name][1]))
+
+
+def test_a_layer_without_positions_has_no_curve():
+    seen = observation(layer(0, length=0), layer(1))
+    page = page_of(seen)
+    assert Observation.from_json(json.dumps(page.data["observation"])) == seen
+    (line,) = views_of(seen, "Attention", "By position of the query")["entropy (nats)"].series
+    assert line.label == "layer 1"
+
+
+def test_results_hold_the_observation_itself():
+    seen = observation(layer(0), layer(1))
+    assert Observation.from_json(json.dumps(page_of(seen).data["observation"])) == seen
+
+
+def test_a_page_goes_through_json_also_where_numbers_are_not_finite(tmp_path):
+    broken = layer(0, gates={"output": gate(math.nan, 0.5)})
+    heads = {
+        **broken.heads,
+        "entropy": tuple(replace(each, mean=math.nan, std=math.inf) for each in broken.heads["entropy"]),
+    }
+    by_position = {**broken.by_position, "entropy": ((math.nan,) * 6,) * 2}
+    residual = ResidualSummary(largest=math.inf, effective_rank=math.nan)
+    page = page_of(observation(replace(broken, heads=heads, by_position=by_position, residual=residual)))
+    assert Page.from_json(page.to_json()) == page
+    assert write_page(page, tmp_path).is_file()
+
+
+def test_a_model_without_attention_is_refused_with_a_remedy():
+    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+        page_of(observation())

@@ -1,0 +1,80 @@
+"""What an observation should say, from the whole matrix of weights in float64; and the comparison of the two."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+INF = float("inf")
+TOLERANCE = 1e-6
+"""How far a statistic may be from the plain computation in float64."""
+
+
+class Attention(nn.Module):
+    """A bare attention call as a model."""
+
+    def forward(self, q, k, v, **options):
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+def qkv(B=2, H=4, G=4, T=7, S=7, D=8, dtype=torch.float64, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((B, H, T, D), (B, G, S, D), (B, G, S, D))
+    return tuple((1.5 * torch.randn(shape, generator=rng, dtype=torch.float64)).to(dtype) for shape in shapes)
+
+
+def weights_and_scores(q, k, v, *, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """(B, H, T, S) each in float64, by PyTorch's definition; checked against PyTorch's own output."""
+    q, k, v = q.double(), k.double(), v.double()
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -INF)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -INF)
+    elif attn_mask is not None:
+        # What a model writes to forbid, be it the least number of its dtype, has no weight at all.
+        scores = scores + attn_mask.double().masked_fill(attn_mask <= torch.finfo(attn_mask.dtype).min / 2, -INF)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return weights, scores.masked_fill(scores == -INF, 0.0)
+
+
+def plain_statistics(weights, scores, norms_BHS, in_set):
+    """Every statistic (B, H, T); the key set as (S,) or (B, 1, 1, S)."""
+    entropy = -torch.xlogy(weights, weights).sum(-1)
+    mean = (weights * scores).sum(-1)
+    received = weights * norms_BHS[:, :, None]
+    capacity = (weights * (scores - mean[..., None]) ** 2).sum(-1)
+    return {
+        "entropy": entropy,
+        "effective_keys": entropy.exp(),
+        "mass": (weights * in_set).sum(-1),
+        "impact": (received * in_set).sum(-1) / received.sum(-1),
+        "mean_score": mean,
+        "max_score": scores.masked_fill(weights == 0, -INF).amax(-1),
+        "heat_capacity": capacity,
+    }
+
+
+def assert_moments(layer, statistic, values_BHT, counted_BHT):
+    """The layer's moments of one statistic are those of the counted values."""
+    for head, moments in enumerate(layer.heads[statistic]):
+        chosen = values_BHT[:, head][counted_BHT[:, head]]
+        assert moments.count == len(chosen)
+        expected = (chosen.mean(), chosen.std(correction=0), chosen.min(), chosen.max())
+        found = (moments.mean, moments.std, moments.low, moments.high)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert abs(mine - float(theirs)) < TOLERANCE * (1 + abs(float(theirs))), (statistic, head)
+        assert sum(moments.histogram) == len(chosen)
+
+
+def assert_curves(layer, statistic, values_BHT, counted_BHT, first=0):
+    """The layer's means by position are those of the counted values."""
+    assert layer.positions == tuple(
+        first + i for i in range(values_BHT.shape[2]) if counted_BHT[:, :, i].any(dim=0).all()
+    )
+    for head, curve in enumerate(layer.by_position[statistic]):
+        for position, mine in zip(layer.positions, curve, strict=True):
+            chosen = values_BHT[:, head, position - first][counted_BHT[:, head, position - first]]
+            assert abs(mine - float(chosen.mean())) < TOLERANCE * (1 + abs(float(chosen.mean()))), (statistic, position)

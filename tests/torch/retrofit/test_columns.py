@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from tidegate.torch.retrofit.columns import Columns
+
+LAYOUTS = {
+    "whole": (Columns(start=0, stride=3, num_heads=4, head_dim=3), 12),
+    "slice": (Columns(start=12, stride=3, num_heads=4, head_dim=3), 30),
+    "interleaved": (Columns(start=3, stride=9, num_heads=4, head_dim=3), 36),
+    "interleaved further on": (Columns(start=15, stride=9, num_heads=2, head_dim=3), 30),
+    "one head": (Columns(start=4, stride=3, num_heads=1, head_dim=3), 9),
+}
+layouts = pytest.mark.parametrize(("layout", "width"), LAYOUTS.values(), ids=LAYOUTS)
+
+
+@layouts
+def test_taking_gives_the_columns_of_each_head(layout, width):
+    result = torch.arange(2 * width).view(1, 2, width)
+    expected = torch.stack([result[..., columns] for columns in layout.heads()], dim=-2)
+    assert torch.equal(layout.take(result), expected)
+
+
+@layouts
+def test_putting_changes_these_columns_and_no_others(layout, width):
+    result = torch.arange(2.0 * width).view(1, 2, width)
+    changed = layout.put(result, -layout.take(result))
+    sign = torch.ones(width).index_fill(0, torch.tensor(layout.heads()).flatten(), -1)
+    assert torch.equal(changed, result * sign)
+
+
+@layouts
+def test_a_layout_is_known_by_its_columns(layout, width):
+    assert Columns.of(layout.heads(), width=width) == layout
+
+
+@pytest.mark.parametrize(
+    ("heads", "width"),
+    [
+        ([[0, 1], [1, 2]], 8),
+        ([[0, 1], [2, 3], [6, 7]], 8),
+        ([[0, 2], [4, 6]], 8),
+        ([[2, 3], [0, 1]], 8),
+        ([[1, 2], [4, 5]], 5),
+        ([[2, 3], [5, 6]], 9),
+    ],
+    ids=["overlapping", "irregular", "with gaps", "backwards", "too wide", "across blocks"],
+)
+def test_columns_in_no_order_have_no_layout(heads, width):
+    assert Columns.of(heads, width=width) is None

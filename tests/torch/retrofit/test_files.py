@@ -1,0 +1,123 @@
+import json
+
+import pytest
+import torch
+from retrofit_models import adapt, logits, stir, tiny
+from transformers import AutoModelForCausalLM
+
+from tidegate.torch.retrofit import add_gates, load_gates, save_gates
+from tidegate.torch.retrofit.fingerprint import base_fingerprint
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with the gates of a small Llama, and its logits."""
+    model = tiny("llama")
+    add_gates(model, "g1+bma", layers=[0])
+    add_gates(model, "g1-head", layers=[1])
+    stir(model)
+    save_gates(model, tmp_path / "gates")
+    return tmp_path / "gates", logits(model)
+
+
+def test_gates_that_were_saved_come_back(saved):
+    directory, expected = saved
+    model = tiny("llama")
+    load_gates(model, directory)
+    assert torch.equal(logits(model), expected)
+    assert sorted(path.name for path in directory.iterdir()) == ["gates.json", "gates.safetensors"]
+
+
+def test_gates_come_back_into_a_model_that_was_saved_without_them(saved, tmp_path):
+    directory, expected = saved
+    tiny("llama").save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    load_gates(model, directory)
+    assert torch.equal(logits(model), expected)
+
+
+def test_gates_take_saved_values_where_they_stand_already(saved):
+    directory, expected = saved
+    model = tiny("llama")
+    add_gates(model, "g1+bma", layers=[0])
+    add_gates(model, "g1-head", layers=[1])
+    load_gates(model, directory)
+    assert torch.equal(logits(model), expected)
+
+
+def test_other_gates_are_in_the_way(saved):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    with pytest.raises(ValueError, match=r"not those of .*remove_gates\(model\) before loading"):
+        load_gates(model, saved[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (lambda: tiny("llama", seed=1), "this LlamaForCausalLM has another configuration or other weights"),
+        (lambda: tiny("llama", rms_norm_eps=1e-3), "has another configuration or other weights"),
+        (
+            lambda: tiny("llama", dtype=torch.bfloat16),
+            r"in torch\.float32, this is a LlamaForCausalLM in torch\.bfloat16",
+        ),
+        (lambda: tiny("mistral"), "its base was a LlamaForCausalLM in .*, this is a MistralForCausalLM"),
+    ],
+    ids=["weights", "configuration", "dtype", "class"],
+)
+def test_another_model_is_refused(saved, other, reason):
+    model = other()
+    with pytest.raises(ValueError, match=f"belong to another model: .*{reason}"):
+        load_gates(model, saved[0])
+    assert not any("attn_gate" in name for name in model.state_dict())
+
+
+def test_the_fingerprint_knows_the_base_under_gates_and_adapters():
+    model = tiny("llama")
+    expected = base_fingerprint(model)
+    add_gates(model, "bma")
+    assert base_fingerprint(adapt(stir(model))) == expected
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.base_layer.weight[0, 0] += 1
+    assert base_fingerprint(model) != expected
+
+
+def test_files_that_do_not_belong_together_are_refused(saved):
+    weights = saved[0] / "gates.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="were not written together"):
+        load_gates(tiny("llama"), saved[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.unlink(), r"holds no gates: .*gates\.json is missing"),
+        (lambda path: path.write_text("{"), "is no JSON"),
+        (lambda path: path.write_text("[]"), "does not describe gates"),
+        (lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2})), "version 2"),
+    ],
+    ids=["missing", "no JSON", "no object", "version"],
+)
+def test_a_description_that_cannot_be_read_is_refused(saved, change, reason):
+    change(saved[0] / "gates.json")
+    with pytest.raises(ValueError, match=reason):
+        load_gates(tiny("llama"), saved[0])
+
+
+def test_a_description_that_does_not_fit_its_weights_leaves_no_gates(saved):
+    path = saved[0] / "gates.json"
+    description = json.loads(path.read_text())
+    description["layers"]["model.layers.1.self_attn"][0]["grain"] = "element"
+    path.write_text(json.dumps(description))
+    model = tiny("llama")
+    with pytest.raises(ValueError, match=r"does not fit its own description: .*has shape"):
+        load_gates(model, saved[0])
+    assert not any("attn_gate" in name for name in model.state_dict())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_without_gates_has_nothing_to_save(tmp_path):
+    with pytest.raises(ValueError, match="no gates to save"):
+        save_gates(tiny("llama"), tmp_path)
+    assert not list(tmp_path.iterdir())

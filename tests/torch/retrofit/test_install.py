@@ -1,0 +1,198 @@
+import pytest
+import torch
+import transformers
+from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, tiny
+
+from tidegate.gate import Gate, legal_gates
+from tidegate.torch import gate_parameters
+from tidegate.torch.retrofit import RetrofitReport, add_gates, remove_gates
+
+families = pytest.mark.parametrize("family", FAMILIES)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+ALL_SITES = "bma+g1+g3+g4+g5"
+
+
+def under_both(model):
+    """The logits by implementation, under our names where the model has gates."""
+    ours = any(True for _ in gate_parameters(model))
+    found = {}
+    for stock in ("eager", "sdpa"):
+        model.set_attn_implementation(f"tidegate_{stock}" if ours else stock)
+        found[stock] = logits(model)
+    return found
+
+
+def gates_that_fit(family):
+    """Every legal gate, but for those that would read a value before it is projected; GPT-2 projects all at once."""
+    late = [] if family == "gpt2" else ["query", "key"]
+    return [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in late)]
+
+
+@families
+@dtypes
+@pytest.mark.parametrize("gate", ["g1", ALL_SITES])
+def test_added_gates_leave_every_bit_of_the_logits(family, dtype, gate):
+    model = tiny(family, dtype=dtype)
+    before = under_both(model)
+    model.set_attn_implementation("sdpa")
+    report = add_gates(model, gate)
+    after = under_both(model)
+    assert report.bitwise_equal
+    assert len(report.layers) == 2
+    assert all(torch.equal(after[stock], before[stock]) for stock in before)
+
+
+@pytest.mark.parametrize(("family", "activation"), [("llama", "twosigmoid"), ("gpt2", "tanh1"), ("bert", "twosigmoid")])
+def test_every_gate_of_the_vocabulary_can_be_added_and_taken_out(family, activation):
+    model = tiny(family, num_hidden_layers=1)
+    before = logits(model)
+    for gate in gates_that_fit(family):
+        assert add_gates(model, gate, activation).bitwise_equal, gate
+        stir(model)
+        assert not torch.equal(logits(model), before), gate
+        remove_gates(model)
+        assert torch.equal(logits(model), before), gate
+
+
+@families
+def test_removed_gates_leave_the_model_as_it_was(family):
+    model = tiny(family, implementation="eager")
+    before, names = logits(model), set(model.state_dict())
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    add_gates(model, ALL_SITES)
+    stir(model)
+    remove_gates(model)
+    assert torch.equal(logits(model), before)
+    assert set(model.state_dict()) == names
+    assert model.config._attn_implementation == "eager"
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("gate", ["g1", "bma"])
+def test_generation_is_the_same_with_and_without_a_cache(family, gate):
+    model = tiny(family)
+    add_gates(model, gate)
+    stir(model, std=1.0)
+    prompt = inputs_of(model, length=5)
+    tokens = [
+        model.generate(**prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=cache)
+        for cache in (True, False)
+    ]
+    assert tokens[0].shape == (2, 11)
+    assert torch.equal(*tokens)
+
+
+def test_the_report_says_what_was_done_and_seen():
+    report = add_gates(tiny("llama"), "g1")
+    assert report == RetrofitReport(
+        model="LlamaForCausalLM",
+        gates="output:input:twosigmoid:s0",
+        layers=("model.layers.0.self_attn", "model.layers.1.self_attn"),
+        num_parameters=2 * 32 * 32,
+        implementations=("eager", "sdpa"),
+        dtype="float32",
+        bitwise_equal=True,
+        largest_change=0.0,
+    )
+    assert "2 layers, 2,048 parameters" in str(report)
+    assert "with eager and sdpa, gave the same bits as before" in str(report)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", None])
+def test_gates_that_do_not_start_at_one_are_reported_to_change_the_logits(activation):
+    model = tiny("llama")
+    before = under_both(model)
+    report = add_gates(model, "g1", activation)
+    after = under_both(model)
+    assert not report.bitwise_equal
+    assert report.largest_change > 0
+    assert not torch.equal(after["sdpa"], before["sdpa"])
+    assert "do not start at the identity" in str(report)
+
+
+@pytest.mark.parametrize(("gate", "start"), [("output:input:b3", 0.0), ("g2", None)])
+def test_an_activation_that_is_one_at_zero_starts_matrix_and_bias_at_zero(gate, start):
+    model = tiny("llama")
+    add_gates(model, gate, "tanh1")
+    parameters = list(gate_parameters(model))
+    assert len(parameters) == 2 * (1 if start is None else 2)
+    assert all(parameter.requires_grad and not parameter.any() for parameter in parameters)
+
+
+def test_gates_that_start_at_zero_receive_a_gradient():
+    model = tiny("llama").train()
+    add_gates(model, "bma+g1+g5")
+    inputs = inputs_of(model)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in gate_parameters(model))
+
+
+def test_a_gate_that_adds_starts_at_zero_and_changes_nothing():
+    model = tiny("llama")
+    report = add_gates(model, Gate(site="value", reads="input", op="add"), "silu")
+    assert report.bitwise_equal
+    assert not any(parameter.any() for parameter in gate_parameters(model))
+
+
+def test_only_the_layers_asked_for_get_gates_and_others_can_follow():
+    model = tiny("llama")
+    before = logits(model)
+    assert add_gates(model, "g1", layers=[1]).layers == ("model.layers.1.self_attn",)
+    assert torch.equal(logits(model), before)
+    stir(model)
+    gated = logits(model)
+    assert not torch.equal(gated, before)
+    assert add_gates(model, "bma", layers=[0]).bitwise_equal
+    assert torch.equal(logits(model), gated)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has a child 'attn_gate' already"):
+        add_gates(model, "g2")
+    remove_gates(model)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("layers", [[2], [], [True], [0, -1]])
+def test_layers_that_are_not_there_are_refused(layers):
+    with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
+        add_gates(tiny("llama"), layers=layers)
+
+
+def test_modes_gradients_and_implementation_are_left_alone():
+    model = tiny("llama", implementation="eager")
+    model.model.layers[0].train()
+    model.lm_head.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    add_gates(model, "g2")
+    remove_gates(model)
+    assert [module.training for module in model.modules()] == modes
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == wanted
+    assert model.config._attn_implementation == "eager"
+
+
+def test_an_implementation_that_the_model_cannot_run_with_is_left_out():
+    # Fused attention has no cap on the scores.
+    config = transformers.Gemma2Config(**{**GROUPED, "head_dim": 8})
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    model.set_attn_implementation("eager")
+    before = logits(model)
+    assert add_gates(model).implementations == ("eager",)
+    assert torch.equal(logits(model), before)
+
+
+def test_gates_take_the_dtype_of_the_weights():
+    model = tiny("llama", dtype=torch.bfloat16)
+    add_gates(model)
+    assert {parameter.dtype for parameter in gate_parameters(model)} == {torch.bfloat16}
+
+
+def test_a_model_that_would_change_is_refused_and_left_as_it_was():
+    # In eager attention under its stock name, this model widens its scores.
+    model = tiny("gpt2", dtype=torch.bfloat16, reorder_and_upcast_attn=True)
+    before, names = logits(model), set(model.state_dict())
+    with pytest.raises(ValueError, match="its answers changed by up to"):
+        add_gates(model)
+    assert torch.equal(logits(model), before)
+    assert set(model.state_dict()) == names
+    assert model.config._attn_implementation == "sdpa"
+    assert add_gates(model, "g2").bitwise_equal

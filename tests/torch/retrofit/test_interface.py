@@ -1,0 +1,73 @@
+import pytest
+import torch
+from closeness import assert_close
+from retrofit_models import inputs_of, logits, stir, tiny
+
+from tidegate.torch.retrofit import add_gates, remove_gates
+from tidegate.torch.retrofit.interface import calls_interface
+
+
+@pytest.mark.parametrize("stock", ["eager", "sdpa"])
+@pytest.mark.parametrize("gate", ["g1", "bma-query", "dense:output"])
+def test_an_implementation_that_would_drop_the_gate_is_an_error(stock, gate):
+    model = tiny("llama")
+    add_gates(model, gate, layers=[1])
+    model.set_attn_implementation(stock)
+    with pytest.raises(RuntimeError, match=rf"'{stock}' would leave out the gates of model\.layers\.1\.self_attn"):
+        logits(model)
+    model.set_attn_implementation(f"tidegate_{stock}")
+    assert logits(model).isfinite().all()
+
+
+def test_the_configuration_alone_cannot_drop_the_gate_either():
+    model = tiny("llama")
+    add_gates(model)
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(RuntimeError, match="tidegate_eager"):
+        model.generate(**inputs_of(model), max_new_tokens=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "vit", "mistral"])
+def test_the_gated_implementations_agree_with_each_other(family):
+    model = tiny(family)
+    add_gates(model, "g1+bma")
+    stir(model)
+    fused = logits(model)
+    model.set_attn_implementation("tidegate_eager")
+    inputs = inputs_of(model)
+    # Eager and fused attention differ where a query may see nothing.
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones(2, dtype=torch.bool)
+    assert_close(logits(model, inputs)[real], fused[real], what="forward")
+
+
+def test_gates_elsewhere_leave_the_implementation_alone():
+    model = tiny("llama")
+    add_gates(model, "bma+g3+g4+g5")
+    stir(model)
+    fused = logits(model)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    real = inputs_of(model)["attention_mask"].bool()
+    assert_close(logits(model)[real], fused[real], what="forward")
+    remove_gates(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_attention_weights_can_still_be_asked_for():
+    model = tiny("llama", implementation="eager")
+    add_gates(model)
+    weights = model(**inputs_of(model), output_attentions=True).attentions
+    assert [tuple(each.shape) for each in weights] == [(2, 4, 7, 7)] * 2
+
+
+def test_a_module_is_known_by_the_function_that_it_calls():
+    model = tiny("bert")
+    found = {type(module).__name__ for module in model.modules() if calls_interface(type(module))}
+    assert found == {"BertSelfAttention"}
+
+
+def test_the_name_of_the_implementation_is_not_saved_with_the_model(tmp_path):
+    model = tiny("llama")
+    add_gates(model)
+    model.config.save_pretrained(tmp_path)
+    assert "tidegate" not in (tmp_path / "config.json").read_text()

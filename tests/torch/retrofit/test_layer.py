@@ -1,0 +1,186 @@
+"""Gates in somebody else's attention compute what they compute in ours."""
+
+import copy
+
+import pytest
+import torch
+from closeness import assert_close
+from peft import LoraConfig, get_peft_model
+from retrofit_models import LowRankAdapter, adapt, inputs_of, logits, merge_adapters, stir, tiny
+
+from tidegate.gate import legal_gates
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch import GatedAttention, gate_parameters
+from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates
+
+GATES = [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in ("query", "key"))]
+SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:shared-layer:w4", "dense:input:r2"]
+
+
+def attention_call(model, length=6):
+    """The first layer's attention as a function of its input, causal and rotated as in the model."""
+    attention, positions = model.model.layers[0].self_attn, torch.arange(length)[None]
+    embedding = model.model.rotary_emb(torch.empty(0), positions)
+    return lambda x: attention(x, position_embeddings=embedding, attention_mask=None)[0]
+
+
+def own_layer(model, gate):
+    """Our layer with the weights of the first layer's attention, gates included."""
+    attention = model.model.layers[0].self_attn
+    own = GatedAttention(32, 4, num_kv_heads=2, gate=gate, rope=Rotary(base=10000.0))
+    own.load_state_dict(attention.state_dict())
+    return own
+
+
+def pair(gate):
+    model = tiny("llama")
+    add_gates(model, gate, activation=None)
+    stir(model)
+    return model, own_layer(model, gate)
+
+
+@pytest.mark.parametrize("gate", [*map(str, GATES), *SHARED, "bma+g1+g3+g4+g5", "bma-query+vga+dense:output"])
+def test_a_gate_in_a_llama_is_the_gate_of_our_layer(gate):
+    model, own = pair(gate)
+    results = []
+    for function in (attention_call(model), own):
+        torch.manual_seed(5)
+        x = torch.randn(2, 6, 32, requires_grad=True)
+        y = function(x)
+        results.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    assert_close(results[0][0], results[1][0], what="forward")
+    assert_close(results[0][1], results[1][1], what="gradient")
+
+
+def test_the_comparison_notices_a_gate_that_is_missing():
+    model, own = pair("bma")
+    with torch.no_grad():
+        own.attn_gate.at("value").weight.zero_()
+    x = torch.randn(2, 6, 32)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_close(attention_call(model)(x), own(x), what="forward")
+
+
+def test_a_gate_that_reads_the_query_calls_its_projection_once_and_adds_one_key():
+    model = tiny("llama")
+    names = set(model.state_dict())
+    add_gates(model, "bma")
+    calls = []
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    logits(model)
+    assert len(calls) == 2
+    added = {f"model.layers.{index}.self_attn.attn_gate.value.weight" for index in range(2)}
+    assert set(model.state_dict()) == names | added
+
+
+@pytest.mark.parametrize("gate", ["bma", "bma-query", "g2", "vga", "g5", "g1", "dense:output"])
+@pytest.mark.parametrize("order", ["gates first", "adapters first"])
+def test_gates_read_and_gate_what_an_adapter_adds(gate, order):
+    names = ("q_proj", "v_proj", "o_proj")
+    model = tiny("llama")
+    if order == "adapters first":
+        adapt(model, names)
+    add_gates(model, gate)
+    stir(model)
+    if order == "gates first":
+        adapt(model, names)
+    adapted = logits(model)
+    # Folded into the weights, the adapters are a part of the projections that nobody can tell from the rest.
+    folded = tiny("llama")
+    merge_adapters(adapt(folded, names))
+    add_gates(folded, gate)
+    stir(folded)
+    assert_close(adapted, logits(folded), what="forward")
+    merge_adapters(model)
+    assert_close(logits(model), adapted, what="forward")
+    assert not any(isinstance(module, LowRankAdapter) for module in model.modules())
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma", "bma-query"])
+def test_adapters_of_peft_keep_the_gates_and_are_kept_by_them(gate):
+    model = tiny("llama")
+    add_gates(model, gate)
+    stir(model)
+    before = logits(model)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"]))
+    # An adapter starts as nothing.
+    assert torch.equal(logits(adapted), before)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.3, generator=generator)
+    moved = logits(adapted)
+    assert not torch.allclose(moved, before, atol=1e-3)
+    merged = adapted.merge_and_unload()
+    assert_close(logits(merged), moved, what="forward")
+    assert sum(1 for _ in gate_parameters(merged)) == 2
+    remove_gates(merged)
+    assert not torch.allclose(logits(merged), moved, atol=1e-3)
+
+
+def test_gates_and_adapters_learn_together():
+    model = adapt(tiny("llama").requires_grad_(False))
+    add_gates(model, "bma")
+    stir(model)
+    inputs = inputs_of(model)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    learned = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learned == {name for name, _ in model.named_parameters() if "lora_" in name or "attn_gate" in name}
+
+
+def test_a_projection_that_is_exchanged_behind_the_module_is_still_gated():
+    model = tiny("llama")
+    add_gates(model, "bma")
+    stir(model)
+    expected = logits(model)
+    for layer in model.model.layers:
+        layer.self_attn._modules["v_proj"] = copy.deepcopy(layer.self_attn.v_proj.requires_grad_(False))
+        layer.self_attn.v_proj._forward_hooks.clear()
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma", "bma-query+g5"])
+def test_a_copy_of_a_gated_model_is_a_model_of_its_own(gate):
+    model = tiny("llama")
+    add_gates(model, gate)
+    stir(model)
+    before, twin = logits(model), copy.deepcopy(model)
+    assert torch.equal(logits(twin), before)
+    stir(model, seed=9)
+    assert torch.equal(logits(twin), before)
+    assert not torch.equal(logits(model), before)
+
+
+def test_a_state_dict_goes_there_and_back():
+    model, other = tiny("llama"), tiny("llama", seed=1)
+    for each in (model, other):
+        add_gates(each, "bma+g1-head")
+    stir(model)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+
+
+def test_nothing_of_a_call_is_kept():
+    model = tiny("llama")
+    add_gates(model, "bma+g5")
+    logits(model)
+    hooks = [hook for layer in model.model.layers for hook in layer.self_attn._forward_pre_hooks.values()]
+    assert [hook.reads for hook in hooks] == [None, None]
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny("llama").train()
+        add_gates(model, "bma+g1+g5")
+        stir(model)
+        freeze_all_but_gates(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        inputs = inputs_of(model)
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        gradients.append([parameter.grad for parameter in gate_parameters(model)])
+    assert all(gradient.abs().max() > 0 for gradient in gradients[0])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

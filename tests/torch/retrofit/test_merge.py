@@ -1,0 +1,79 @@
+import pytest
+import torch
+from closeness import assert_close
+from retrofit_models import adapt, logits, tiny
+
+from tidegate.torch import gate_parameters
+from tidegate.torch.retrofit import add_gates, merge_gates
+
+EVERYWHERE = "output:input:b0+value:query:head:b0+key:input:b0+query:input:head:b0+dense:input:b0"
+
+
+def with_constants(family, gate):
+    """A model whose gates have zero matrices and random biases."""
+    model = tiny(family)
+    add_gates(model, gate)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn_gate" in name and name.endswith("bias"):
+                parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "gpt-neox", "phi3", "opt"])
+def test_constant_gates_fold_into_the_projections(family):
+    plain, model = logits(tiny(family)), with_constants(family, EVERYWHERE)
+    names, gated = set(tiny(family).state_dict()), logits(model)
+    merge_gates(model)
+    assert set(model.state_dict()) == names
+    assert model.config._attn_implementation == "sdpa"
+    assert_close(logits(model), gated, what="forward")
+    assert (gated - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "gate", ["output:input:shared-layer:b0", "value:input:shared-layer:r2:b0", "output:query:head:shared-group:b0"]
+)
+def test_shared_gates_fold_too(gate):
+    model = with_constants("llama", gate)
+    gated = logits(model)
+    merge_gates(model)
+    assert_close(logits(model), gated, what="forward")
+
+
+def test_gates_that_were_never_trained_leave_every_bit():
+    model = tiny("llama")
+    before = logits(model)
+    add_gates(model, "bma+g1+g5")
+    merge_gates(model)
+    assert torch.equal(logits(model), before)
+
+
+def test_a_gate_that_is_not_constant_is_named_and_nothing_is_changed():
+    model = with_constants("llama", EVERYWHERE)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.attn_gate.key.weight[0, 0, 0] = 1e-9
+    gated = logits(model)
+    with pytest.raises(ValueError, match=r"key:input:\S+ of model\.layers\.1\.self_attn cannot be merged: it is not"):
+        merge_gates(model)
+    assert torch.equal(logits(model), gated)
+    assert any(True for _ in gate_parameters(model))
+
+
+def test_what_is_no_plain_matrix_is_refused():
+    model = adapt(with_constants("llama", "g2"))
+    with pytest.raises(ValueError, match="v_proj is a LowRankAdapter, not a plain matrix; merge adapters first"):
+        merge_gates(model)
+
+
+def test_a_gate_that_adds_is_refused():
+    model = tiny("llama")
+    add_gates(model, "value:input:add", "identity")
+    with pytest.raises(ValueError, match="it adds to what it gates"):
+        merge_gates(model)
+
+
+def test_without_gates_there_is_nothing_to_merge():
+    with pytest.raises(ValueError, match="no gates to merge"):
+        merge_gates(tiny("llama"))

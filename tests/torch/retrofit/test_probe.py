@@ -1,0 +1,56 @@
+import pytest
+import torch
+from closeness import assert_close
+from retrofit_models import tiny
+
+from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, largest_change, probe_inputs
+
+
+def test_the_probe_is_padded_on_the_left_on_the_right_and_nowhere():
+    inputs = probe_inputs(tiny("llama"))
+    assert inputs["input_ids"].max() < 64
+    assert inputs["attention_mask"].tolist() == [[0] * 3 + [1] * 5, [1] * 5 + [0] * 3, [1] * 8]
+
+
+def test_images_have_the_size_and_dtype_of_the_model():
+    pixels = probe_inputs(tiny("vit", dtype=torch.bfloat16))["pixel_values"]
+    assert (pixels.shape, pixels.dtype) == ((2, 3, 16, 16), torch.bfloat16)
+
+
+def test_a_model_with_a_cache_answers_in_one_pass_and_in_two():
+    model = tiny("llama")
+    whole, first, second = answers(model, probe_inputs(model))
+    assert torch.equal(first, whole[:, :-1])
+    assert_close(second, whole[:, -1:], what="forward")
+    assert len(answers(tiny("bert"), probe_inputs(tiny("bert")))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_bit_makes_a_difference_and_nan_does_not(dtype):
+    x = torch.tensor([1.0, -2.0, float("nan")], dtype=dtype)
+    y = x.clone()
+    assert bitwise_equal([x], [y])
+    y[0] = torch.nextafter(y[0], torch.tensor(9.0, dtype=dtype))
+    assert not bitwise_equal([x], [y])
+    assert not bitwise_equal([x], [x.double()])
+    assert not bitwise_equal([x], [])
+
+
+def test_the_largest_change_is_over_all_answers():
+    x = torch.zeros(3)
+    assert largest_change([x, x], [x + 1, x - 2]) == 2
+
+
+def test_every_module_gets_its_mode_back_after_an_error():
+    model = tiny("llama").train()
+    model.lm_head.eval()
+    modes = [module.training for module in model.modules()]
+
+    def fail():
+        with evaluating(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [module.training for module in model.modules()] == modes

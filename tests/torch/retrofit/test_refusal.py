@@ -1,0 +1,98 @@
+import pytest
+import transformers
+from retrofit_models import SPECIAL, TOKENS, tiny
+from torch import nn
+
+from tidegate.torch import GatedAttention
+from tidegate.torch.retrofit import add_gates
+
+SMALL = {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "vocab_size": 64}
+CLIP_TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+}
+CLIP_IMAGES = {**CLIP_TEXT, "image_size": 16, "patch_size": 8}
+
+
+def sound():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    options = {"conv_dim": (8,), "conv_kernel": (4,), "conv_stride": (4,), "num_feat_extract_layers": 1}
+    config = transformers.Wav2Vec2Config(**sizes, **options, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    return transformers.Wav2Vec2Model(config)
+
+
+REFUSED = {
+    "an encoder and a decoder": (
+        lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**SMALL, decoder_start_token_id=0)),
+        "T5ForConditionalGeneration cannot take gates: its configuration says is_encoder_decoder",
+    ),
+    "cross-attention": (lambda: tiny("gpt2", add_cross_attention=True), "its configuration says add_cross_attention"),
+    "attention of its own": (
+        lambda: transformers.BloomForCausalLM(
+            transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64, **SPECIAL)
+        ),
+        "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS",
+    ),
+    "two inputs": (
+        lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=CLIP_TEXT, vision_config=CLIP_IMAGES)),
+        "CLIPModel cannot take gates: a small made-up input fails: ",
+    ),
+    "attention that drops keywords": (
+        lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_IMAGES)),
+        "attention function of encoder.layers.0.self_attn, or not as self-attention, or without the keywords",
+    ),
+    "sound": (sound, "its input is 'input_values', and only 'input_ids' and 'pixel_values' can be made up"),
+}
+
+
+@pytest.mark.parametrize(("build", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_take_gates_is_refused_with_the_reason(build, reason):
+    model = build()
+    names = set(model.state_dict())
+    with pytest.raises(ValueError, match=reason):
+        add_gates(model)
+    assert set(model.state_dict()) == names
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_gate_that_cannot_read_is_refused_with_the_layer():
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn, where the key is projected before the value"):
+        add_gates(tiny("llama"), "key:value")
+
+
+def test_a_part_that_no_single_projection_gives_is_named():
+    config = transformers.Olmo2Config(**TOKENS, **SPECIAL)
+    model = transformers.Olmo2ForCausalLM(config)
+    # The norm before the heads are split mixes all columns, so that none belong to one head.
+    with pytest.raises(ValueError, match="no single projection of the layer's input gives the query"):
+        add_gates(model, "bma")
+    assert add_gates(model, "g1+g2").bitwise_equal
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 3), GatedAttention(16, 2)], ids=["linear", "ours"])
+def test_only_models_of_transformers_are_taken(model):
+    with pytest.raises(TypeError, match="model must be a PreTrainedModel of transformers; got"):
+        add_gates(model)
+
+
+def test_another_implementation_is_refused_with_what_to_do():
+    model = tiny("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"'flash_attention_2'; set_attn_implementation\('eager' or 'sdpa'\) first"):
+        add_gates(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"gate": "none"}, "gate must name at least one gate"),
+        ({"gate": "g9"}, "Unknown gate 'g9'"),
+        ({"activation": "relu"}, "activation must be one of sigmoid.* got 'relu'"),
+    ],
+)
+def test_what_is_no_gate_is_refused(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        add_gates(tiny("llama"), **options)

@@ -1,0 +1,547 @@
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from closeness import assert_close
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+    StaticCache,
+    Trainer,
+    TrainingArguments,
+)
+
+from tidegate import PRESETS
+from tidegate.config import TransformerConfig
+from tidegate.tensors.rotary import Rotary
+from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.gate import AttentionGate, gate_parameters
+from tidegate.torch.hf import TidegateConfig, TidegateForCausalLM, TidegateModel, from_transformer_lm, to_transformer_lm
+
+EVERY_GATE = ["none", *PRESETS]
+SIZES = {"vocab_size": 11, "d_model": 24, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "max_length": 64}
+KINDS = {
+    "plain": {},
+    "learned positions": {"positions": "learned"},
+    "no positions": {"positions": "none"},
+    "window": {"window": 4, "gate": "g2+g1"},
+    "untied, biased": {"tie_embeddings": False, "bias": True, "norm": "layer", "feedforward": "gelu"},
+    "everything": {"qk_norm": True, "metric": "learned", "temperature": 1.3, "rotary": Rotary(fraction=1 / 3)},
+    "widths of its own": {"d_ff": (16, 40), "metric": "diagonal", "gate": "output:input:b2"},
+}
+
+
+def native(*, dtype=torch.float32, **options):
+    """A small model whose matrices are far from their start, so that every part has an effect."""
+    model = TransformerLM(TransformerConfig(**SIZES | options), dtype=dtype)
+    model.reset_parameters(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.ndim > 1 else 1)
+    return model.eval()
+
+
+def made(**options):
+    return from_transformer_lm(native(**options))
+
+
+def sample(batch, length, *, seed=1):
+    return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded_left(tokens, padding):
+    """The tokens behind some padding, and the mask that says so."""
+    tokens = torch.cat((torch.zeros_like(tokens[:, :padding]), tokens), dim=1)
+    mask = torch.ones_like(tokens)
+    mask[:, :padding] = 0
+    return tokens, mask
+
+
+def continued(model, tokens, **options):
+    # Without a mask, generation would take every token that equals the padding for padding.
+    options = {"attention_mask": torch.ones_like(tokens)} | options
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0} | options
+    return model.generate(tokens, **options)
+
+
+# The same model, with transformers and without
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_logits_are_those_of_our_own_model_bit_by_bit(gate):
+    ours = native(gate=gate)
+    tokens = sample(2, 9)
+    assert torch.equal(from_transformer_lm(ours)(tokens, use_cache=False).logits, ours(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_converts_both_ways_with_equal_logits(kind, dtype):
+    ours = native(dtype=dtype, **KINDS[kind])
+    tokens = sample(2, 9)
+    theirs = from_transformer_lm(ours)
+    back = to_transformer_lm(theirs)
+    assert theirs.dtype == dtype
+    assert torch.equal(theirs(tokens, use_cache=False).logits, ours(tokens))
+    assert torch.equal(back(tokens), ours(tokens))
+    assert back.config == ours.config
+    assert back.state_dict().keys() == ours.state_dict().keys()
+
+
+def test_a_converted_model_has_weights_of_its_own():
+    ours = native()
+    theirs = from_transformer_lm(ours)
+    back = to_transformer_lm(theirs)
+    with torch.no_grad():
+        theirs.model.embedding.weight.zero_()
+    assert ours.embedding.weight.any()
+    assert back.embedding.weight.any()
+
+
+def test_gradients_are_those_of_our_own_model():
+    ours = native(gate="bma+g1", dtype=torch.float64)
+    theirs = from_transformer_lm(ours)
+    tokens = sample(2, 9)
+    theirs(tokens, labels=tokens).loss.backward()
+    F.cross_entropy(ours(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        assert_close(gradients[f"model.{name}"], parameter.grad, what="gradient", dtype="float32")
+
+
+def test_something_else_than_our_model_is_refused():
+    with pytest.raises(TypeError, match="model must be a TidegateForCausalLM; got TidegateModel"):
+        to_transformer_lm(made().model)
+
+
+# Configuration
+
+
+def test_the_configuration_survives_json_and_comes_back_as_ours(tmp_path):
+    for options in KINDS.values():
+        ours = TransformerConfig(**SIZES | options)
+        config = TidegateConfig.from_transformer_config(ours)
+        config.save_pretrained(tmp_path)
+        read = AutoConfig.from_pretrained(tmp_path)
+        assert isinstance(read, TidegateConfig)
+        assert read.transformer_config() == ours
+        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "tidegate"
+
+
+def test_the_defaults_are_ours():
+    assert TidegateConfig().transformer_config() == TransformerConfig()
+
+
+def test_the_names_that_others_look_for_are_there():
+    config = TidegateConfig(hidden_size=24, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+    assert (config.d_model, config.num_heads, config.num_kv_heads, config.num_layers) == (24, 4, 2, 3)
+    assert config.hidden_size == 24
+
+
+def test_generation_keeps_its_own_temperature_and_length():
+    model = made(temperature=1.3)
+    assert model.generation_config.temperature in (None, 1.0)
+    assert model.generation_config.max_length != SIZES["max_length"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"num_heads": 5}, "d_model"), ({"gate": "g9"}, "g9"), ({"positions": "rotated"}, "positions must be")],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TidegateConfig(**options)
+
+
+# Files
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_a_saved_model_is_read_back_bit_by_bit_without_remote_code(gate, tmp_path):
+    model = made(gate=gate)
+    model.save_pretrained(tmp_path)
+    read, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert isinstance(read, TidegateForCausalLM)
+    assert not read.training
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = sample(2, 9)
+    assert torch.equal(read(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_stays_tied_or_apart_through_a_file(tied, tmp_path):
+    made(tie_embeddings=tied).save_pretrained(tmp_path)
+    read = TidegateForCausalLM.from_pretrained(tmp_path)
+    assert (read.lm_head.weight is read.model.embedding.weight) == tied
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
+
+
+def test_a_model_is_read_in_half_precision(tmp_path):
+    model = made(gate="bma+g1")
+    model.save_pretrained(tmp_path)
+    read = TidegateForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    tokens = sample(2, 9)
+    assert {parameter.dtype for parameter in read.parameters()} == {torch.bfloat16}
+    assert torch.equal(read(tokens).logits, model.to(torch.bfloat16)(tokens).logits)
+
+
+@pytest.mark.parametrize("gate", ["output:input:b3", "output:input:twosigmoid:s0", "value:query:r2:b1", "bma+g1"])
+def test_gates_that_a_file_lacks_start_as_they_say_themselves(gate, tmp_path):
+    made(gate=gate).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "attn_gate" not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    read = TidegateForCausalLM.from_pretrained(tmp_path)
+    for module in read.modules():
+        if isinstance(module, AttentionGate):
+            assert_starts_as_it_says(module)
+    for name, weight in kept.items():
+        assert torch.equal(read.state_dict()[name], weight)
+
+
+def assert_starts_as_it_says(module):
+    for name, parameter in module.named_parameters():
+        if name == "bias":
+            assert (parameter == module.gate.bias).all()
+        elif name == "weight_down":
+            assert 0.3 < parameter.std() * parameter.shape[-1] ** 0.5 < 3
+        else:
+            assert parameter.abs().max() <= 6 * module.gate.init_std
+            assert bool(parameter.any()) == (module.gate.init_std > 0)
+
+
+def test_a_gate_that_a_file_has_in_part_keeps_that_part(tmp_path):
+    model = made(gate="output:input:b3")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if not name.endswith("attn_gate.output.bias")}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    read = TidegateForCausalLM.from_pretrained(tmp_path)
+    gates, before = (list(gate_parameters(one)) for one in (read, model))
+    assert all(torch.equal(one, other) for one, other in zip(gates, before, strict=True) if one.ndim == 3)
+    assert all((one == 3).all() for one in gates if one.ndim == 2)
+
+
+def test_a_new_model_starts_as_ours_does():
+    torch.manual_seed(0)
+    options = {"d_model": 96, "num_heads": 4, "num_layers": 8, "gate": "output:input:b2", "metric": "learned"}
+    model = TidegateForCausalLM(TidegateConfig(bias=True, **options))
+    block = model.model.stack.blocks[3]
+    assert block.attention.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.attention.o_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert block.feedforward.down_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not block.attention.o_proj.bias.any()
+    assert (block.attention.attn_gate.output.bias == 2).all()
+    assert torch.equal(block.attention.metric.weight[1], torch.eye(24))
+    assert (block.attention_norm.weight == 1).all()
+
+
+def test_importing_our_layers_imports_no_transformers():
+    code = "import sys, tidegate.torch; print('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# The forward pass
+
+
+def test_the_loss_is_that_of_the_next_token():
+    model = made()
+    tokens = sample(2, 9)
+    labels = tokens.clone()
+    labels[0, 4:] = -100
+    output = model(tokens, labels=labels)
+    expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert_close(output.loss, expected)
+    assert_close(model(tokens, labels=labels, num_items_in_batch=torch.tensor(22)).loss, expected * 11 / 22)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_on_either_side_changes_nothing(kind):
+    model = made(**KINDS[kind])
+    tokens = sample(2, 7)
+    alone = model(tokens).logits
+    left, mask = padded_left(tokens, 3)
+    assert_close(model(left, attention_mask=mask).logits[:, 3:], alone)
+    assert_close(model(left.flip(1), attention_mask=mask.flip(1)).logits[:, :7], model(tokens.flip(1)).logits)
+    assert model(left, attention_mask=mask).logits.isfinite().all()
+
+
+def test_a_mask_by_query_and_key_is_taken_as_it_is():
+    model = made(gate="g2")
+    tokens = sample(2, 6)
+    visible = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    visible[..., 0] = False
+    expected = model(tokens[:, 1:]).logits
+    assert_close(model(tokens, attention_mask=visible).logits[:, 1:], expected)
+    added = torch.zeros(2, 1, 6, 6).masked_fill(~visible, float("-inf"))
+    assert_close(model(tokens, attention_mask=added).logits[:, 1:], expected)
+
+
+def test_positions_that_begin_anew_begin_a_document():
+    model = made(positions="learned")
+    tokens = sample(1, 9)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    alone = torch.cat([model(part).logits for part in tokens.split([4, 5], dim=1)], dim=1)
+    assert_close(model(tokens, position_ids=positions, use_cache=False).logits, alone)
+
+
+def test_hidden_states_are_what_each_block_is_given_and_the_end():
+    model = made()
+    tokens = sample(2, 5)
+    output = model(tokens, output_hidden_states=True)
+    assert len(output.hidden_states) == 3
+    assert torch.equal(output.hidden_states[0], model.model.embedding(tokens))
+    assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
+    assert torch.equal(model.model.stack.norm(model.model.stack.blocks[1](output.hidden_states[1])), output[-1][-1])
+    assert model(tokens).hidden_states is None
+
+
+def test_the_last_logits_alone_are_the_last_of_all():
+    model = made()
+    tokens = sample(2, 6)
+    assert_close(model(tokens, logits_to_keep=2).logits, model(tokens).logits[:, -2:])
+
+
+def test_embeddings_may_stand_for_tokens():
+    model = made()
+    tokens = sample(2, 6)
+    assert torch.equal(model(inputs_embeds=model.model.embedding(tokens)).logits, model(tokens).logits)
+    for arguments in ({}, {"input_ids": tokens, "inputs_embeds": model.model.embedding(tokens)}):
+        with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+            model(**arguments)
+
+
+def test_a_tuple_comes_back_if_asked_for():
+    model = made()
+    tokens = sample(2, 6)
+    assert torch.equal(model(tokens, return_dict=False, use_cache=False)[0], model(tokens).logits)
+
+
+def test_the_plain_kernel_agrees_with_the_fused_one():
+    model = made(gate="bma+g1")
+    plain = TidegateForCausalLM._from_config(copy.deepcopy(model.config), attn_implementation="eager")
+    plain.load_state_dict(model.state_dict())
+    tokens = sample(2, 9)
+    assert plain.config._attn_implementation == "eager"
+    assert_close(plain.eval()(tokens).logits, model(tokens).logits)
+    left, mask = padded_left(tokens, 3)
+    options = {"attention_mask": mask, "cache_implementation": "static"}
+    assert torch.equal(continued(plain, left, **options), continued(model, left, **options))
+
+
+def test_learned_positions_end_where_their_table_ends():
+    model = made(positions="learned", max_length=8)
+    with pytest.raises(ValueError, match="ends at max_length=8; 9 are needed"):
+        model(sample(1, 9))
+
+
+def test_a_mask_of_the_wrong_length_is_refused():
+    model = made()
+    cache = DynamicCache(config=model.config)
+    model(sample(1, 4), past_key_values=cache)
+    with pytest.raises(
+        ValueError, match=r"attention_mask must say of 6 positions .* the 4 in the cache included; got 2"
+    ):
+        model(sample(1, 2), past_key_values=cache, attention_mask=torch.tensor([[0, 1]]))
+
+
+def test_the_vocabulary_grows():
+    model = made(tie_embeddings=True)
+    tokens = sample(2, 5)
+    before = model(tokens).logits
+    model.resize_token_embeddings(16, mean_resizing=False)
+    assert model.lm_head.weight is model.model.embedding.weight
+    assert_close(model(tokens).logits[..., :11], before)
+    assert to_transformer_lm(model)(tokens).shape == (2, 5, 16)
+
+
+# Caches and generation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("chunks", [[9], [4, 1, 1, 3], [1] * 9])
+@torch.no_grad()
+def test_chunks_with_a_cache_equal_all_at_once(kind, static, chunks):
+    model = made(**KINDS[kind])
+    tokens = sample(2, 9)
+    cache = StaticCache(config=model.config, max_cache_len=12) if static else DynamicCache(config=model.config)
+    logits = [model(chunk, past_key_values=cache).logits for chunk in tokens.split(chunks, dim=1)]
+    assert_close(torch.cat(logits, dim=1), model(tokens).logits)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("window", [None, 4])
+@torch.no_grad()
+def test_chunks_with_a_cache_and_padding_equal_all_at_once(static, window):
+    model = made(positions="learned", window=window)
+    tokens, mask = padded_left(sample(2, 9), 2)
+    mask[1, 2] = 0
+    cache = StaticCache(config=model.config, max_cache_len=13) if static else DynamicCache(config=model.config)
+    logits, end = [], 0
+    for chunk in tokens.split([5, 1, 1, 4], dim=1):
+        end += chunk.shape[1]
+        logits.append(model(chunk, past_key_values=cache, attention_mask=mask[:, :end]).logits)
+    assert_close(torch.cat(logits, dim=1)[:, 3:], model(tokens, attention_mask=mask).logits[:, 3:])
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_greedy_generation_is_the_same_with_any_cache_and_without_one(gate):
+    model = made(gate=gate)
+    tokens = sample(2, 5)
+    expected = model_by_hand(model, tokens, 6)
+    assert torch.equal(continued(model, tokens), expected)
+    assert torch.equal(continued(model, tokens, use_cache=False), expected)
+    assert torch.equal(continued(model, tokens, cache_implementation="static"), expected)
+    assert torch.equal(to_transformer_lm(model).generate(tokens, max_new_tokens=6, temperature=0.0), expected)
+
+
+@torch.no_grad()
+def model_by_hand(model, tokens, steps):
+    for _ in range(steps):
+        tokens = torch.cat((tokens, model(tokens, use_cache=False).logits[:, -1:].argmax(dim=-1)), dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"cache_implementation": "static"}], ids=str)
+def test_generation_goes_on_behind_padding_as_without_it(kind, options):
+    model = made(**KINDS[kind])
+    tokens = sample(2, 5)
+    left, mask = padded_left(tokens, 3)
+    assert torch.equal(continued(model, left, attention_mask=mask, **options)[:, 3:], continued(model, tokens))
+
+
+@pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}], ids=str)
+def test_sampling_draws_the_same_with_any_cache_and_without_one(options):
+    model = made(gate="bma+g1", num_kv_heads=None)
+    draws = []
+    for extra in ({}, options):
+        torch.manual_seed(3)
+        draws.append(continued(model, sample(4, 5), **extra | {"do_sample": True, "top_k": 5}))
+    assert torch.equal(*draws)
+    assert not torch.equal(draws[0], continued(model, sample(4, 5)))
+
+
+def test_a_static_cache_is_used_again():
+    model = made()
+    first, second = sample(2, 5), sample(2, 4, seed=2)
+    continued(model, first, cache_implementation="static")
+    assert torch.equal(continued(model, second, cache_implementation="static"), continued(model, second))
+
+
+def test_beams_reorder_the_cache():
+    model = made()
+    tokens = sample(2, 5)
+    beams = [continued(model, tokens, num_beams=3, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*beams)
+
+
+# Training and compilation
+
+
+def test_a_trainer_trains_it(tmp_path):
+    pytest.importorskip("accelerate", reason="the Trainer of transformers runs on accelerate")
+    model = TidegateForCausalLM(TidegateConfig(vocab_size=11, d_model=24, num_layers=2, gate="bma+g1"))
+    rows = [{"input_ids": row, "labels": row} for row in sample(4, 16).repeat(6, 1)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        max_steps=6,
+        per_device_train_batch_size=4,
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        gradient_checkpointing=True,
+        save_strategy="no",
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.1
+    trainer.save_model(str(tmp_path / "saved"))
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(read(sample(1, 5)).logits, model.eval()(sample(1, 5)).logits)
+
+
+@pytest.mark.parametrize("gate", ["none", "bma+g1"])
+def test_gradients_are_the_same_with_checkpointing(gate):
+    model = made(gate=gate).train()
+    tokens = sample(2, 9)
+    expected = torch.autograd.grad(model(tokens, labels=tokens).loss, list(model.parameters()))
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    calls = []
+    model.model.stack.blocks[0].register_forward_pre_hook(lambda *arguments: calls.append(1))
+    actual = torch.autograd.grad(model(tokens, labels=tokens).loss, list(model.parameters()))
+    assert len(calls) == 2
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    "options", [{"every_n_layers": 2}, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}, {"offload": True}]
+)
+def test_checkpointing_of_another_kind_is_refused(options):
+    with pytest.raises(ValueError, match="keeps the input of every block"):
+        made().gradient_checkpointing_enable(**options)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_model_compiles_whole(padded):
+    model = made(gate="bma+g1", num_layers=1)
+    tokens, mask = padded_left(sample(2, 9), 2) if padded else (sample(2, 9), None)
+    # What could break is the capture of the graph; code generation is the layer's own test.
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    output = compiled(tokens, attention_mask=mask, labels=tokens, use_cache=False)
+    expected = model(tokens, attention_mask=mask, labels=tokens, use_cache=False)
+    assert_close(output.logits, expected.logits)
+    actual = torch.autograd.grad(output.loss, list(model.parameters()))
+    for one, other in zip(actual, torch.autograd.grad(expected.loss, list(model.parameters())), strict=True):
+        assert_close(one, other, what="gradient")
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@torch.no_grad()
+def test_a_compiled_step_with_a_static_cache_is_one_graph_for_all_steps(window):
+    model = made(num_layers=1, window=window)
+    tokens = sample(2, 9)
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    logits = [model(tokens[:, :4], past_key_values=cache).logits]
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    logits += [compiled(token, past_key_values=cache).logits for token in tokens[:, 4:].split(1, dim=1)]
+    assert counter.frame_count == 1
+    assert_close(torch.cat(logits, dim=1), model(tokens).logits)
+
+
+def test_the_base_model_stands_alone(tmp_path):
+    model = made()
+    tokens = sample(2, 5)
+    model.save_pretrained(tmp_path)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(base, TidegateModel)
+    assert torch.equal(model.lm_head(base(tokens).last_hidden_state), model(tokens).logits)
+
+
+def test_generation_stops_at_the_end_token():
+    model = made()
+    tokens = sample(1, 5)
+    free = continued(model, tokens)[0, 5:].tolist()
+    stopped = continued(model, tokens, eos_token_id=free[2])[0, 5:].tolist()
+    assert stopped == free[: free.index(free[2]) + 1]
