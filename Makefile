@@ -55,6 +55,9 @@ bench: $(BENCH_READY) ## layers beside their peers, as ratios; tables in benchma
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/jax_layers.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/observe.py
+	$(BIN)/python benchmarks/curvature.py
+	$(BIN)/python benchmarks/experts.py
 
 format: $(READY) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format
