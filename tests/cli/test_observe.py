@@ -113,7 +113,7 @@ def test_batches_change_nothing(folder, tmp_path):
 
 def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder, tmp_path):
     arguments = ["observe", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", tmp_path, *QUICK]
-    assert invoke(*arguments).stderr == "observed 5 of 5 sequences\n"
+    assert invoke(*arguments).stderr == "observing: 5 of 5 sequences\n"
     assert invoke(*arguments, "--quiet").stderr == ""
 
 

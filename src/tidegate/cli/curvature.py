@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
+from tidegate.cli.parts import parts_display
 
 if TYPE_CHECKING:
     from tidegate.lab.measurements import ModelCurvature
@@ -52,19 +54,17 @@ def curvature(
     from tidegate.lab.measurements import Sampling
     from tidegate.report import write_page
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console = Console(highlight=False)
     command = shlex.join(["tidegate", *sys.argv[1:]])
     try:
+        require_writable(out)
+        require_apart(out, data)
+        require_no_comparison(out)
         loaded = load_language_model(model)
         windows = token_windows(loaded, data, length=length, count=sequences, field=field)
         sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
-        with errors.status("measuring") as status:
-            measured = model_curvature(
-                loaded,
-                windows,
-                sampling,
-                tell=lambda done, whole: status.update(f"measured {done} of {whole} sequences"),
-            )
+        with parts_display(Console(stderr=True, highlight=False), "measuring", "sequences") as tell:
+            measured = model_curvature(loaded, windows, sampling, tell=tell)
         page = write_page(curvature_page(measured, command=command), out)
     except (ValueError, TypeError, OSError, ImportError) as problem:
         stop(problem)

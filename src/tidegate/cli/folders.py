@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["require_apart", "require_writable"]
+__all__ = ["require_apart", "require_no_comparison", "require_writable"]
 
 
 def require_apart(folder: Path, data: str | None) -> None:
@@ -26,3 +26,9 @@ def require_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as problem:
         raise ValueError(f"--out {folder} cannot be written to: {problem.strerror}. Choose another place.") from None
+
+
+def require_no_comparison(folder: Path) -> None:
+    """Refuse the folder of a comparison, whose page would be written over."""
+    if (folder / "records.jsonl").exists():
+        raise ValueError(f"--out {folder} holds a comparison, whose page would be lost. Choose another place.")

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tidegate.cli.errors import INTERRUPTED, stop
-from tidegate.cli.folders import require_apart, require_writable
+from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
+from tidegate.cli.parts import parts_display
 
 __all__ = ["observe"]
 
 _LENGTH = 512
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 def observe(
@@ -64,6 +60,7 @@ def observe(
     try:
         require_writable(out)
         require_apart(out, data)
+        require_no_comparison(out)
 
         from tidegate.lab.language_models import load_language_model, token_windows
         from tidegate.lab.model_observation import model_observation
@@ -73,7 +70,7 @@ def observe(
         loaded = load_language_model(model, derivatives=False)
         tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
         windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
-        with _display(Console(stderr=True, highlight=False), quiet=quiet) as tell:
+        with parts_display(Console(stderr=True, highlight=False), "observing", "sequences", quiet=quiet) as tell:
             seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=tell)
         page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
         written = write_page(page, out)
@@ -83,29 +80,3 @@ def observe(
         stop("nothing was written.", code=INTERRUPTED)
     console.print(seen.table(), soft_wrap=True, markup=False, emoji=False)
     console.print(f"The page: {written}", soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _display(console: Console, *, quiet: bool) -> Generator[Callable[[int, int], None]]:
-    """A bar if the console is a terminal, a line now and then if not, nothing if it is to be quiet."""
-    if quiet:
-        yield lambda _done, _whole: None
-    elif console.is_terminal:
-        columns = (TextColumn("observing"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("sequences"))
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
-            task = bars.add_task("", total=None)
-            yield lambda done, whole: bars.update(task, completed=done, total=whole)
-    else:
-        yield _lines(console)
-
-
-def _lines(console: Console) -> Callable[[int, int], None]:
-    last = time.monotonic()
-
-    def tell(done: int, whole: int) -> None:
-        nonlocal last
-        if done == whole or time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            console.print(f"observed {done} of {whole} sequences", soft_wrap=True)
-
-    return tell

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from tidegate.cli.errors import INTERRUPTED, stop
-from tidegate.cli.folders import require_writable
+from tidegate.cli.folders import require_no_comparison, require_writable
 
 if TYPE_CHECKING:
     from tidegate.lab.studies.rates import Step
@@ -52,7 +52,7 @@ def rates(
     try:
         settings = _settings(positions, quick=quick, seed=seed)
         require_writable(out)
-        _require_no_comparison(out)
+        require_no_comparison(out)
 
         from tidegate.lab.environment import environment
         from tidegate.lab.rates_page import rates_page
@@ -84,11 +84,6 @@ def _settings(positions: str, *, quick: bool, seed: int) -> RateSettings:
         return replace(QUICK if quick else RateSettings(), positions=chosen, seed=seed)
     except ValueError as problem:
         raise ValueError(f"--{problem}") from None
-
-
-def _require_no_comparison(out: Path) -> None:
-    if (out / "records.jsonl").exists():
-        raise ValueError(f"--out {out} holds a comparison, whose page would be lost. Choose another place.")
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from tidegate.cli.errors import INTERRUPTED, stop
-
-if TYPE_CHECKING:
-    from tidegate.lab.studies.study import Study
+from tidegate.cli.folders import require_no_comparison, require_writable
+from tidegate.cli.parts import parts_display
 
 __all__ = ["study"]
 
@@ -39,9 +38,15 @@ def study(
         stop(f"there is no study {name!r}. Known: {', '.join(STUDIES)}.")
     chosen, folder = STUDIES[name], Path("studies") / name if out is None else out
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        result = _answer(chosen) if again is None else read_record(chosen, again)
+        require_writable(folder)
+        require_no_comparison(folder)
+        if again is None:
+            with parts_display(Console(stderr=True, highlight=False), name, "parts") as tell:
+                result = chosen.run(tell=tell)
+        else:
+            result = read_record(chosen, again)
         record = record_of(chosen, result)
+        folder.mkdir(parents=True, exist_ok=True)
         save_record(record, folder / f"{name}.json")
         save_figures(chosen.draw(result), folder)
         page = write_page(page_of(chosen, record, result), folder)
@@ -51,16 +56,3 @@ def study(
         stop("nothing was written.", code=INTERRUPTED)
     console.print(record["finding"], soft_wrap=True)
     console.print(f"The page: {page}", soft_wrap=True)
-
-
-def _answer(chosen: Study) -> Any:
-    """The study's answer, with a word on the error stream of how far the work has come."""
-    errors = Console(stderr=True, highlight=False)
-    with errors.status(f"{chosen.name}: at work") as status:
-
-        def tell(done: int, whole: int) -> None:
-            status.update(f"{chosen.name}: {done} of {whole} parts done")
-            if not errors.is_terminal:
-                errors.print(f"{chosen.name}: {done} of {whole} parts done")
-
-        return chosen.run(tell=tell)
