@@ -151,6 +151,12 @@ def test_a_logarithmic_axis_has_ticks_and_puts_labels_at_powers():
     assert [note["x"] for note in layout["annotations"] if note["text"] == "training length"] == [math.log10(256)]
 
 
+@pytest.mark.parametrize(("x", "tick"), [((0, 1, 2), 1), ((0, 0.5, 1), None), ((0, 50, 100), None)])
+def test_a_few_numbered_things_have_a_tick_each_and_none_between(x, tick):
+    figure = lines(Series(label="a", group="a", x=x, y=(1.0, 2.0, 3.0)))
+    assert figure["layout"]["xaxis"].get("dtick") == tick
+
+
 def test_plotly_is_given_no_tags_and_no_templates_from_names():
     texts = json.dumps(lines(Series(label="<b>%{x}", group="<i>", x=(1,), y=(1,)))["data"])
     assert "&lt;b&gt;%\\u200b{x}" in texts

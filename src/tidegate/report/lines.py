@@ -16,6 +16,7 @@ from tidegate.report.ticks import log_ticks, tick_text
 __all__ = ["lines_figure"]
 
 _HEIGHT = 370
+_MOST_TICKS = 12
 _FEW_POINTS = 14
 """Up to so many points a line shows them."""
 _LEGEND = {
@@ -73,7 +74,15 @@ def _x_axis(panel: Lines) -> dict[str, Any]:
         spikedash="dot",
         spikethickness=-1,
     )
+    # A few numbered things, such as layers: there is nothing between two of them.
+    if not panel.log_x and _is_short_count(values):
+        options["dtick"] = 1
     return options | _scale(values, logarithmic=panel.log_x)
+
+
+def _is_short_count(values: list[Numbers]) -> bool:
+    numbers = {x for series in values for x in series if x is not None}
+    return bool(numbers) and all(x == round(x) for x in numbers) and max(numbers) - min(numbers) <= _MOST_TICKS
 
 
 def _y_axis(panel: Lines) -> dict[str, Any]:
