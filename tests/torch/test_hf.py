@@ -286,12 +286,13 @@ def test_a_mask_by_query_and_key_is_taken_as_it_is():
     assert_close(model(tokens, attention_mask=added).logits[:, 1:], expected)
 
 
-def test_positions_that_begin_anew_begin_a_document():
-    model = made(positions="learned")
+@pytest.mark.parametrize("use_cache", [None, False])
+def test_positions_that_begin_anew_begin_a_document(use_cache):
+    model = made(positions="learned").eval()
     tokens = sample(1, 9)
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     alone = torch.cat([model(part).logits for part in tokens.split([4, 5], dim=1)], dim=1)
-    assert_close(model(tokens, position_ids=positions, use_cache=False).logits, alone)
+    assert_close(model(tokens, position_ids=positions, use_cache=use_cache).logits, alone)
 
 
 def test_hidden_states_are_what_each_block_is_given_and_the_end():
@@ -342,6 +343,11 @@ def test_learned_positions_end_where_their_table_ends():
     model = made(positions="learned", max_length=8)
     with pytest.raises(ValueError, match="ends at max_length=8; 9 are needed"):
         model(sample(1, 9))
+    # Of a row that is padded only its tokens count.
+    mask = torch.tensor([[0] * 2 + [1] * 8, [1] * 10])
+    assert model(sample(1, 10), attention_mask=mask[:1]).logits.shape[:2] == (1, 10)
+    with pytest.raises(ValueError, match="ends at max_length=8; 10 are needed"):
+        model(sample(2, 10), attention_mask=mask)
 
 
 def test_a_mask_of_the_wrong_length_is_refused():

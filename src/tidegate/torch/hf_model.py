@@ -127,17 +127,20 @@ class TidegateModel(TidegatePreTrainedModel):
             input_ids: (B, T) tokens; or give `inputs_embeds`.
             attention_mask: (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S).
             position_ids: (B, T); None counts the tokens that are no padding. Without a mask and a cache, a position
-                that does not follow the one before it begins a new document, which sees no other.
+                that does not follow the one before it begins a new document, which sees no other; with a cache all is
+                one document.
             past_key_values: a dynamic or a static cache, which the tokens continue.
             inputs_embeds: (B, T, M) in place of the tokens' embeddings.
-            use_cache: whether to make a cache if none is given; None does if the configuration says so, in evaluation.
+            use_cache: whether to make a cache if none is given; None does if the configuration says so, in evaluation,
+                unless `position_ids` may tell documents apart.
             output_hidden_states: whether to return the input of each block, and what the norm gives at the end.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, not both and not neither.")
         x_BTM = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        packed = position_ids is not None and attention_mask is None and past_key_values is None and not use_cache
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and not packed
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         windowed = self.config.window is not None
@@ -146,8 +149,7 @@ class TidegateModel(TidegatePreTrainedModel):
             positions, documents = self._counted(attention_mask, keys, x_BTM.device), None
         else:
             positions = position_ids.expand(x_BTM.shape[:2])
-            alone = attention_mask is None and past_key_values is None
-            documents = F.pad(positions.diff(dim=1) != 1, (1, 0)).cumsum(dim=1) if alone else None
+            documents = F.pad(positions.diff(dim=1) != 1, (1, 0)).cumsum(dim=1) if packed else None
         if self.position_embedding is not None:
             x_BTM = x_BTM + self.position_embedding(positions)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -173,6 +175,9 @@ class TidegateModel(TidegatePreTrainedModel):
         """Positions (T,), or (B, T) that leave padding out."""
         if attention_mask is not None and attention_mask.ndim == 2:
             counted = (attention_mask != 0).cumsum(dim=1) - 1
+            # What a mask counts is known only when it runs.
+            if self.position_embedding is not None and not torch.compiler.is_compiling():
+                require_learned_positions(int(counted.max()) + 1, self.config.max_position_embeddings)
             return counted.clamp(min=0)[:, -keys.num_queries :]
         if self.position_embedding is not None and isinstance(keys.seen, int):
             require_learned_positions(keys.seen + keys.num_queries, self.config.max_position_embeddings)
