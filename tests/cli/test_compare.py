@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -106,6 +107,11 @@ BAD = {
     "a folder that is a file": (["--out", "{file}"], "is a file"),
     "a folder below a file": (["--out", "{file}/below"], "is a file"),
     "a folder among the data": (["--data", "{texts}", "--out", "{texts}/out"], "Choose a place outside of it"),
+    "a length of one": (["--length", "1"], "--length must be at least 2"),
+    "a device that is not here": (["--device", "cuda:7"], "--device cuda:7 cannot be used here"),
+    "a device that is none": (["--device", "toaster"], "--device toaster cannot be used here"),
+    "a field of the embedded text": (["--field", "body"], "--field body is for JSON lines"),
+    "token numbers beyond every vocabulary": (["--data", "{numbers}"], "holds the token number 1,099,511,627,776"),
     "unknown tokenizer": (["--tokenizer", "words"], "words"),
     "a tokenizer for images": (["--task", "image", "--tokenizer", "bpe:300"], "no meaning"),
     "a study that is no function": (["--study", "json"], "module:function"),
@@ -121,6 +127,8 @@ def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(argument
     places["empty"].write_text("")
     places["short"].write_text("brief")
     places["file"].write_text("x")
+    places["numbers"] = tmp_path / "numbers.npy"
+    np.save(places["numbers"], np.arange(4000) % 7 << 40 >> (np.arange(4000) > 1) * 40)
     places["texts"].mkdir()
     (places["texts"] / "long.txt").write_text("all work and no play " * 1000)
     before = sorted(tmp_path.rglob("*"))

@@ -7,7 +7,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.torch import TransformerConfig, TransformerLM, attention_statistics, load_model, save_model
+from tidegate.torch import (
+    TransformerConfig,
+    TransformerLM,
+    add_gates,
+    attention_statistics,
+    load_model,
+    save_gates,
+    save_model,
+)
 from tidegate.torch.observation import Observation
 
 runner = CliRunner()
@@ -87,6 +95,23 @@ def test_a_hugging_face_folder_is_observed_in_its_own_dtype(folder, tmp_path):
     _, seen = seen_in(tmp_path)
     assert [layer.name for layer in seen.layers] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     assert all(layer.num_heads == 4 and "heat_capacity" in layer.heads for layer in seen.layers)
+
+
+@pytest.mark.parametrize("verb", ["observe", "curvature"])
+def test_added_gates_are_named_or_refused(folder, tmp_path, verb):
+    model = LlamaForCausalLM.from_pretrained(folder / "llama")
+    add_gates(model)
+    model.save_pretrained(tmp_path / "gated")
+    save_gates(model, tmp_path / "gates")
+    options = ["--data", folder / "tokens.npy", "--out", tmp_path / "out", "--length", "6", "--sequences", "1"]
+    refused = invoke(verb, tmp_path / "gated", *options)
+    assert refused.exit_code == 2
+    assert "give --gates DIR" in refused.stderr
+    done = invoke(verb, folder / "llama", "--gates", tmp_path / "gates", *options)
+    assert done.exit_code == 0, done.output
+    if verb == "observe":
+        _, seen = seen_in(tmp_path / "out")
+        assert [set(layer.gates) for layer in seen.layers] == [{"output"}, {"output"}]
 
 
 def test_the_length_is_what_the_model_knows_unless_said(folder, tmp_path):

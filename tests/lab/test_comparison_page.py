@@ -41,6 +41,7 @@ AFTER_THE_METRIC = [
     "diverged",
     "speed",
     "step time",
+    "its middle half",
     "peak memory",
     "decode",
     "cache",
@@ -182,11 +183,12 @@ class TestMainTable:
 
         lines = [dear(line) if isinstance(line, Costs) else line for line in compared]
         row = cells(summarise(lines))["none"]
-        assert [row[title] for title in AFTER_THE_METRIC[5:]] == [1235, 1.25, 1.5, 0.5, 512]
+        assert [row[title] for title in AFTER_THE_METRIC[5:]] == [1235, 1.25, "1.000 to 1.000", 1.5, 0.5, 512]
         units = {column.title: column.unit for column in main_table(summarise(lines)).columns}
         assert [units[title] for title in AFTER_THE_METRIC[5:]] == [
             "tokens/s",
             "× control",
+            "",
             "MiB",
             "ms/token",
             "bytes/token",
@@ -272,7 +274,7 @@ class TestImages:
         page, table = comparison_page(digits), main_table(summarise(digits))
         assert "saw 128 images." in page.summary
         assert next(column.unit for column in table.columns if column.title == "speed") == "images/s"
-        assert next(row for row in table.rows)[-5] == 1000
+        assert next(row for row in table.rows)[-6] == 1000
         assert section_of(page, "Training").panels[0].views[0].panel.x_label == "images seen (millions)"
         assert "128 images." in section_of(page, "Caution").panels[0].paragraphs[0]
 

@@ -247,11 +247,12 @@ class TestAComparisonInProcesses:
         assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
-    def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, tmp_path, miniatures, begin):
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "polite kill"])
+    def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, number, tmp_path, miniatures, begin):
         # So many runs that they would not all fit into the pipe to a worker.
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
         process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
         assert errors == ""

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -8,7 +9,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tidegate.lab.language_models import load_language_model, token_windows
 from tidegate.lab.tasks.task import DataError
-from tidegate.torch import TransformerConfig, TransformerLM, load_model, save_model
+from tidegate.torch import (
+    TransformerConfig,
+    TransformerLM,
+    add_gates,
+    gate_parameters,
+    load_model,
+    save_gates,
+    save_model,
+)
 from tidegate.torch.hf import from_transformer_lm
 
 
@@ -65,6 +74,46 @@ def test_weights_that_cannot_be_read_are_refused_by_name(llama, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ValueError, match="weights that cannot be read"):
         load_language_model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def gated(llama, tmp_path_factory):
+    """A model with added gates, its folder as transformers writes it, and the folder of its gates."""
+    place = tmp_path_factory.mktemp("gated")
+    model = LlamaForCausalLM.from_pretrained(llama).eval()
+    add_gates(model, "g1")
+    torch.manual_seed(1)
+    for parameter in gate_parameters(model):
+        parameter.data.normal_()
+    model.save_pretrained(place / "model")
+    save_gates(model, place / "gates")
+    return model, place / "model", place / "gates"
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_gates_that_would_get_lost_are_refused_with_the_remedy(gated, derivatives):
+    _, folder, _ = gated
+    with pytest.raises(ValueError, match=r"weights of gates .*save_gates\(model, DIR\), and give --gates DIR"):
+        load_language_model(folder, derivatives=derivatives)
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_a_model_is_loaded_with_its_gates(gated, llama, derivatives):
+    model, folder, gates = gated
+    tokens = torch.arange(8)[None]
+    for place in (folder, llama):
+        loaded = load_language_model(place, derivatives=derivatives, gates=gates)
+        own = copy.deepcopy(model).double() if derivatives else model
+        expected = own(tokens, logits_to_keep=1).logits
+        assert loaded.module.dtype == expected.dtype
+        assert torch.allclose(loaded.run(tokens).logits, expected, rtol=1e-2 if expected.dtype.itemsize == 2 else 1e-6)
+    bare = load_language_model(llama, derivatives=derivatives)
+    assert not torch.allclose(bare.run(tokens).logits, expected, rtol=1e-2)
+
+
+def test_gates_for_a_model_of_ours_are_refused(saved, gated):
+    with pytest.raises(ValueError, match=r"--gates .* is for a Hugging Face model"):
+        load_language_model(saved, gates=gated[2])
 
 
 def test_loading_shows_no_bar_and_leaves_the_bars_of_others_alone(llama, capfd):

@@ -34,8 +34,8 @@ def weights_and_scores(q, k, v, *, attn_mask=None, is_causal=False, scale=None, 
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -INF)
     elif attn_mask is not None:
-        # What a model writes to forbid, be it the least number of its dtype, has no weight at all.
-        scores = scores + attn_mask.double().masked_fill(attn_mask <= torch.finfo(attn_mask.dtype).min / 2, -INF)
+        # What a model writes to forbid, be it the least number of its dtype or -10,000, has no weight at all.
+        scores = scores + attn_mask.double().masked_fill(attn_mask <= -1e4, -INF)
     weights = scores.softmax(-1).nan_to_num(0.0)
     return weights, scores.masked_fill(scores == -INF, 0.0)
 

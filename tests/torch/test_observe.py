@@ -1,5 +1,7 @@
 import gc
+import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -166,7 +168,7 @@ def test_memory_does_not_grow_with_the_number_of_batches():
             if batch in (2, 29):
                 sizes.append(held_by(watcher))
     assert sizes[0] == sizes[1] > 0
-    watcher._layers["one more"] = torch.zeros(10)
+    watcher._tally.layers["one more"] = torch.zeros(10)
     assert held_by(watcher) == sizes[1] + 40
 
 
@@ -342,14 +344,83 @@ def test_an_error_in_the_model_leaves_nothing_behind():
         with pytest.raises(ArithmeticError):
             model(*qkv(), fail=True)
         model(*qkv(), fail=False)
-    assert watcher.observation().layers[0].name == "attention"
+    (layer,) = watcher.observation().layers
+    assert layer.name == "attention"
     assert watcher.observation().num_batches == 1
+    assert layer.heads["mass"][0].count == 14
     with pytest.raises(ArithmeticError), observe(model):
         model(*qkv(), fail=True)
     assert torch.backends.mha.get_fastpath_enabled()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     with observe(model):
         pass
+
+
+def sums_of(watcher):
+    """All that was seen but effective ranks, which differ in their last digits from one computation to the next."""
+    found = watcher.observation()
+    return found.num_batches, [replace(layer, residual=layer.residual.largest) for layer in found.layers]
+
+
+def breaking_off(model, error):
+    """Let the second block fail after it has attended."""
+
+    def fail(*_):
+        raise error
+
+    return model.stack.blocks[1].feedforward.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.inference_mode], ids=["gradients", "inference"])
+def test_a_batch_that_breaks_off_is_not_counted(gradients):
+    model = language_model()
+    with gradients(), observe(model, heat=True) as watcher:
+        model(TOKENS)
+        expected = sums_of(watcher)
+        hook = breaking_off(model, ArithmeticError("on purpose"))
+        with pytest.raises(ArithmeticError):
+            model(2 * TOKENS % 40)
+        assert sums_of(watcher) == expected
+        hook.remove()
+        model(TOKENS)
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {54}
+
+
+def test_an_interrupted_batch_is_not_counted():
+    model = language_model()
+    with pytest.raises(KeyboardInterrupt), observe(model) as watcher:  # noqa: PT012
+        model(TOKENS)
+        expected = sums_of(watcher)
+        breaking_off(model, KeyboardInterrupt())
+        model(TOKENS)
+    assert sums_of(watcher) == expected
+
+
+def test_calls_of_other_threads_are_not_counted():
+    model = language_model()
+    entered, waits = threading.Event(), threading.Event()
+
+    def wait(*_):
+        if threading.current_thread() is other:
+            entered.set()
+            waits.wait()
+
+    model.stack.blocks[1].register_forward_pre_hook(wait)
+    other = threading.Thread(target=model, args=(TOKENS,))
+    with observe(model) as watcher:
+        # The other thread is inside the model all the time that this one calls it.
+        other.start()
+        entered.wait()
+        model(TOKENS)
+        model(TOKENS)
+        waits.set()
+        other.join()
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {54}
 
 
 def test_the_residual_stream_may_be_left_out():
@@ -385,6 +456,7 @@ def test_the_key_set_is_said_in_words(keys, words):
         ({"keys": (0, -1)}, ValueError, r"keys as positions must be whole numbers from 0; got \[-1\]"),
         ({"keys": torch.tensor([0])}, ValueError, r"keys as a tensor must be bool.*got torch.int64 \(1,\)"),
         ({"padding": torch.ones(2, 7)}, ValueError, r"padding must be a bool tensor .* attention_mask.bool\(\)"),
+        ({"crossing": "attn"}, TypeError, "crossing must be a tuple of names .* got 'attn'"),
         ({"padding": [True]}, ValueError, r"padding must be a bool tensor .* got \[True\]"),
     ],
 )

@@ -49,6 +49,8 @@ CALLS = {
     "causal, padding on the left": ({}, {"attn_mask": by_key(LEFT) & CAUSAL}, LEFT),
     "additive padding on the left": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL)}, LEFT),
     "padding by the least number": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, LEAST)}, LEFT),
+    "padding by -1e9": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, -1e9)}, LEFT),
+    "additive and padding by -10,000": ({}, {"attn_mask": ALIBI.masked_fill(~(by_key(LEFT) & CAUSAL), -1e4)}, LEFT),
     "grouped heads": ({"G": 2}, {"is_causal": True, "enable_gqa": True}, None),
     "grouped heads, padding": ({"G": 2}, {"attn_mask": by_key(LEFT) & CAUSAL, "enable_gqa": True}, LEFT),
     "one query after a cache": ({"T": 1, "S": 9}, {}, None),

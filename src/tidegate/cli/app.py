@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from tidegate.cli.compare import compare
@@ -15,7 +18,6 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="tidegate",
-    help="Gated attention: train variants under equal conditions, and see what differs, by how much, how surely.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +31,16 @@ app.command()(curvature)
 app.command()(observe)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidegate {version('tidegate')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _verbs() -> None:
-    """Keep verbs verbs, however many there are."""
+def _verbs(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Gated attention: train variants under equal conditions, and see what differs, by how much, how surely."""

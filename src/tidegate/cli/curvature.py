@@ -36,6 +36,10 @@ def curvature(
             show_default=False,
         ),
     ] = None,
+    gates: Annotated[
+        Path | None,
+        typer.Option(help="A folder of save_gates, for a Hugging Face model with added gates.", show_default=False),
+    ] = None,
     field: Annotated[str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)] = None,
     part: Annotated[
         Literal["attention", "block"], typer.Option(help="Attention alone, or whole blocks.")
@@ -60,7 +64,7 @@ def curvature(
         require_writable(out)
         require_apart(out, data)
         require_no_comparison(out)
-        loaded = load_language_model(model)
+        loaded = load_language_model(model, gates=gates)
         windows = token_windows(loaded, data, length=length, count=sequences, field=field)
         sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
         with parts_display(Console(stderr=True, highlight=False), "measuring", "sequences") as tell:

@@ -33,6 +33,10 @@ def observe(
             show_default=False,
         ),
     ] = None,
+    gates: Annotated[
+        Path | None,
+        typer.Option(help="A folder of save_gates, for a Hugging Face model with added gates.", show_default=False),
+    ] = None,
     field: Annotated[str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)] = None,
     length: Annotated[
         int | None,
@@ -67,7 +71,7 @@ def observe(
         from tidegate.lab.observation_panels import observation_page
         from tidegate.report import write_page
 
-        loaded = load_language_model(model, derivatives=False)
+        loaded = load_language_model(model, derivatives=False, gates=gates)
         tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
         windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
         with parts_display(Console(stderr=True, highlight=False), "observing", "sequences", quiet=quiet) as tell:

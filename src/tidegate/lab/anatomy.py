@@ -31,9 +31,9 @@ class Anatomy:
     """Both measurements, where they can be made."""
 
     curvature: ModelCurvature | None
-    """None for images, and where a slice is degenerate."""
+    """None for images, for single positions, and where a slice is degenerate."""
     freedom: tuple[LayerFreedom, ...]
-    """Empty for heads wider than 32, and for gates that read what changes with a head's basis."""
+    """Empty for heads wider than 32, or than there are positions, and for gates that read what changes with a basis."""
 
 
 def measure_anatomy(model: Model, probe: Batch) -> Anatomy:
@@ -43,7 +43,7 @@ def measure_anatomy(model: Model, probe: Batch) -> Anatomy:
 
 
 def _curvature(model: Model, tokens: torch.Tensor) -> ModelCurvature | None:
-    if not isinstance(model, TransformerLM):
+    if not isinstance(model, TransformerLM) or tokens.shape[1] < 2:
         return None
     try:
         return model_curvature(language_model_of(model, name=str(model.config.gate)), tokens[:, :_LENGTH], _SAMPLING)
@@ -52,7 +52,9 @@ def _curvature(model: Model, tokens: torch.Tensor) -> ModelCurvature | None:
 
 
 def _freedom(model: Model, examples: torch.Tensor) -> tuple[LayerFreedom, ...]:
-    if model.config.shape.head_dim > _WIDEST_HEAD or any(map(reads_values, Gates.parse(model.config.gate))):
+    width = model.config.shape.head_dim
+    num_positions = examples.numel() if isinstance(model, TransformerLM) else len(examples) * model.config.num_tokens
+    if not num_positions >= width <= _WIDEST_HEAD or any(map(reads_values, Gates.parse(model.config.gate))):
         return ()
     return tuple(
         LayerFreedom(

@@ -10,13 +10,14 @@ from typing import Any
 
 from tidegate.lab.checkpoint import forget_checkpoint
 from tidegate.lab.cost import measure_costs
+from tidegate.lab.devices import require_device
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Ended, Event, Phase
 from tidegate.lab.executors.executor import Executor
 from tidegate.lab.matching import matched_flops, matched_parameters, matched_time, num_parameters
 from tidegate.lab.presets import PRESETS, PresetName
 from tidegate.lab.records import Costs, Line, Match, Plan, Record, RecordFile
-from tidegate.lab.run import Run, content_hash
+from tidegate.lab.run import Run, content_hash, run_label
 from tidegate.lab.tasks.task import Task
 from tidegate.lab.tuning import chosen_rates, tuning_runs
 from tidegate.lab.variants import Variant
@@ -65,6 +66,7 @@ class Request:
         if self.tune_lr and (own := [variant.name for variant in self.variants if "lr" in variant.overrides]):
             raise ValueError(f"--tune-lr chooses learning rates that {', '.join(own)} has set. Leave one of them out.")
         _require_design(self.study)
+        require_device(self.device)
 
     @property
     def control(self) -> Variant:
@@ -212,7 +214,7 @@ class _Work:
             self.tell(
                 Ended(
                     run=record.id,
-                    variant=record.run["variant"],
+                    variant=run_label(record.run),
                     seed=record.run["seed"],
                     status=record.status,
                     loss=record.loss,

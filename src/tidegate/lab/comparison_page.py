@@ -8,7 +8,7 @@ from typing import Any
 
 from tidegate.lab.curvature_panels import curvature_panels
 from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
-from tidegate.lab.fairness import fairness_checks
+from tidegate.lab.fairness import fairness_checks, violations_in_words
 from tidegate.lab.gauge_panels import gauge_panels
 from tidegate.lab.mechanism_panels import mechanism_panels
 from tidegate.lab.panels import (
@@ -47,7 +47,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(title="Verdicts", panels=_verdict_panels(summary))
     yield Section(
         title="All numbers",
-        lead="Means over seeds, none where a run diverged. Costs were measured side by side before the runs began.",
+        lead="Means over seeds; empty where a run diverged. Costs were measured side by side before the runs began.",
         panels=(main_table(summary),),
     )
     yield Section(
@@ -131,8 +131,8 @@ def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
         for result in comparison.variants
     )
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
-    if comparison.warnings:
-        panels.append(Prose(paragraphs=comparison.warnings, caution=True))
+    if cautions := (*comparison.warnings, *violations_in_words(summary)):
+        panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)
     if judged:
         panels.append(
@@ -163,10 +163,12 @@ def main_table(summary: Summary) -> Table:
         Column(title="to", unit="nats", digits=4, signed=True, help="Upper end of the adjusted interval."),
         Column(title="adjusted p", digits=4),
         Column(title="diverged", digits=0, better="low"),
-        Column(title="speed", unit="tokens/s" if summary.examples == "tokens" else "images/s", better="high"),
-        Column(title="step time", unit="× control", digits=3, better="low", help="Median of interleaved steps."),
-        Column(title="peak memory", unit="MiB", digits=1, better="low", help="Of a training step, above rest."),
-        Column(title="decode", unit="ms/token", digits=3, better="low", help="After a full context, with a cache."),
+        # Times and memory are measured with noise: no best is marked among them.
+        Column(title="speed", unit="tokens/s" if summary.examples == "tokens" else "images/s"),
+        Column(title="step time", unit="× control", digits=3, help="Median of interleaved steps."),
+        Column(title="its middle half", help="Between these ends lie half of the interleaved steps."),
+        Column(title="peak memory", unit="MiB", digits=1, help="Of a training step, above rest."),
+        Column(title="decode", unit="ms/token", digits=3, help="After a full context, with a cache."),
         Column(title="cache", unit="bytes/token", better="low"),
     ]
     rows = tuple(tuple(_row(variant, summary)) for variant in summary.variants)
@@ -185,9 +187,10 @@ def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
         yield from (variant.metric(summary.metric) if whole else None) or (None, None)
     yield from (result.difference, result.low, result.high, result.p_value, result.num_diverged)
     if cost is None:
-        yield from [None] * 5
+        yield from [None] * 6
         return
     yield from (round(cost.tokens_per_second), cost.time_ratio)
+    yield f"{cost.time_ratio_low:.3f} to {cost.time_ratio_high:.3f}"
     yield None if cost.peak_bytes is None else cost.peak_bytes / 2**20
     yield from (cost.decode_milliseconds, cost.cache_bytes_per_token)
 

@@ -10,7 +10,7 @@ from tidegate.lab.panels import Check, Checks
 from tidegate.lab.records import Record
 from tidegate.lab.summary import Summary, VariantSummary
 
-__all__ = ["TOKENS_PER_PARAMETER", "fairness_checks"]
+__all__ = ["TOKENS_PER_PARAMETER", "fairness_checks", "violations_in_words"]
 
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
@@ -24,6 +24,16 @@ def fairness_checks(summary: Summary) -> Checks:
     """Every condition, red where one is violated."""
     checks = (*_equal_conditions(summary), *_budgets(summary), *_trained_enough(summary), *_settings(summary))
     return Checks(items=tuple(checks))
+
+
+def violations_in_words(summary: Summary) -> tuple[str, ...]:
+    """One sentence on the conditions that were violated; none if all hold."""
+    checks = fairness_checks(summary).items
+    violated = [check for check in checks if check.state == "violated"]
+    if not violated:
+        return ()
+    words = "; ".join(f"{check.name} ({check.detail})" for check in violated)
+    return (f"{len(violated)} of {len(checks)} checks of fairness and training are violated: {words}.",)
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:
@@ -114,7 +124,7 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
     yield Check(
         name="Runs that diverged",
         state="warning" if diverged else "holds",
-        detail=f"{words}: a result like any other, and the mean of the rest says little" if diverged else "none",
+        detail=f"{words}: a result like any other, and the mean of the rest says little" if diverged else "no run",
     )
     control = summary.control
     if not control.finished:
@@ -124,7 +134,7 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
         "Better than guessing",
         loss < 0.9 * chance,
         f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}",
-        f"the control's loss {loss:.3f} is near that of a blind guess, {chance:.3f}: under-trained",
+        f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}: under-trained",
     )
     yield _late_gain(control)
     yield from _amounts(summary)

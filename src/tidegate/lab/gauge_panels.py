@@ -95,10 +95,12 @@ def _fall(models: Mapping[str, Sequence[LayerFreedom]]) -> Lines:
 
 
 def _falls(models: Mapping[str, Sequence[LayerFreedom]]) -> Iterator[Series]:
-    """One line a layer; free directions, which have no place on a logarithmic axis, are left out."""
+    """One line a layer, of what is held: free directions have no place on a logarithmic axis."""
     for name, layers in models.items():
         for place, layer in enumerate(layers):
             middle: list[float] = np.median(layer.singular_values, axis=0).tolist()
+            if max(middle) <= _FREE:
+                continue
             yield Series(
                 label=f"{name}, layer {place}",
                 group=name,

@@ -62,17 +62,24 @@ class LanguageModel:
         return tuple(found)
 
 
-def load_language_model(path: str | Path, *, derivatives: bool = True) -> LanguageModel:
+def load_language_model(
+    path: str | Path, *, derivatives: bool = True, gates: str | Path | None = None
+) -> LanguageModel:
     """One of our checkpoints or a Hugging Face folder; a `ValueError` that says what is there if it is neither.
+
+    A folder whose weights have gates that its own class does not know is refused: without them it is another model.
 
     derivatives : whether they will be taken: in float64 and without fused kernels, which have no forward mode. If
                   not, the model keeps its own dtype and runs as it does elsewhere
+    gates       : a folder of `save_gates`, for a Hugging Face model
     """
     place = Path(path)
     if not place.exists():
         raise ValueError(f"MODEL {place} is not there. Name a file of save_model, or a folder with a model in it.")
     if place.is_dir() and (place / "config.json").is_file():
-        return _from_hugging_face(place, derivatives)
+        return _from_hugging_face(place, derivatives, gates)
+    if gates is not None:
+        raise ValueError(f"--gates {gates} is for a Hugging Face model; MODEL {place} has its own. Leave it out.")
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(files) != 1:
         raise ValueError(
@@ -149,24 +156,17 @@ def _ours(path: Path, derivatives: bool) -> LanguageModel:
     return language_model_of(model, name=name, derivatives=derivatives)
 
 
-def _from_hugging_face(folder: Path, derivatives: bool) -> LanguageModel:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    # It makes transformers know our own class.
-    import_module("tidegate.torch.hf")
-    try:
-        with _without_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                attn_implementation="eager" if derivatives else "sdpa",
-                dtype=torch.float64 if derivatives else "auto",
-            ).eval()
-    except SafetensorError as problem:
-        raise ValueError(f"MODEL {folder} has weights that cannot be read: {problem}.") from problem
+def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
+    model, unknown = _pretrained(folder, derivatives, exact=derivatives and gates is None)
+    if gates is not None:
+        # They fit the model in its own dtype alone.
+        import_module("tidegate.torch.retrofit").load_gates(model, gates)
+        model = model.double() if derivatives else model
+    elif any("attn_gate" in name.split(".") for name in unknown):
+        raise ValueError(
+            f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
+            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR."
+        )
     config: Any = model.config.get_text_config()
     # Nobody reads the logits, which may take more memory than all else.
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
@@ -186,6 +186,33 @@ def _from_hugging_face(folder: Path, derivatives: bool) -> LanguageModel:
         vocab_size=config.vocab_size,
         max_length=getattr(config, "max_position_embeddings", None),
     )
+
+
+def _pretrained(folder: Path, derivatives: bool, *, exact: bool) -> tuple[Any, list[str]]:
+    """The model, and which of its weights its class does not know.
+
+    exact : whether it is read in float64
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    # It makes transformers know our own class.
+    import_module("tidegate.torch.hf")
+    try:
+        with _without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation="eager" if derivatives else "sdpa",
+                dtype=torch.float64 if exact else "auto",
+                output_loading_info=True,
+            )
+    except SafetensorError as problem:
+        raise ValueError(f"MODEL {folder} has weights that cannot be read: {problem}.") from problem
+    model, notes = loaded
+    return model.eval(), sorted(notes["unexpected_keys"])
 
 
 def _tokenized(folder: Path, text: bytes) -> list[int]:

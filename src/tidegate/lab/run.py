@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import Task
 
-__all__ = ["Role", "Run", "Training", "content_hash"]
+__all__ = ["Role", "Run", "Training", "content_hash", "run_label"]
 
 ModelConfig: TypeAlias = TransformerConfig | VisionConfig
 
@@ -112,6 +113,12 @@ class Run:
             "task": self.task.to_dict(location=location),
             "training": {name: getattr(self.training, name) for name in self.training.__dataclass_fields__},
         }
+
+
+def run_label(run: Mapping[str, Any]) -> str:
+    """What a run is called while it is under way, from its plain values; those that tune differ by learning rate."""
+    rate = f" at lr {run['training']['lr']:g}" if run["role"] == "tuning" else ""
+    return f"{run['variant']}{rate}"
 
 
 def content_hash(value: Any) -> str:

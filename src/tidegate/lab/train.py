@@ -25,7 +25,7 @@ from tidegate.lab.jsonable import read_as
 from tidegate.lab.models import Evaluation, Model, batch_loss, build_model, evaluate, task_metrics, training_flops
 from tidegate.lab.observe import loss_by_position, observe
 from tidegate.lab.records import Observation, Point, Record, Timing
-from tidegate.lab.run import Run
+from tidegate.lab.run import Run, run_label
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.torch.gate import gate_parameters
 
@@ -113,6 +113,7 @@ class _Trainer:
     def __init__(self, run: Run, surroundings: Surroundings) -> None:
         torch.set_num_threads(run.training.num_threads)
         self.run = run
+        self.label = run_label(run.to_dict())
         self.around = surroundings
         self.data: TaskData = run.task.load()
         self.device = torch.device(run.training.device)
@@ -253,7 +254,7 @@ class _Trainer:
         self.around.report(
             Progress(
                 run=self.run.id,
-                variant=self.run.variant,
+                variant=self.label,
                 seed=self.run.seed,
                 role=self.run.role,
                 step=state.step,

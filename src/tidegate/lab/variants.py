@@ -63,7 +63,7 @@ def _override(option: str, text: str) -> tuple[str, float]:
     name = name.strip().replace("-", "_")
     if name not in OVERRIDES or not equals:
         raise ValueError(
-            f"{option!r} in {text!r} is no option of a variant. Write @name=number, name one of {OVERRIDES}."
+            f"{option!r} in {text!r} is no option of a variant. Write @name=number, name one of {', '.join(OVERRIDES)}."
         )
     try:
         number = float(value)

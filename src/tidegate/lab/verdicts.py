@@ -15,8 +15,8 @@ RULE = (
     "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Equivalent: the interval lies "
     "within ±{margin}, the margin. Better or worse: it does not, and excludes zero. Inconclusive: neither. If the "
     "residuals of one spread wider than the others', each variant is judged by its own differences to {control} "
-    "instead (paired t, Bonferroni's adjustment). That is decided by F tests: {control} is tested at 10 %, and the "
-    "other variants share another 10 % equally. A variant with a diverged run is called diverged, one that is the "
+    "instead (paired t, Bonferroni's adjustment). That is decided by F tests: the control is tested at 10 %, and "
+    "the other variants share another 10 % equally. A variant with a diverged run is called diverged, one that is the "
     "control under another name identical; neither enters the table. With fewer than three seeds, or a control that "
     "diverged, no verdict is given. The judgement is made once, after the last run."
 )
@@ -155,8 +155,8 @@ def _judgement(variant: VariantResult, comparison: Comparison) -> str:
     sign = "" if one_sided else "+"
     ends = f"{show(low, sign=sign, unit=False)} to {show(high, sign=sign, unit=False)}"
     evidence = (
-        f"({_percent(comparison.confidence)} interval {ends}; {_seeds(comparison.num_blocks)}; this run could have "
-        f"seen {show(_known(variant.detectable), unit=False)})"
+        f"({_percent(comparison.confidence)} interval {ends}; {_seeds(comparison.num_blocks)}; "
+        f"{show(_known(variant.detectable), unit=False)} would be seen 4 times in 5)"
     )
     size = show(difference, sign=sign)
     margin = show(_known(comparison.margin), unit=False)

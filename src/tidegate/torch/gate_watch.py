@@ -43,9 +43,11 @@ class GateWatch:
             layer = nearest_layer(name, real_by_layer)
             running.add(tokens_of(values_BTHD, None if layer is None else real_by_layer[layer]))
 
-    def drop(self) -> None:
-        """Forget what is held, of a batch that broke off."""
-        self._waiting.clear()
+    def copy(self) -> GateWatch:
+        """The same sums to go on with apart; what is held is no part of them."""
+        twin = GateWatch()
+        twin._running = {name: (gate, running.copy()) for name, (gate, running) in self._running.items()}
+        return twin
 
     def summaries(self, layers: Iterable[str]) -> dict[str, dict[str, GateSummary]]:
         """By layer and site, each gate at the layer nearest to it."""

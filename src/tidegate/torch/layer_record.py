@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from copy import copy
 
 from tidegate.torch.counting import CountedCall
 from tidegate.torch.observation import HISTOGRAM_EDGES, GateSummary, LayerObservation, ResidualSummary
+from tidegate.torch.past import Past
 from tidegate.torch.running import RunningMoments, RunningPositions
 
 __all__ = ["STATISTICS", "STATISTICS_WITH_HEAT", "LayerRecord"]
@@ -22,19 +22,26 @@ class LayerRecord:
     def __init__(self, name: str, num_heads: int, statistics: Sequence[str]) -> None:
         self.name = name
         self.num_heads = num_heads
-        self.real_BT: Tensor | None = None
-        """Which queries of the last call are no padding."""
+        self.past: Past | None = None
+        """What the next call may go on from."""
         self._moments = {statistic: RunningMoments(HISTOGRAM_EDGES[statistic], num_heads) for statistic in statistics}
         self._positions = RunningPositions(statistics, num_heads)
 
     def add(self, call: CountedCall) -> None:
         """Take in one attention call of the layer."""
-        self.real_BT = call.real_BT
+        self.past = call.past
         counted = call.counted_BHT.cpu()
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
         for name, moments in self._moments.items():
             moments.add(values[name], counted)
         self._positions.add(values, counted, call.first)
+
+    def copy(self) -> LayerRecord:
+        """The same sums to go on with apart."""
+        twin = copy(self)
+        twin._moments = {name: moments.copy() for name, moments in self._moments.items()}
+        twin._positions = copy(self._positions)
+        return twin
 
     def observation(self, gates: dict[str, GateSummary], residual: ResidualSummary | None) -> LayerObservation:
         """The sums as plain data."""

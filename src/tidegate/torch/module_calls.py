@@ -1,15 +1,26 @@
-"""Which module of a model is at work: a stack of names, kept by hooks."""
+"""Which module of a model is at work in this thread: a stack of names, kept by hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["ModuleFollower", "block_of", "followed"]
+__all__ = ["ModuleCall", "ModuleFollower", "block_of", "followed"]
+
+
+class ModuleCall(NamedTuple):
+    """A module's forward that runs now, and what it was given."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class ModuleFollower(Protocol):
@@ -19,19 +30,23 @@ class ModuleFollower(Protocol):
         """A module is called while no other is at work."""
         ...
 
-    def leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def leave(self, call: ModuleCall, result: Any) -> None:
         """A module's forward has returned; it is still on the stack."""
+        ...
+
+    def end(self) -> None:
+        """No module is at work any more: the outermost has been left, or has raised."""
         ...
 
 
 @contextmanager
-def followed(model: nn.Module, follower: ModuleFollower) -> Generator[list[str]]:
-    """The names of the model's modules whose forward runs now, outermost first, as long as this is entered.
+def followed(model: nn.Module, follower: ModuleFollower) -> Generator[list[ModuleCall]]:
+    """The model's modules whose forward runs now, outermost first, as long as this is entered.
 
     Names are paths within the model, whose own is empty; a module that is in it twice has its first. A module whose
-    forward raises is not left, but taken off the stack.
+    forward raises is not left, but taken off the stack. What other threads call is no part of it.
     """
-    stack: list[str] = []
+    stack: list[ModuleCall] = []
     handles = [handle for name, module in model.named_modules() for handle in _hooks(stack, name, module, follower)]
     try:
         yield stack
@@ -40,26 +55,42 @@ def followed(model: nn.Module, follower: ModuleFollower) -> Generator[list[str]]
             handle.remove()
 
 
-def _hooks(stack: list[str], name: str, module: nn.Module, follower: ModuleFollower) -> tuple[RemovableHandle, ...]:
-    def enter(_module: nn.Module, _args: Any) -> None:
+def _hooks(
+    stack: list[ModuleCall], name: str, module: nn.Module, follower: ModuleFollower
+) -> tuple[RemovableHandle, ...]:
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         if not stack:
             follower.begin()
-        stack.append(name)
+        stack.append(ModuleCall(name, module, args, kwargs))
 
     def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        follower.leave(name, module, args, kwargs, result)
+        follower.leave(ModuleCall(name, module, args, kwargs), result)
 
     def drop(_module: nn.Module, _args: Any, _result: Any) -> None:
         # A hook before ours may have raised, so that the module never came onto the stack.
-        if stack[-1:] == [name]:
+        if stack and stack[-1].name == name:
             stack.pop()
+            if not stack:
+                follower.end()
 
     return (
-        module.register_forward_pre_hook(enter),
-        module.register_forward_hook(leave, with_kwargs=True),
+        module.register_forward_pre_hook(_in_this_thread(enter), with_kwargs=True),
+        module.register_forward_hook(_in_this_thread(leave), with_kwargs=True),
         # Called also if the forward, or the hook before, raises.
-        module.register_forward_hook(drop, always_call=True),
+        module.register_forward_hook(_in_this_thread(drop), always_call=True),
     )
+
+
+def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook for calls of the thread that asks for it; attention calls of others are not seen either."""
+    owner = threading.get_ident()
+
+    @wraps(hook)
+    def guarded(*arguments: Any) -> None:
+        if threading.get_ident() == owner:
+            hook(*arguments)
+
+    return guarded
 
 
 def block_of(model: nn.Module, name: str) -> str | None:

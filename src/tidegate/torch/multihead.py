@@ -1,4 +1,4 @@
-"""PyTorch's own multi-head attention where it returns its weights, and so makes no attention call."""
+"""PyTorch's own multi-head attention: where it returns its weights, and so makes no attention call; its added keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["attend_without_weights"]
+__all__ = ["attend_without_weights", "num_added_keys"]
 
 _forward = nn.MultiheadAttention.forward
 _signature = inspect.signature(_forward)
@@ -32,3 +32,10 @@ def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dic
         _forward(*call.args, **call.kwargs)
     finally:
         module.dropout = dropout
+
+
+def num_added_keys(module: nn.Module) -> int:
+    """How many keys `nn.MultiheadAttention` puts behind those that it is given: `add_bias_kv`, `add_zero_attn`."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return 0
+    return (module.bias_k is not None) + bool(module.add_zero_attn)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
 from tidegate.torch.counting import Keys, require_keys
+from tidegate.torch.crossing import require_names
 from tidegate.torch.observation import Observation
 from tidegate.torch.observe import Watcher, observe
 
@@ -27,23 +28,32 @@ class Observer:
             loss.backward()
 
     `history` has one `(step, observation)` for each step watched, with at most 64 query positions each. A step that
-    raises is not kept.
+    raises is not kept. `keys`, `heat`, `residual` and `crossing` are those of `observe`.
     """
 
     def __init__(
-        self, model: nn.Module, *, every: int, keys: Keys = 1, heat: bool = False, residual: bool = True
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        keys: Keys = 1,
+        heat: bool = False,
+        residual: bool = True,
+        crossing: Sequence[str] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a number of steps of at least 1; got {every!r}.")
         require_keys(keys)
+        require_names(crossing)
         self.model = model
         self.every = every
         self.history: list[tuple[int, Observation]] = []
         self._keys: Keys = keys
         self._heat = heat
         self._residual = residual
+        self._crossing = tuple(crossing)
         self._next_step = 0
         self._open = ExitStack()
         self._watcher: Watcher | None = None
@@ -73,7 +83,14 @@ class Observer:
         self._next_step = step + 1
         if step % self.every == 0:
             self._watcher = self._open.enter_context(
-                observe(self.model, keys=self._keys, heat=self._heat, residual=self._residual, padding=padding)
+                observe(
+                    self.model,
+                    keys=self._keys,
+                    heat=self._heat,
+                    residual=self._residual,
+                    padding=padding,
+                    crossing=self._crossing,
+                )
             )
         return self._watcher
 

@@ -1,5 +1,7 @@
 """Sums that grow with what they describe and not with how often it is seen: moments, curves, spreads, ranks.
 
+Adding makes new tensors and leaves the old as they are, so that a shallow copy keeps the sums as they were.
+
 Legend: B batch, H heads, T query positions, N rows, M their width.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -72,6 +75,12 @@ class RunningMoments:
         chosen = bins[counted_BHT & ~values_BHT.isnan()]
         new = torch.bincount(chosen, minlength=self._histogram.numel())
         self._histogram = self._histogram + new.view_as(self._histogram)
+
+    def copy(self) -> RunningMoments:
+        """The same sums to go on with apart."""
+        twin = copy(self)
+        twin._spread = copy(self._spread)
+        return twin
 
     def moments(self) -> tuple[Moments, ...]:
         """What is known so far, one for each head."""

@@ -5,6 +5,8 @@ Legend: N tokens, H heads at the gated site, D gated width.
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,12 @@ class RunningGate:
             low, high = self._ends
             saturated = (values <= low + _MARGIN) | (values >= high - _MARGIN)
         self._shares.add(torch.stack((values < _CLOSED, saturated)).double(), counted, (1, 3))
+
+    def copy(self) -> RunningGate:
+        """The same sums to go on with apart."""
+        twin = copy(self)
+        twin._spread, twin._shares = copy(self._spread), copy(self._shares)
+        return twin
 
     def summary(self) -> GateSummary | None:
         """What is known so far; None if nothing is."""

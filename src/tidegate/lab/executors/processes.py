@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,7 @@ class ProcessExecutor:
         threads = max(run.training.num_threads for run in runs)
         num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
         with noted_interrupt() as interrupted:
-            crew = _Crew(deque(runs), checkpoints, report)
+            crew = _Crew(deque(runs), checkpoints, report, interrupted)
             try:
                 for _ in range(num_workers):
                     crew.employ()
@@ -78,10 +79,13 @@ class _Worker:
 class _Crew:
     """The workers, by the pipe to each, and the runs that none of them has yet."""
 
-    def __init__(self, todo: deque[Run], checkpoints: Path, report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, todo: deque[Run], checkpoints: Path, report: Callable[[Progress], None], interrupted: list[int]
+    ) -> None:
         self.todo = todo
         self.checkpoints = checkpoints
         self.report = report
+        self.interrupted = interrupted
         self.workers: dict[Connection, _Worker] = {}
         self.dismissed = False
 
@@ -137,7 +141,7 @@ class _Crew:
         worker.process.join()
         pipe.close()
         code = worker.process.exitcode or 0
-        if self.dismissed:
+        if self.dismissed or self.interrupted:
             return
         if worker.run is not None:
             yield _lost(worker.run, code)
@@ -162,20 +166,30 @@ def _lost(run: Run, code: int) -> Record:
 
 def _work(pipe: Connection, checkpoints: Path) -> None:
     """One worker: says that it is ready, then does the runs that come, until None does or nobody is there any more."""
-    # While a run is under way, whatever can be read is a word to stop, or the end of whoever would say it.
-    around = Surroundings(folder=checkpoints, report=_Throttle(pipe).report, stopping=pipe.poll)
-    _tell(pipe, None)
-    while (run := _next_run(pipe)) is not None:
-        try:
-            record = execute_run(run, around)
-        except Interrupted:
-            return
-        _tell(pipe, record)
+    # A polite kill, which batch systems send to all processes of a job, stops a run like a word from the parent.
+    with noted_interrupt() as killed:
+
+        def stopping() -> bool:
+            # While a run is under way, whatever can be read is a word to stop, or the end of whoever would say it.
+            return bool(killed) or pipe.poll()
+
+        around = Surroundings(folder=checkpoints, report=_Throttle(pipe).report, stopping=stopping)
+        _tell(pipe, None)
+        while (run := _next_run(pipe, killed)) is not None:
+            try:
+                record = execute_run(run, around)
+            except Interrupted:
+                break
+            _tell(pipe, record)
+    if killed:
+        sys.exit(128 + killed[0])
 
 
-def _next_run(pipe: Connection) -> Run | None:
+def _next_run(pipe: Connection, killed: list[int]) -> Run | None:
     with suppress(EOFError, OSError):
-        return pipe.recv()
+        while not killed:
+            if pipe.poll(_POLL_SECONDS):
+                return pipe.recv()
     return None
 
 

@@ -79,6 +79,8 @@ def read_corpus(source: str, field: str | None) -> Corpus:
     kind = source_kind(source)
     if kind == "tokens":
         raise DataError(f"--data {source} holds tokens, not text; its tokenizer is 'none'.")
+    if kind == "embedded" and field is not None:
+        raise DataError(f"--field {field} is for JSON lines and datasets; leave it out, or name them by --data.")
     if kind == "embedded":
         training, held_out, missing = embedded_corpus()
         title = f"sources of the standard library of Python {platform.python_version()}"
@@ -88,6 +90,9 @@ def read_corpus(source: str, field: str | None) -> Corpus:
     if field is not None and kind == "files" and not any(".jsonl:" in document.name for document in documents):
         raise DataError(f"--field {field} is for JSON lines and datasets, and --data {source} has none; leave it out.")
     return Corpus(documents, None, fingerprint(documents), _title(source, documents))
+
+
+_LARGEST_VOCABULARY = 1 << 22
 
 
 def read_tokens(source: str) -> TokenFile:
@@ -105,9 +110,14 @@ def read_tokens(source: str) -> TokenFile:
         raise DataError(f"--data {source} holds no tokens.")
     if (lowest := int(tokens.min())) < 0:
         raise DataError(f"--data {source} must hold token numbers from 0 on; got {lowest}.")
+    if (largest := int(tokens.max())) >= _LARGEST_VOCABULARY:
+        raise DataError(
+            f"--data {source} holds the token number {largest:,}; a vocabulary has at most {_LARGEST_VOCABULARY:,}. "
+            "Number the tokens from 0 on, without gaps."
+        )
     digest = hashlib.sha256(f"{tokens.dtype.str} ".encode())
     digest.update(tokens)
-    return TokenFile(tokens, int(tokens.max()) + 1, digest.hexdigest()[:16], Path(source).name)
+    return TokenFile(tokens, largest + 1, digest.hexdigest()[:16], Path(source).name)
 
 
 def _looks_like_path(source: str, path: Path) -> bool:

@@ -149,7 +149,7 @@ class TextData:
         read_as = {"bytes": "read byte by byte", "none": "tokens as they came"}
         how = read_as.get(self._task.tokenizer, f"as {streams.vocab_size:,} byte pairs")
         return (
-            f"{streams.title[:1].upper()}{streams.title[1:]}, {how}: {len(streams.training):,} tokens to train on "
+            f"{_sentence_case(streams.title)}, {how}: {len(streams.training):,} tokens to train on "
             f"and {len(streams.held_out):,} held out ({streams.rule})."
         )
 
@@ -219,3 +219,8 @@ def _require_fingerprint(task: TextTask, found: str) -> None:
             f"--data {task.source} has changed: its fingerprint was {task.fingerprint} and is {found}. "
             "Bring the old text back, or start anew with another --out."
         )
+
+
+def _sentence_case(title: str) -> str:
+    """A description begins with a capital; the name of a file stays as it is."""
+    return title if "." in title.split()[0] else title[:1].upper() + title[1:]
