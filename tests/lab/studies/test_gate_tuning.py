@@ -54,6 +54,21 @@ def test_gates_that_do_not_learn_leave_the_model_as_it_was(result, monkeypatch):
     assert again.rows[1] == next(row for row in result.rows if row.remedy == CONTROL)
 
 
+def test_gates_that_learn_first_are_followed_by_all_weights(monkeypatch):
+    first = Remedy(name="gates, then both", gate_rate=10.0, whole_rate=1.0, gates_first=True)
+    learned = []
+
+    def train(model, groups, batches, *, num_steps):
+        moving = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        learned.append((num_steps, len(list(batches)), moving == set(dict(model.named_parameters())), len(groups)))
+        assert len(moving) == sum(len(group["params"]) for group in groups)
+
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.REMEDIES", (first, CONTROL))
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning._train", train)
+    gate_tuning(dataclasses.replace(TINY, tuning_steps=5))
+    assert learned == [(30, 30, True, 1), (2, 2, False, 1), (3, 3, True, 2), (5, 5, True, 1)] * 2
+
+
 def test_a_change_is_shown_when_its_interval_excludes_zero():
     assert Change(value=-1.0, low=-2.0, high=-0.5).shown
     assert Change(value=1.0, low=0.5, high=2.0).shown

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from retrofit_models import adapt, logits, stir, tiny
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tidegate.torch.retrofit import add_gates, load_gates, save_gates
 from tidegate.torch.retrofit.fingerprint import base_fingerprint
@@ -121,3 +121,51 @@ def test_a_model_without_gates_has_nothing_to_save(tmp_path):
     with pytest.raises(ValueError, match="no gates to save"):
         save_gates(tiny("llama"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_tokens_that_a_trainer_writes_into_the_configuration_do_not_matter(tmp_path):
+    model = tiny("llama")
+    add_gates(model)
+    stir(model)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, name, 60)
+    save_gates(model, tmp_path)
+    fresh = tiny("llama")
+    load_gates(fresh, tmp_path)
+    assert torch.equal(logits(fresh), logits(model))
+
+
+def test_a_configuration_inside_another_is_known_by_what_it_computes():
+    def fingerprint(**options):
+        config = tiny("llama").config
+        config.inner = LlamaConfig(**options)
+        model = tiny("llama")
+        model.config = config
+        return base_fingerprint(model)
+
+    assert fingerprint(pad_token_id=7) == fingerprint()
+    assert fingerprint(hidden_size=64) != fingerprint()
+
+
+def test_gates_that_were_added_to_a_part_are_saved_by_their_paths_in_the_whole(tmp_path):
+    model = tiny("llama")
+    add_gates(model.model, "g1+bma")
+    stir(model)
+    expected = logits(model)
+    save_gates(model, tmp_path / "whole")
+    save_gates(model.model, tmp_path / "part")
+    whole, part = tiny("llama"), tiny("llama")
+    load_gates(whole, tmp_path / "whole")
+    load_gates(part.model, tmp_path / "part")
+    assert torch.equal(logits(whole), expected)
+    assert torch.equal(logits(part), expected)
+
+
+def test_a_path_that_the_model_does_not_have_is_named(saved):
+    path = saved[0] / "gates.json"
+    description = json.loads(path.read_text())
+    description["layers"]["elsewhere"] = description["layers"].pop("model.layers.0.self_attn")
+    path.write_text(json.dumps(description))
+    reason = "no attention at elsewhere; it has model.layers.0.self_attn, model.layers.1.self_attn"
+    with pytest.raises(ValueError, match=reason):
+        load_gates(tiny("llama"), saved[0])

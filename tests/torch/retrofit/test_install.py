@@ -5,6 +5,7 @@ from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, 
 
 from tidegate.gate import Gate, legal_gates
 from tidegate.torch import gate_parameters
+from tidegate.torch.gate import AttentionGate
 from tidegate.torch.retrofit import RetrofitReport, add_gates, remove_gates
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -196,3 +197,85 @@ def test_a_model_that_would_change_is_refused_and_left_as_it_was():
     assert set(model.state_dict()) == names
     assert model.config._attn_implementation == "sdpa"
     assert add_gates(model, "g2").bitwise_equal
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_model_in_float64_takes_gates(implementation):
+    model = tiny("llama", dtype=torch.float64, implementation=implementation)
+    before = logits(model)
+    assert add_gates(model, ALL_SITES).bitwise_equal
+    # There, eager attention is nan where a query may see nothing, as in the first row's padding.
+    assert before[0].isnan().any() == (implementation == "eager")
+    assert torch.equal(logits(model).isnan(), before.isnan())
+    assert torch.equal(logits(model)[1], before[1])
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma"])
+def test_generation_is_the_same_with_a_static_cache(gate):
+    model = tiny("llama")
+    add_gates(model, gate)
+    stir(model, std=1.0)
+    prompt = inputs_of(model, length=5)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    dynamic = model.generate(**prompt, **options)
+    static = model.generate(**prompt, **options, cache_implementation="static", disable_compile=True)
+    assert dynamic.shape == (2, 11)
+    assert torch.equal(static, dynamic)
+
+
+def test_a_probe_that_fails_leaves_the_model_as_it_was(monkeypatch):
+    model = tiny("llama")
+    before, names = logits(model), set(model.state_dict())
+
+    def fail(self, source):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AttentionGate, "forward", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            add_gates(model, "bma+g1")
+    assert set(model.state_dict()) == names
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_gates_are_in_the_mode_of_their_layer(mode):
+    model = tiny("llama").train(mode)
+    model.model.layers[0].train(not mode)
+    add_gates(model, "bma+g1")
+    gates = [layer.self_attn.attn_gate for layer in model.model.layers]
+    found = [{module.training for module in gate.modules()} for gate in gates]
+    assert found == [{not mode}, {mode}]
+
+
+def test_models_of_one_configuration_are_gated_each_by_itself():
+    config = tiny("llama").config
+    first, second, third = (transformers.LlamaForCausalLM(config).eval() for _ in range(3))
+    add_gates(first, "g1")
+    add_gates(second, "g1")
+    stir(second)
+    gated, plain = logits(second), logits(third)
+    remove_gates(first)
+    assert torch.equal(logits(second), gated)
+    assert torch.equal(logits(third), plain)
+    assert [model.config._attn_implementation for model in (first, second, third)] == ["sdpa", "tidegate_sdpa", "sdpa"]
+
+
+def test_a_part_of_a_model_and_then_the_whole_can_be_given_gates():
+    model = tiny("llama")
+    before = logits(model)
+    add_gates(model.model, "g1", layers=[0])
+    assert add_gates(model, "g1", layers=[1]).bitwise_equal
+    assert torch.equal(logits(model), before)
+    stir(model)
+    assert not torch.equal(logits(model), before)
+    remove_gates(model)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("layers", [1, "1"])
+def test_layers_that_are_no_list_are_refused_with_what_to_write(layers):
+    with pytest.raises(TypeError, match=r"layers must be a list of numbers, such as \[1\]; got"):
+        add_gates(tiny("llama"), layers=layers)

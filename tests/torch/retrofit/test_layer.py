@@ -1,8 +1,13 @@
 """Gates in somebody else's attention compute what they compute in ours."""
 
 import copy
+import sys
+from pathlib import Path
+from subprocess import run
+from textwrap import dedent
 
 import pytest
+import retrofit_models
 import torch
 from closeness import assert_close
 from peft import LoraConfig, get_peft_model
@@ -12,6 +17,7 @@ from tidegate.gate import legal_gates
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, gate_parameters
 from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates
+from tidegate.torch.retrofit.layer import gated_layers
 
 GATES = [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in ("query", "key"))]
 SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:shared-layer:w4", "dense:input:r2"]
@@ -184,3 +190,33 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         gradients.append([parameter.grad for parameter in gate_parameters(model)])
     assert all(gradient.abs().max() > 0 for gradient in gradients[0])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("gate", ["bma", "bma-query", "g5"])
+def test_nothing_of_a_call_that_fails_is_kept(gate):
+    model = tiny("llama")
+    add_gates(model, gate)
+
+    def fail(*_call):
+        raise KeyError("x")
+
+    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError):
+        logits(model)
+    assert [layer.reads for layer in gated_layers(model)] == [None, None]
+
+
+def test_modules_are_listened_to_from_the_first_gate_on():
+    code = """
+        from torch.nn.modules.module import _global_module_registration_hooks as hooks
+        from retrofit_models import tiny
+        from tidegate.torch.retrofit import add_gates
+        found = [len(hooks)]
+        for gate in ("g1", "g1"):
+            add_gates(tiny("llama"), gate)
+            found.append(len(hooks))
+        print(found)
+    """
+    support = Path(retrofit_models.__file__).parent
+    told = run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, cwd=support)
+    assert told.stdout == "[0, 1, 1]\n"

@@ -77,3 +77,52 @@ def test_a_gate_that_adds_is_refused():
 def test_without_gates_there_is_nothing_to_merge():
     with pytest.raises(ValueError, match="no gates to merge"):
         merge_gates(tiny("llama"))
+
+
+@pytest.mark.parametrize("share", ["module", "weight"])
+def test_weights_that_two_layers_share_are_named_and_nothing_is_changed(share):
+    model = tiny("llama")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    if share == "module":
+        second.o_proj = first.o_proj
+    else:
+        second.o_proj.weight = first.o_proj.weight
+    add_gates(model, "output:input:b0")
+    with torch.no_grad():
+        for attention in (first, second):
+            attention.attn_gate.output.bias.fill_(0.5)
+    gated = logits(model)
+    places = r"model\.layers\.0\.self_attn\.o_proj and model\.layers\.1\.self_attn\.o_proj"
+    with pytest.raises(ValueError, match=f"the same weights are in {places}"):
+        merge_gates(model)
+    assert torch.equal(logits(model), gated)
+
+
+@pytest.mark.parametrize("site", ["value", "value:query:head:b0+output"])
+def test_gates_whose_merging_would_change_the_answers_stay(site):
+    model = tiny("llama")
+    # What stands between a projection and its gate does not see the folded gate.
+    model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda _module, _args, output: output + 1)
+    add_gates(model, f"{site}:input:b0")
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    gated, implementation = logits(model), model.config._attn_implementation
+    with pytest.raises(
+        ValueError, match=r"LlamaForCausalLM cannot be merged: answers of size .* would change by up to"
+    ):
+        merge_gates(model)
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(logits(model), gated)
+
+
+def test_constant_gates_fold_in_float64_with_eager_attention_too():
+    model = with_constants("llama", "output:input:b0").double()
+    model.set_attn_implementation("tidegate_eager")
+    gated = logits(model)
+    merge_gates(model)
+    # The first row begins with padding, where this attention is nan.
+    assert torch.equal(logits(model).isnan(), gated.isnan())
+    assert_close(logits(model)[1], gated[1], what="forward")

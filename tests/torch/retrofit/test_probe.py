@@ -3,7 +3,14 @@ import torch
 from closeness import assert_close
 from retrofit_models import tiny
 
-from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, largest_change, probe_inputs
+from tidegate.torch.retrofit.probe import (
+    answers,
+    bitwise_equal,
+    evaluating,
+    largest_change,
+    largest_number,
+    probe_inputs,
+)
 
 
 def test_the_probe_is_padded_on_the_left_on_the_right_and_nowhere():
@@ -54,3 +61,19 @@ def test_every_module_gets_its_mode_back_after_an_error():
     with pytest.raises(KeyError):
         fail()
     assert [module.training for module in model.modules()] == modes
+
+
+def test_nan_counts_where_it_stands_and_not_by_its_bits():
+    x = torch.tensor([1.0, float("nan"), 3.0])
+    other = (x.view(torch.int32) + torch.tensor([0, 1, 0], dtype=torch.int32)).view(torch.float32)
+    assert other.isnan().tolist() == [False, True, False]
+    assert bitwise_equal([x], [other])
+    assert largest_change([x], [other]) == 0
+    assert largest_number([x]) == 3
+    elsewhere = torch.tensor([float("nan"), 1.0, 3.0])
+    assert not bitwise_equal([x], [elsewhere])
+    assert largest_change([x], [elsewhere]) == float("inf")
+
+
+def test_the_sign_of_zero_is_a_bit():
+    assert not bitwise_equal([torch.zeros(1)], [-torch.zeros(1)])

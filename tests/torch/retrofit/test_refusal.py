@@ -1,4 +1,5 @@
 import pytest
+import torch
 import transformers
 from retrofit_models import SPECIAL, TOKENS, tiny
 from torch import nn
@@ -74,7 +75,7 @@ def test_a_part_that_no_single_projection_gives_is_named():
 
 @pytest.mark.parametrize("model", [nn.Linear(3, 3), GatedAttention(16, 2)], ids=["linear", "ours"])
 def test_only_models_of_transformers_are_taken(model):
-    with pytest.raises(TypeError, match="model must be a PreTrainedModel of transformers; got"):
+    with pytest.raises(TypeError, match="model must be a PreTrainedModel of transformers, or adapters around one; got"):
         add_gates(model)
 
 
@@ -96,3 +97,35 @@ def test_another_implementation_is_refused_with_what_to_do():
 def test_what_is_no_gate_is_refused(options, reason):
     with pytest.raises(ValueError, match=reason):
         add_gates(tiny("llama"), **options)
+
+
+@pytest.mark.parametrize(
+    ("gate", "name"), [("bma", "v_proj"), ("bma-query", "q_proj"), ("g5", "o_proj"), ("g2", "v_proj")]
+)
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_a_projection_that_two_layers_share_is_refused(gate, name, layers):
+    model = tiny("llama")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    setattr(second, name, getattr(first, name))
+    places = rf"model\.layers\.0\.self_attn\.{name} and model\.layers\.1\.self_attn\.{name}"
+    with pytest.raises(ValueError, match=f"one module is {places}; give each place a copy"):
+        add_gates(model, gate, layers=layers)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert add_gates(model, "g1").bitwise_equal
+
+
+def test_inference_mode_is_refused_with_the_reason():
+    model = tiny("llama")
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"found by gradients, .* leave that mode first"):
+        add_gates(model)
+    with torch.no_grad():
+        assert add_gates(model, "bma+g1").bitwise_equal
+
+
+def test_weights_without_values_are_refused_with_the_reason():
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(tiny("llama").config)
+    with pytest.raises(
+        ValueError, match=r"weights are on the meta device, .* load the whole model onto a device first"
+    ):
+        add_gates(model)

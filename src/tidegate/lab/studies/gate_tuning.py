@@ -2,8 +2,9 @@
 
 A small Llama is trained without gates on Python's own sources, byte by byte, each window behind a token that stands
 for its start. Copies of it are given output gates that start at exactly 1, and go on for some steps in which the gates
-alone learn, at several rates, with and without decay. The controls go on for as many steps on the same batches with all
-weights of the model: without gates at two rates, and with them.
+alone learn, at several rates, with and without decay, or in which gates learn first and then all weights together. The
+controls go on for as many steps on the same batches with all weights of the model: without gates at two rates, and with
+them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -45,6 +47,8 @@ class Remedy:
     """Whether the gates' weights decay."""
     whole_rate: float | None = None
     """The learning rate of all other weights, likewise; None keeps them as they are."""
+    gates_first: bool = False
+    """Whether gates learn alone for the first half of the steps; then each half has a warm-up of its own."""
 
 
 CONTROL = Remedy(name="whole model ×1, no gates", whole_rate=1.0)
@@ -57,6 +61,7 @@ REMEDIES = (
     CONTROL,
     Remedy(name="whole model ×10, no gates", whole_rate=10.0),
     Remedy(name="whole model ×1, gates ×10", whole_rate=1.0, gate_rate=10.0),
+    Remedy(name="gates alone ×10, then both", whole_rate=1.0, gate_rate=10.0, gates_first=True),
 )
 
 
@@ -211,20 +216,34 @@ def _tuned(trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: O
     """A copy that has gone on by the remedy, on batches that the training has not seen."""
     from tidegate.torch.retrofit import add_gates
 
-    model = copy.deepcopy(trained).requires_grad_(remedy.whole_rate is not None)
-    groups: Groups = []
-    if remedy.whole_rate is not None:
-        groups.append(_group(model.parameters(), rate=remedy.whole_rate * options.base_rate))
+    model = copy.deepcopy(trained)
     if remedy.gate_rate is not None:
         add_gates(model, "g1", "twosigmoid")
-        decay = options.decay if remedy.gate_decay else 0.0
-        groups.append(_group(gate_parameters(model), rate=remedy.gate_rate * options.base_rate, decay=decay))
     batches = (
         data.batch(seed=seed, step=options.training_steps + step, size=options.batch_size)
         for step in range(options.tuning_steps)
     )
-    _train(model, groups, batches, num_steps=options.tuning_steps)
+    alone = options.tuning_steps // 2 if remedy.gates_first else 0
+    for phase, num_steps in ((replace(remedy, whole_rate=None), alone), (remedy, options.tuning_steps - alone)):
+        if num_steps:
+            _train(model, _groups(model, phase, options), islice(batches, num_steps), num_steps=num_steps)
     return model
+
+
+def _groups(model: LlamaForCausalLM, remedy: Remedy, options: Options) -> Groups:
+    """What learns, and how fast; all else is frozen."""
+    gates = list(gate_parameters(model))
+    known = set(gates)
+    rest = [weight for weight in model.parameters() if weight not in known]
+    groups: Groups = []
+    if remedy.whole_rate is not None:
+        groups.append(_group(rest, rate=remedy.whole_rate * options.base_rate))
+    if remedy.gate_rate is not None:
+        decay = options.decay if remedy.gate_decay else 0.0
+        groups.append(_group(gates, rate=remedy.gate_rate * options.base_rate, decay=decay))
+    for weight in rest:
+        weight.requires_grad_(remedy.whole_rate is not None)
+    return groups
 
 
 def _group(parameters: Iterable[nn.Parameter], *, rate: float, decay: float = 0.0) -> dict[str, Any]:

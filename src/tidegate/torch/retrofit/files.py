@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tidegate.gates import Gates
 from tidegate.tensors.model_files import require_shapes
 from tidegate.torch.retrofit.fingerprint import base_fingerprint
 from tidegate.torch.retrofit.install import install_gates, remove_gates
-from tidegate.torch.retrofit.layer import gated_layers
+from tidegate.torch.retrofit.layer import acting_layers
+from tidegate.torch.retrofit.refusal import require_model
+from tidegate.torch.retrofit.wrappers import unwrapped
 
 __all__ = ["load_gates", "save_gates"]
 
@@ -26,25 +28,29 @@ _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 1
 
 
-def save_gates(model: PreTrainedModel, directory: str | Path) -> None:
+def save_gates(model: nn.Module, directory: str | Path) -> None:
     """Write the gates of a model, and of the model itself no more than a fingerprint.
 
     `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
     were trained in, and a hash of the weights' file. Each is written whole or not at all, the description last.
-    Adapters are no part of the fingerprint: a model with the same base takes the gates with or without them.
+    Adapters are no part of the fingerprint: a model with the same base takes the gates with or without them. Where an
+    adapter keeps copies of the gates, those of the active one are written.
+
+    model : of transformers, or adapters around one
     """
-    layers = list(gated_layers(model))
+    base = unwrapped(model)
+    layers = acting_layers(base)
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no gates to save; call add_gates(model) first.")
-    weights = save({name: weight.detach().contiguous() for name, weight in _weights(model).items()})
+        raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
+    weights = save({name: weight.detach().contiguous() for name, weight in _weights(base).items()})
     description = {
         "format": _FORMAT,
         "version": _VERSION,
-        "model": type(model).__name__,
-        "dtype": str(model.dtype),
-        "fingerprint": base_fingerprint(model),
+        "model": type(base).__name__,
+        "dtype": str(base.dtype),
+        "fingerprint": base_fingerprint(base),
         "weights": _digest(weights),
-        "layers": {layer.anatomy.name: json.loads(layer.gates.to_json()) for layer in layers},
+        "layers": {path: json.loads(layer.gates.to_json()) for path, layer in layers.items()},
     }
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,16 +58,20 @@ def save_gates(model: PreTrainedModel, directory: str | Path) -> None:
     _write(folder / _DESCRIPTION, json.dumps(description, indent=1).encode())
 
 
-def load_gates(model: PreTrainedModel, directory: str | Path) -> None:
+def load_gates(model: nn.Module, directory: str | Path) -> None:
     """Give a model the gates that `save_gates` wrote, in place.
 
     The model must be the one that they were saved from, gates and adapters aside: same class, configuration, dtype and
     weights. Where it has gates already, they must be the same ones in the same layers, and take the saved values.
+
+    model : of transformers, or adapters around one
     """
     description, weights = _read(Path(directory))
-    _require_base(model, description, directory)
+    base = unwrapped(model)
+    require_model(base)
+    _require_base(base, description, directory)
     layers = {name: Gates.from_json(json.dumps(gates)) for name, gates in description["layers"].items()}
-    present = {layer.anatomy.name: layer.gates for layer in gated_layers(model)}
+    present = {path: layer.gates for path, layer in acting_layers(base).items()}
     if present and present != layers:
         raise ValueError(
             f"The model's gates are not those of {directory}. Take them out with remove_gates(model) before loading."
@@ -70,7 +80,7 @@ def load_gates(model: PreTrainedModel, directory: str | Path) -> None:
         if not present:
             for gates in dict.fromkeys(layers.values()):
                 install_gates(model, gates, [name for name, own in layers.items() if own == gates])
-        _fill(_weights(model), weights, directory)
+        _fill(_weights(base), weights, directory)
     except Exception:
         if not present:
             remove_gates(model)
@@ -79,8 +89,8 @@ def load_gates(model: PreTrainedModel, directory: str | Path) -> None:
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return {
-        f"{layer.anatomy.name}.{name}": weight
-        for layer in gated_layers(model)
+        f"{path}.{name}": weight
+        for path, layer in acting_layers(model).items()
         for name, weight in layer.modules.named_parameters()
     }
 

@@ -21,6 +21,7 @@ from tidegate.sizes import HeadShape
 from tidegate.torch.retrofit.anatomy import Anatomy, Part, PartKind, Spot
 from tidegate.torch.retrofit.columns import Columns
 from tidegate.torch.retrofit.interface import calls_interface
+from tidegate.torch.retrofit.probe import bitwise_equal
 
 __all__ = ["find_attention", "layer_input"]
 
@@ -188,7 +189,7 @@ class _Taken:
             return
         for trace in self.watch.traces.values():
             merged = trace.merged
-            if merged is not None and merged.shape == args[0].shape and torch.equal(merged, args[0]):
+            if merged is not None and bitwise_equal([merged], [args[0]]):
                 trace.output, trace.merged = self.spot, None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tidegate.gate import Activation
 from tidegate.gates import GateLike, Gates
@@ -16,7 +18,7 @@ from tidegate.torch.retrofit.anatomy import Anatomy
 from tidegate.torch.retrofit.flow import find_attention
 from tidegate.torch.retrofit.interface import (
     gated_implementation,
-    implementation_of,
+    implementation_in,
     remember_functions,
     stock_implementation,
     supported_implementations,
@@ -26,12 +28,13 @@ from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, la
 from tidegate.torch.retrofit.refusal import refused, require_gateable, require_model, require_reached
 from tidegate.torch.retrofit.report import RetrofitReport
 from tidegate.torch.retrofit.start import is_neutral, starting_gates
+from tidegate.torch.retrofit.wrappers import unwrapped
 
 __all__ = ["add_gates", "install_gates", "remove_gates"]
 
 
 def add_gates(
-    model: PreTrainedModel,
+    model: nn.Module,
     gate: GateLike = "g1",
     activation: Activation | None = "twosigmoid",
     layers: Iterable[int] | None = None,
@@ -41,10 +44,15 @@ def add_gates(
     With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the gates start at zero and the model's
     answers keep their bits; a probe makes sure, and if it fails the gates are taken out again. With another activation
     the gates start as they are spelled, and the report says how much the probe's answers changed. Gates are children
-    `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights.
+    `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights. After an error
+    the model is as it was.
+
+    A gate at the output needs an attention implementation of its own. The model's modules are then given a copy of
+    their configuration, so that other models that were built from the same object are left alone.
 
     Args:
-        model: any model whose self-attention goes through transformers' attention interface.
+        model: any model of transformers whose self-attention goes through its attention interface, or adapters around
+            one.
         gate: a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
         activation: of all the gates; None leaves each as it is spelled.
         layers: which of the model's attention modules, counted from 0 in the order in which they run; None is all.
@@ -57,56 +65,92 @@ def add_gates(
         ValueError: if the model cannot take these gates; the message says why.
     """
     gates = starting_gates(gate, activation)
-    require_model(model)
-    inputs = _inputs(model)
-    with evaluating(model):
-        before = _answers_before(model, inputs)
+    base = unwrapped(model)
+    require_model(base)
+    inputs = _inputs(base)
+    with evaluating(base):
+        before = _answers_before(base, inputs)
         added = install_gates(model, gates, layers)
-        after = {stock: _answers_with(model, stock, inputs) for stock in before}
-    report = _report(model, gates, added, before, after)
-    if all(map(is_neutral, gates)) and not report.bitwise_equal:
-        _take_out(model, added)
-        raise refused(
-            model,
-            f"with {gates} its answers changed by up to {report.largest_change:.3g}, though every gate is neutral",
-        )
+        with _taken_out_after_an_error(base, added):
+            after = {stock: _answers_with(base, stock, inputs) for stock in before}
+            report = _report(base, gates, added, before, after)
+            _require_unchanged(base, gates, report)
+    # Their layers were in evaluation mode until now.
+    for layer in added:
+        layer.modules.train(layer.anatomy.module.training)
     return report
 
 
-def install_gates(model: PreTrainedModel, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
+def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
     """Add the gates as they are, without comparing the model's answers; returns the layers that have them.
 
     layers : by number or by path; None is all
     """
-    require_model(model)
-    chosen = _chosen(_anatomies(model), layers)
-    require_gateable(model, chosen, gates)
+    base = unwrapped(model)
+    require_model(base)
+    chosen = _chosen(_anatomies(base), layers)
+    require_gateable(base, chosen, gates)
     added = {GatedLayer(anatomy, gates): _new_gates(anatomy, gates) for anatomy in chosen}
     if uses_interface(gates):
-        model.set_attn_implementation(gated_implementation(stock_implementation(implementation_of(model))))
+        if not _acts_in_function(base):
+            _own_configuration(model)
+        base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
     for layer, modules in added.items():
         layer.install(modules)
     return list(added)
 
 
-def remove_gates(model: PreTrainedModel) -> None:
+def remove_gates(model: nn.Module) -> None:
     """Take all gates out: what is left is the model as it was, with the stock attention implementation.
 
     A model without gates is left alone.
+
+    model : of transformers, or adapters around one
     """
-    _take_out(model, list(gated_layers(model)))
+    base = unwrapped(model)
+    _take_out(base, list(gated_layers(base)))
 
 
 def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     for layer in layers:
         layer.remove()
-    if not any(layer.acts_in_function for layer in gated_layers(model)):
-        model.set_attn_implementation(stock_implementation(implementation_of(model)))
+    if layers and not _acts_in_function(model):
+        model.set_attn_implementation(stock_implementation(implementation_in(model)))
+
+
+@contextmanager
+def _taken_out_after_an_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        _take_out(model, layers)
+        raise
+
+
+def _require_unchanged(model: PreTrainedModel, gates: Gates, report: RetrofitReport) -> None:
+    if all(map(is_neutral, gates)) and not report.bitwise_equal:
+        raise refused(
+            model,
+            f"with {gates} its answers changed by up to {report.largest_change:.3g}, though every gate is neutral",
+        )
+
+
+def _acts_in_function(model: PreTrainedModel) -> bool:
+    return any(layer.acts_in_function for layer in gated_layers(model))
+
+
+def _own_configuration(model: nn.Module) -> None:
+    """Give the modules of a model a copy of their configuration, the same to all that share one."""
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PreTrainedConfig):
+                setattr(module, name, copy.deepcopy(value, copies))
 
 
 def _anatomies(model: PreTrainedModel) -> list[Anatomy]:
     inputs = _inputs(model)
-    now = implementation_of(model)
+    now = implementation_in(model)
     with evaluating(model), _implementation(model, gated_implementation(stock_implementation(now))):
         found = find_attention(model, lambda: model(**inputs))
     require_reached(model, found)
@@ -124,7 +168,7 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
     """The model's answers with its own implementation, and with every other that it runs with."""
-    own = stock_implementation(implementation_of(model))
+    own = stock_implementation(implementation_in(model))
     found: dict[str, list[Tensor]] = {}
     for stock in supported_implementations(model):
         try:
@@ -138,14 +182,14 @@ def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[s
 
 def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
     """The model's answers with a stock implementation or, where a gate needs it, with the twin."""
-    gated = implementation_of(model) != stock_implementation(implementation_of(model))
+    gated = implementation_in(model) != stock_implementation(implementation_in(model))
     with _implementation(model, gated_implementation(stock) if gated else stock):
         return answers(model, inputs)
 
 
 @contextmanager
 def _implementation(model: PreTrainedModel, name: str) -> Generator[None]:
-    before = implementation_of(model)
+    before = implementation_in(model)
     model.set_attn_implementation(name)
     try:
         yield
@@ -176,9 +220,15 @@ def _report(
 def _chosen(found: Sequence[Anatomy], layers: Iterable[int | str] | None) -> list[Anatomy]:
     if layers is None:
         return list(found)
+    if isinstance(layers, int | str):
+        raise TypeError(f"layers must be a list of numbers, such as [{layers}]; got {layers!r}.")
     known: dict[int | str, Anatomy] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
+    if paths := [layer for layer in wrong if isinstance(layer, str)]:
+        raise ValueError(
+            f"The model has no attention at {', '.join(paths)}; it has {', '.join(layer.name for layer in found)}."
+        )
     if wrong or not wanted:
         raise ValueError(f"layers must be numbers from 0 to {len(found) - 1}, at least one; got {wrong or wanted}.")
     return list({known[layer].name: known[layer] for layer in wanted}.values())
@@ -189,4 +239,5 @@ def _new_gates(anatomy: Anatomy, gates: Gates) -> AttentionGates:
     weights = list(anatomy.module.parameters())
     floating = [weight.dtype for weight in weights if weight.is_floating_point()]
     dtype = floating[0] if floating else torch.float32
-    return AttentionGates(gates, anatomy.shape, device=weights[0].device, dtype=dtype)
+    modules = AttentionGates(gates, anatomy.shape, device=weights[0].device, dtype=dtype)
+    return modules.train(anatomy.module.training)

@@ -21,6 +21,7 @@ __all__ = [
     "OutputGate",
     "calls_interface",
     "gated_implementation",
+    "implementation_in",
     "implementation_of",
     "remember_functions",
     "stock_implementation",
@@ -51,9 +52,14 @@ def stock_implementation(name: str) -> str:
 
 
 def implementation_of(module: nn.Module) -> str:
-    """The implementation that an attention module or a model now uses."""
+    """The implementation that an attention module now uses."""
     config: Any = module.config
     return config._attn_implementation
+
+
+def implementation_in(model: nn.Module) -> str:
+    """The implementation that the attention modules of a model now use; a part of it may have its own configuration."""
+    return implementation_of(next(module for module in model.modules() if calls_interface(type(module))))
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:

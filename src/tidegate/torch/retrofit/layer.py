@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from tidegate.torch.retrofit.anatomy import Anatomy, PartKind, Spot
 from tidegate.torch.retrofit.columns import Columns
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
+from tidegate.torch.retrofit.wrappers import acting, acting_modules
 
-__all__ = ["GATES_NAME", "GatedLayer", "LayerReads", "gated_layers", "uses_interface"]
+__all__ = ["GATES_NAME", "GatedLayer", "LayerReads", "acting_layers", "gated_layers", "uses_interface"]
 
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
@@ -36,11 +38,22 @@ def uses_interface(gates: Gates) -> bool:
 
 
 def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
-    """The layers of a model that have been given gates, in the model's order of modules."""
+    """The layers of a model that have been given gates, in the model's order of modules, copies of them included."""
     for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, GatedLayer):
-                yield hook
+        yield from _gates_of(module)
+
+
+def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
+    """The layers whose gates act, each by the path of its attention module in this model."""
+    found: dict[GatedLayer, str] = {}
+    for path, module in acting_modules(model):
+        for layer in _gates_of(module):
+            found.setdefault(layer, path)
+    return {path: layer for layer, path in found.items()}
+
+
+def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
+    return (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, GatedLayer))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,13 +97,14 @@ class GatedLayer:
         self.hooks = tuple(_projection_hooks(self))
         self.forget = _Forget(self)
 
-    def install(self, modules: AttentionGates) -> None:
+    def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
+        _hear_exchanges()
         attention = self.anatomy.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
         if self.shares:
-            attention.register_forward_hook(self.forget)
+            attention.register_forward_hook(self.forget, always_call=True)
         for hook in self.hooks:
             hook.follow()
 
@@ -101,14 +115,14 @@ class GatedLayer:
         for key in _keys(attention._forward_pre_hooks, self):
             del attention._forward_pre_hooks[key], attention._forward_pre_hooks_with_kwargs[key]
         for key in _keys(attention._forward_hooks, self.forget):
-            del attention._forward_hooks[key]
+            del attention._forward_hooks[key], attention._forward_hooks_always_called[key]
         for hook in self.hooks:
             hook.leave()
 
     @property
     def modules(self) -> AttentionGates:
-        """The gates, as they stand in the attention module."""
-        return cast("AttentionGates", getattr(self.anatomy.module, GATES_NAME))
+        """The gates that act, as they stand in the attention module or in a wrapper there."""
+        return cast("AttentionGates", acting(getattr(self.anatomy.module, GATES_NAME)))
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
@@ -202,13 +216,16 @@ class _DenseHook(_ProjectionHook):
 
 
 class _Forget:
-    """Lets go of what the gates have read when the attention module ends, unless the dense gate is yet to run."""
+    """Lets go of what the gates have read when the attention module ends, unless the dense gate is yet to run.
+
+    It is called after an error too, and then without a result.
+    """
 
     def __init__(self, layer: GatedLayer) -> None:
         self.layer = layer
 
-    def __call__(self, *_call: Any) -> None:
-        if self.layer.gates.at("dense") is None:
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        if result is None or self.layer.gates.at("dense") is None:
             self.layer.reads = None
 
 
@@ -220,8 +237,13 @@ def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
             hook.move(module)
 
 
-# A compiled model cannot move hooks while it runs, so that they must have moved before.
-register_module_module_registration_hook(_exchange)
+@cache
+def _hear_exchanges() -> None:
+    """Hear of every child that any module of the process is given, from the first gate on.
+
+    A compiled model cannot move hooks while it runs, so that they must have moved before.
+    """
+    register_module_module_registration_hook(_exchange)
 
 
 def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -> list[int]:

@@ -5,6 +5,7 @@ Legend: M model width, H heads at the gated site, D head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,28 +17,48 @@ from transformers.pytorch_utils import Conv1D
 from tidegate.torch.gate import AttentionGate, activate
 from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.install import remove_gates
-from tidegate.torch.retrofit.layer import GatedLayer, gated_layers
+from tidegate.torch.retrofit.interface import implementation_in
+from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
+from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.sharing import places_of_weights
+from tidegate.torch.retrofit.wrappers import unwrapped
 
 __all__ = ["constant_values", "merge_gates"]
 
 
-def merge_gates(model: PreTrainedModel) -> None:
+def merge_gates(model: nn.Module) -> None:
     """Fold every gate into a projection and take it out, in place; if one of them cannot be, nothing is changed.
 
     A gate is constant if its matrix is zero, so that only its bias says something. At the output site its values scale
     the columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
-    model computes the same as before but for rounding.
+    model computes the same as before but for rounding, which a probe makes sure of.
+
+    Args:
+        model: of transformers, or adapters around one.
 
     Raises:
-        ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix; it names the
-            layer.
+        ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix or is used in
+            another place too; it names the layer. And if the probe's answers change.
     """
-    folds = [_fold(layer, gate) for layer in gated_layers(model) for gate in _gates(layer)]
+    base = unwrapped(model)
+    folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _gates(layer)]
     if not folds:
-        raise ValueError(f"{type(model).__name__} has no gates to merge; call add_gates(model) first.")
-    for fold in folds:
-        fold.apply()
-    remove_gates(model)
+        raise ValueError(f"{type(base).__name__} has no gates to merge; call add_gates(model) first.")
+    inputs = probe_inputs(base)
+    undo = _Undo(base, folds)
+    with evaluating(base):
+        before = answers(base, inputs)
+        for fold in folds:
+            fold.apply()
+        remove_gates(base)
+        change, size = largest_change(answers(base, inputs), before), largest_number(before)
+    # The square root of the dtype's epsilon, of the largest number.
+    if not change <= size * torch.finfo(base.dtype).eps ** 0.5:
+        undo()
+        raise ValueError(
+            f"The gates of {type(base).__name__} cannot be merged: answers of size {size:.3g} would change by up to "
+            f"{change:.3g}, so that something else acts on a projection's result before its gate does."
+        )
 
 
 def constant_values(gate: AttentionGate) -> Tensor | None:
@@ -71,11 +92,31 @@ class _Fold:
             bias.copy_(widened(bias) * self.factors)
 
 
+class _Undo:
+    """What is needed to bring a model back to before its gates were merged."""
+
+    def __init__(self, model: PreTrainedModel, folds: Sequence[_Fold]) -> None:
+        self.model = model
+        self.implementation = implementation_in(model)
+        self.weights = {
+            weight: weight.detach().clone() for fold in folds for weight in fold.projection.parameters(recurse=False)
+        }
+        self.gates = {layer: getattr(layer.anatomy.module, GATES_NAME) for layer in gated_layers(model)}
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for weight, content in self.weights.items():
+            weight.copy_(content)
+        for layer, modules in self.gates.items():
+            layer.install(modules)
+        self.model.set_attn_implementation(self.implementation)
+
+
 def _gates(layer: GatedLayer) -> list[AttentionGate]:
     return [cast("AttentionGate", gate) for gate in layer.modules.children()]
 
 
-def _fold(layer: GatedLayer, gate: AttentionGate) -> _Fold:
+def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fold:
     def refused(reason: str) -> ValueError:
         return ValueError(f"The gate {gate.gate} of {layer.anatomy.name} cannot be merged: {reason}.")
 
@@ -91,6 +132,8 @@ def _fold(layer: GatedLayer, gate: AttentionGate) -> _Fold:
     projection = spot.module
     if not isinstance(projection, nn.Linear | Conv1D):
         raise refused(f"{spot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
+    if len(places := places_of_weights(model, projection)) > 1:
+        raise refused(f"the same weights are in {' and '.join(places)}, and would be changed there too")
     return _Fold(projection=projection, factors=_factors(layer, gate, projection, values), of_input=site == "output")
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from tidegate.gate import Gate
 from tidegate.gates import Gates
-from tidegate.torch.retrofit.anatomy import Anatomy, PartKind
+from tidegate.torch.retrofit.anatomy import Anatomy, PartKind, Spot
 from tidegate.torch.retrofit.interface import (
     STOCK_IMPLEMENTATIONS,
     calls_interface,
-    implementation_of,
+    implementation_in,
     stock_implementation,
 )
 from tidegate.torch.retrofit.layer import GATES_NAME
+from tidegate.torch.retrofit.sharing import places_of_module
 
 __all__ = ["refused", "require_gateable", "require_model", "require_reached"]
 
@@ -29,10 +31,16 @@ def refused(model: nn.Module, reason: str) -> ValueError:
 
 def require_model(model: PreTrainedModel) -> None:
     """A model that is known to fit, as far as can be told without running it."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"model must be a PreTrainedModel of transformers; got {type(model).__name__}. Give what a wrapper wraps, "
-            "such as get_base_model() of one with adapters."
+    if torch.is_inference_mode_enabled():
+        raise refused(
+            model,
+            "its projections are found by gradients, which torch.inference_mode() does without; leave that mode first",
+        )
+    if any(weight.is_meta for weight in model.parameters()):
+        raise refused(
+            model,
+            "some of its weights are on the meta device, not loaded or offloaded, and have no values; load the whole "
+            "model onto a device first",
         )
     config: Any = model.config
     for flag in ("is_encoder_decoder", "add_cross_attention"):
@@ -40,7 +48,7 @@ def require_model(model: PreTrainedModel) -> None:
             raise refused(model, f"its configuration says {flag}, and cross-attention has no input of its own to read")
     if not any(calls_interface(type(module)) for module in model.modules()):
         raise refused(model, "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS")
-    if (name := stock_implementation(implementation_of(model))) not in STOCK_IMPLEMENTATIONS:
+    if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
         raise refused(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
 
@@ -63,7 +71,7 @@ def require_gateable(model: PreTrainedModel, layers: Sequence[Anatomy], gates: G
         if GATES_NAME in dict(layer.module.named_children()):
             raise refused(model, f"{layer.name} has a child {GATES_NAME!r} already; remove_gates(model) first")
         for gate in gates:
-            if (reason := _objection(layer, gate)) is not None:
+            if (reason := _objection(layer, gate) or _shared(model, layer, gate)) is not None:
                 raise refused(model, f"{gate} does not fit {layer.name}, where {reason}")
 
 
@@ -78,4 +86,15 @@ def _objection(layer: Anatomy, gate: Gate) -> str | None:
         site, reads = layer.parts[parts[gate.site]], layer.parts[parts[gate.reads]]
         if site.order < reads.order:
             return f"the {gate.site} is projected before the {gate.reads} is there to read"
+    return None
+
+
+def _shared(model: PreTrainedModel, layer: Anatomy, gate: Gate) -> str | None:
+    spots: dict[str, Spot | None] = {kind: part.spot for kind, part in layer.parts.items()}
+    hooked = {**spots, "dense": layer.output}
+    for needed in (gate.site, gate.reads):
+        spot = hooked.get(needed)
+        places = [] if spot is None else places_of_module(model, spot.module)
+        if len(places) > 1:
+            return f"one module is {' and '.join(places)}; give each place a copy of its own"
     return None

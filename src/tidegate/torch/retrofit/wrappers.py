@@ -1,0 +1,74 @@
+"""Models and modules inside the wrappers that adapters put around them.
+
+A wrapper is known by what it holds: a model under `get_base_model()`, a layer under `base_layer`, or a module under
+`original_module` with trained copies under `modules_to_save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from tidegate.torch.gate import AttentionGates
+
+__all__ = ["acting", "acting_modules", "base_modules", "unwrapped"]
+
+_ADAPTED, _ORIGINAL, _COPIES = "base_layer", "original_module", "modules_to_save"
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The model of transformers that a wrapper with adapters stands around, or the model itself."""
+    get_base_model = None if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", None)
+    inner = model if get_base_model is None else get_base_model()
+    if not isinstance(inner, PreTrainedModel):
+        raise TypeError(
+            f"model must be a PreTrainedModel of transformers, or adapters around one; got {type(inner).__name__}. "
+            "Give what a wrapper wraps, such as `module` of a parallel or `_orig_mod` of a compiled model."
+        )
+    return inner
+
+
+def acting(module: nn.Module) -> nn.Module:
+    """What acts in the place of a module: of a wrapper with trained copies the active one, or else the original."""
+    while (inner := _acting_inside(module)) is not None:
+        module = inner
+    return module
+
+
+def acting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module that acts, by the path that it would have without trained copies; not what is inside gates."""
+    return _walk(model, "", _acting_inside)
+
+
+def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module by its path, as if no adapter stood around any; gates are left out."""
+    return ((path, each) for path, each in _walk(model, "", _base_inside) if not isinstance(each, AttentionGates))
+
+
+def _walk(
+    module: nn.Module, path: str, inside: Callable[[nn.Module], nn.Module | None]
+) -> Iterator[tuple[str, nn.Module]]:
+    while (inner := inside(module)) is not None:
+        module = inner
+    yield path, module
+    if not isinstance(module, AttentionGates):
+        for name, child in module.named_children():
+            yield from _walk(child, f"{path}.{name}" if path else name, inside)
+
+
+def _base_inside(module: nn.Module) -> nn.Module | None:
+    inner = module._modules.get(_ADAPTED)
+    return module._modules.get(_ORIGINAL) if inner is None else inner
+
+
+def _acting_inside(module: nn.Module) -> nn.Module | None:
+    original = module._modules.get(_ORIGINAL)
+    copies: Any = module._modules.get(_COPIES)
+    if original is None or copies is None:
+        return original
+    names = [] if getattr(module, "disable_adapters", False) else getattr(module, "active_adapters", [])
+    active = [name for name in names if name in copies]
+    return copies[active[0]] if active else original

@@ -1,0 +1,60 @@
+"""The table of docs/retrofit.md is what the record says, to the digits printed."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+RECORD = json.loads((DOCS / "records" / "retrofit" / "gate_tuning.json").read_text(encoding="utf-8"))["result"]
+ROWS = {row["remedy"]["name"]: row for row in RECORD["rows"]}
+CHANGES = {2: "loss", 3: "against_control", 4: "sink", 5: "strongest"}
+
+
+def table():
+    """The cells of each row of the table, by remedy; the control without the word for it."""
+    lines = (DOCS / "retrofit.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| remedy |"))
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[start + 2 : start + 4 + len(ROWS)] if line]
+    return {row[0].strip().removesuffix(" (control)"): [cell.strip() for cell in row] for row in rows}
+
+
+def number(value, digits):
+    """With a sign unless it rounds to zero, and a minus that is one."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def change(measured):
+    if measured is None:
+        return "—"
+    value, low, high = (number(measured[name], 4) for name in ("value", "low", "high"))
+    return f"{value} ({low} … {high})"
+
+
+def mean(measured, name):
+    return statistics.fmean(each[name] for each in measured)
+
+
+def test_every_remedy_of_the_record_is_in_the_table_and_no_other():
+    assert list(table()) == ["none (before)", *ROWS]
+
+
+@pytest.mark.parametrize("remedy", ROWS)
+def test_a_row_is_what_the_record_says(remedy):
+    row = ROWS[remedy]
+    gated = row["remedy"]["gate_rate"] is not None
+    expected = {
+        1: f"{mean(row['measured'], 'loss'):.4f}",
+        **{column: change(row[name]) for column, name in CHANGES.items()},
+        6: f"{mean(row['measured'], 'movement'):.3f}" if gated else "—",
+    }
+    assert dict(list(enumerate(table()[remedy]))[1:]) == expected
+
+
+def test_the_row_before_is_what_the_record_says():
+    loss, sink, strongest = (mean(RECORD["before"], name) for name in ("loss", "sink", "strongest"))
+    expected = [f"{loss:.4f}", "—", "—", f"{sink:.4f} in all", f"{strongest:.4f} in all", "—"]
+    assert table()["none (before)"][1:] == expected
