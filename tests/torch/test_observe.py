@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from tidegate.config import TransformerConfig
 from tidegate.torch import GatedAttention, TransformerLM
 from tidegate.torch.observe import observe
-from tidegate.torch.running import RunningRank
+from tidegate.torch.watching.running import RunningRank
 
 TOKENS = torch.randint(40, (3, 9), generator=torch.Generator().manual_seed(0))
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from tidegate.torch.observe import observe
-from tidegate.torch.running import RunningRank
+from tidegate.torch.watching.running import RunningRank
 
 SIZES = {
     "vocab_size": 50,

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tidegate.torch.counting import Keys, count_call, keys_in_words, require_keys, require_padding
-from tidegate.torch.crossing import attends_across, require_names
-from tidegate.torch.dispatch import AttentionCall, AttentionCalls, in_backward
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.gate_watch import tokens_of
 from tidegate.torch.kernel import inside_transform
-from tidegate.torch.layer_record import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord
-from tidegate.torch.module_calls import ModuleCall, block_of, followed
-from tidegate.torch.multihead import attend_without_weights, num_added_keys
 from tidegate.torch.observation import Observation, ResidualSummary
-from tidegate.torch.running import RunningRank
-from tidegate.torch.tally import Tally
+from tidegate.torch.watching.counting import Keys, count_call, keys_in_words, require_keys, require_padding
+from tidegate.torch.watching.crossing import attends_across, require_names
+from tidegate.torch.watching.dispatch import AttentionCall, AttentionCalls, in_backward
+from tidegate.torch.watching.gate_watch import tokens_of
+from tidegate.torch.watching.layer_record import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord
+from tidegate.torch.watching.module_calls import ModuleCall, block_of, followed
+from tidegate.torch.watching.multihead import attend_without_weights, num_added_keys
+from tidegate.torch.watching.running import RunningRank
+from tidegate.torch.watching.tally import Tally
 
 __all__ = ["Watcher", "observe"]
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from tidegate.torch.counting import Keys, require_keys
-from tidegate.torch.crossing import require_names
 from tidegate.torch.observation import Observation
 from tidegate.torch.observe import Watcher, observe
+from tidegate.torch.watching.counting import Keys, require_keys
+from tidegate.torch.watching.crossing import require_names
 
 __all__ = ["Observer"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.torch.dispatch import AttentionCall
-from tidegate.torch.past import Past, gone_by, past_after
 from tidegate.torch.statistics import AttentionStatistics
-from tidegate.torch.statistics_in_parts import statistics_in_parts
+from tidegate.torch.watching.dispatch import AttentionCall
+from tidegate.torch.watching.past import Past, gone_by, past_after
+from tidegate.torch.watching.statistics_in_parts import statistics_in_parts
 
 __all__ = ["CountedCall", "count_call", "keys_in_words", "require_keys", "require_padding"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from tidegate.torch.counting import CountedCall
 from tidegate.torch.observation import HISTOGRAM_EDGES, GateSummary, LayerObservation, ResidualSummary
-from tidegate.torch.past import Past
-from tidegate.torch.running import RunningMoments, RunningPositions
+from tidegate.torch.watching.counting import CountedCall
+from tidegate.torch.watching.past import Past
+from tidegate.torch.watching.running import RunningMoments, RunningPositions
 
 __all__ = ["STATISTICS", "STATISTICS_WITH_HEAT", "LayerRecord"]
 

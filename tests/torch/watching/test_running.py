@@ -5,8 +5,8 @@ import torch
 from closeness import assert_close
 
 from tidegate.torch.observation import HISTOGRAM_EDGES
-from tidegate.torch.running import RunningMoments, RunningPositions, RunningRank, RunningSpread
-from tidegate.torch.running_gate import RunningGate
+from tidegate.torch.watching.running import RunningMoments, RunningPositions, RunningRank, RunningSpread
+from tidegate.torch.watching.running_gate import RunningGate
 
 rng = torch.Generator().manual_seed(0)
 VALUES = torch.rand(6, 3, 5, generator=rng, dtype=torch.float64)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from tidegate.torch.gate_watch import nearest_layer, tokens_of
-from tidegate.torch.module_calls import block_of, followed
+from tidegate.torch.watching.gate_watch import nearest_layer, tokens_of
+from tidegate.torch.watching.module_calls import block_of, followed
 
 
 def wrapped(**parts):
@@ -51,8 +51,11 @@ class Notes:
     def begin(self):
         self.events.append("begin")
 
-    def leave(self, name, module, args, kwargs, result):
-        self.events.append((list(self.stack), kwargs.get("add"), result))
+    def leave(self, call, result):
+        self.events.append(([each.name for each in self.stack], call.kwargs.get("add"), result))
+
+    def end(self):
+        self.events.append("end")
 
 
 class Outer(nn.Module):
@@ -81,8 +84,9 @@ def test_modules_are_left_inside_out_and_an_error_clears_the_stack():
         assert stack == []
         model(5)
     model(7)
-    once = ["begin", (["", "inner"], 1, 2), (["", "inner"], 2, 3), ([""], None, 5)]
-    assert notes.events == [*once, "begin", "begin", (["", "inner"], 1, 6), (["", "inner"], 2, 7), ([""], None, 13)]
+    once = ["begin", (["", "inner"], 1, 2), (["", "inner"], 2, 3), ([""], None, 5), "end"]
+    again = ["begin", (["", "inner"], 1, 6), (["", "inner"], 2, 7), ([""], None, 13), "end"]
+    assert notes.events == [*once, "begin", "end", *again]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

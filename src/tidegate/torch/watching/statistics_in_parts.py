@@ -11,8 +11,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from tidegate.torch.dispatch import AttentionCall
 from tidegate.torch.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.watching.dispatch import AttentionCall
 
 __all__ = ["statistics_in_parts"]
 

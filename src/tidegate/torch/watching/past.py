@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tidegate.torch.dispatch import AttentionCall
+from tidegate.torch.watching.dispatch import AttentionCall
 
 __all__ = ["Past", "gone_by", "past_after"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from copy import copy
 
-from tidegate.torch.gate_watch import GateWatch
-from tidegate.torch.layer_record import LayerRecord
-from tidegate.torch.running import RunningRank
+from tidegate.torch.watching.gate_watch import GateWatch
+from tidegate.torch.watching.layer_record import LayerRecord
+from tidegate.torch.watching.running import RunningRank
 
 __all__ = ["Tally"]
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from observed import qkv
 
-from tidegate.torch import statistics_in_parts as module
-from tidegate.torch.dispatch import AttentionCall
 from tidegate.torch.statistics import AttentionStatistics, attention_statistics
-from tidegate.torch.statistics_in_parts import statistics_in_parts
+from tidegate.torch.watching import statistics_in_parts as module
+from tidegate.torch.watching.dispatch import AttentionCall
+from tidegate.torch.watching.statistics_in_parts import statistics_in_parts
 
 RNG = torch.Generator().manual_seed(0)
 MASKS = {

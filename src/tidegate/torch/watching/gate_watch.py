@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.observation import GateSummary
-from tidegate.torch.running_gate import RunningGate
+from tidegate.torch.watching.running_gate import RunningGate
 
 __all__ = ["GateWatch", "nearest_layer", "tokens_of"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tidegate.torch.module_calls import ModuleCall
+from tidegate.torch.watching.module_calls import ModuleCall
 
 __all__ = ["attends_across", "require_names"]
 

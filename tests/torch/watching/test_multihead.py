@@ -6,9 +6,9 @@ from closeness import assert_close
 from observed import assert_curves, assert_moments
 from torch import nn
 
-from tidegate.torch.multihead import attend_without_weights
 from tidegate.torch.observe import observe
-from tidegate.torch.running import RunningRank
+from tidegate.torch.watching.multihead import attend_without_weights
+from tidegate.torch.watching.running import RunningRank
 
 
 def mha_case(kind):

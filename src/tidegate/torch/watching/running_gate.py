@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tidegate.gate import Activation
 from tidegate.torch.observation import GateSummary
-from tidegate.torch.running import RunningSpread
+from tidegate.torch.watching.running import RunningSpread
 
 __all__ = ["RunningGate"]
 
