@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tidegate.torch.kernel import inside_transform
 
@@ -114,7 +114,8 @@ class AttentionCalls(TorchDispatchMode):
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if _here.hidden or _is_left_out(named["query"]):
             return
-        with _hidden():
+        # Nor is our own work worth the way through this mode, operator by operator.
+        with _hidden(), _disable_current_modes():
             self._see(_as_call(named))
 
 

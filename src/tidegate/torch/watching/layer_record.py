@@ -31,6 +31,8 @@ class LayerRecord:
         """Take in one attention call of the layer."""
         self.past = call.past
         counted = call.counted_BHT.cpu()
+        # Most calls have no padding, and need no looking up.
+        counted = None if bool(counted.all()) else counted
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
         for name, moments in self._moments.items():
             moments.add(values[name], counted)

@@ -31,14 +31,12 @@ class RunningSpread:
         self.mean = torch.zeros((), dtype=torch.float64)
         self.squares = torch.zeros((), dtype=torch.float64)
 
-    def add(self, values: Tensor, counted: Tensor, dims: tuple[int, ...]) -> None:
-        """Take in values, those where `counted` is True, over the axes `dims`; both of one shape, on the CPU."""
-        counted = counted.expand_as(values)
-        count = counted.sum(dim=dims).double()
-        present = count.clamp(min=1)
-        mean = torch.where(counted, values, 0).sum(dim=dims) / present
+    def add(self, values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> None:
+        """Take in values over the axes `dims`, those where `counted` is True, or all; both of one shape, on the CPU."""
+        count = _count(values, counted, dims)
+        mean = _kept(values, counted).sum(dim=dims) / count.clamp(min=1)
         apart = values - _unreduced(mean, dims)
-        squares = torch.where(counted, apart.square(), 0).sum(dim=dims)
+        squares = _kept(apart.square(), counted).sum(dim=dims)
         total = self.count + count
         share = count / total.clamp(min=1)
         step = mean - self.mean
@@ -64,15 +62,18 @@ class RunningMoments:
         self._high = torch.full((num_heads,), -math.inf, dtype=torch.float64)
         self._histogram = torch.zeros(num_heads, self._num_bins, dtype=torch.int64)
 
-    def add(self, values_BHT: Tensor, counted_BHT: Tensor) -> None:
-        """Take in the values of one call, in float64, where they are counted."""
+    def add(self, values_BHT: Tensor, counted_BHT: Tensor | None) -> None:
+        """Take in the values of one call, in float64, where they are counted; None counts all."""
+        if values_BHT.numel() == 0:
+            return
         self._spread.add(values_BHT, counted_BHT, (0, 2))
-        self._low = torch.minimum(self._low, torch.where(counted_BHT, values_BHT, math.inf).amin(dim=(0, 2)))
-        self._high = torch.maximum(self._high, torch.where(counted_BHT, values_BHT, -math.inf).amax(dim=(0, 2)))
+        self._low = torch.minimum(self._low, _kept(values_BHT, counted_BHT, math.inf).amin(dim=(0, 2)))
+        self._high = torch.maximum(self._high, _kept(values_BHT, counted_BHT, -math.inf).amax(dim=(0, 2)))
         bins = torch.bucketize(values_BHT, self._inner_edges, right=True)
-        bins = bins + self._num_bins * torch.arange(len(self._low))[:, None]
+        bins += self._num_bins * torch.arange(len(self._low))[:, None]
         # nan is in no bin.
-        chosen = bins[counted_BHT & ~values_BHT.isnan()]
+        known = ~values_BHT.isnan() if counted_BHT is None else counted_BHT & ~values_BHT.isnan()
+        chosen = bins.flatten() if bool(known.all()) else bins[known]
         new = torch.bincount(chosen, minlength=self._histogram.numel())
         self._histogram = self._histogram + new.view_as(self._histogram)
 
@@ -107,10 +108,10 @@ class RunningPositions:
         self._sums = torch.zeros(len(self._names), num_heads, 0, dtype=torch.float64)
         self._counts = torch.zeros(num_heads, 0, dtype=torch.int64)
 
-    def add(self, values: dict[str, Tensor], counted_BHT: Tensor, first: int) -> None:
+    def add(self, values: dict[str, Tensor], counted_BHT: Tensor | None, first: int) -> None:
         """Take in the values (B, H, T) of one call whose first query is at position `first`."""
-        stacked = torch.stack([torch.where(counted_BHT, values[name], 0).sum(dim=0) for name in self._names])
-        counts = counted_BHT.sum(dim=0)
+        stacked = torch.stack([_kept(values[name], counted_BHT).sum(dim=0) for name in self._names])
+        counts = _count(values[self._names[0]], counted_BHT, (0,)).long()
         length = max(self._counts.shape[-1], first + counts.shape[-1])
         around = (first, length - first - counts.shape[-1])
         self._sums = F.pad(self._sums, (0, length - self._sums.shape[-1])) + F.pad(stacked, around)
@@ -155,6 +156,19 @@ class RunningRank:
             return math.nan
         singular = torch.linalg.eigvalsh(self._products).clamp(min=0).sqrt()
         return float(torch.special.entr(singular / singular.sum()).sum().exp())
+
+
+def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    """How many values there are over the axes, in float64."""
+    if counted is not None:
+        return counted.expand_as(values).sum(dim=dims).double()
+    left = [size for dim, size in enumerate(values.shape) if dim not in dims]
+    return torch.full(left, math.prod(values.shape[dim] for dim in dims), dtype=torch.float64)
+
+
+def _kept(values: Tensor, counted: Tensor | None, instead: float = 0.0) -> Tensor:
+    """The values that are counted, and another number in the place of the rest."""
+    return values if counted is None else torch.where(counted, values, instead)
 
 
 def _unreduced(reduced: Tensor, dims: tuple[int, ...]) -> Tensor:

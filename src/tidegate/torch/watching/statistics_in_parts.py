@@ -28,7 +28,8 @@ def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, he
     """
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
     group_size = call.query[0].numel() // num_groups
-    groups = max(1, min(num_groups, _PART // group_size))
+    # The kernel gives each thread as many queries; of a single causal head, the later half is most of the work.
+    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
     rows = max(1, _PART // (group_size * num_groups))
     by_rows = [
         _joined([_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1)
