@@ -174,7 +174,8 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
     width, num_channels = call.q_BHTD.shape[-1], call.channels_BGSC.shape[-1]
     spare = -(width + num_channels) % _ALIGNMENT
     query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.q_BHTD, call.k_BGSD))
-    value = F.pad(torch.cat((call.k_BGSD, call.channels_BGSC), dim=-1), (0, spare))
+    filling = call.k_BGSD.new_zeros(*call.k_BGSD.shape[:-1], spare)
+    value = torch.cat((call.k_BGSD, call.channels_BGSC, filling), dim=-1)
     # The kernel's own causality costs no mask, but lines up the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
