@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
 from tidegate.cli.parts import parts_display
 
 if TYPE_CHECKING:
@@ -23,24 +24,10 @@ __all__ = ["curvature"]
 
 
 def curvature(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            help="A file of save_model or a folder with one, or a folder with a Hugging Face model.", show_default=False
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A text file, a folder, a quoted glob, .jsonl or .npy tokens. Without it: Python's own sources.",
-            show_default=False,
-        ),
-    ] = None,
-    gates: Annotated[
-        Path | None,
-        typer.Option(help="A folder of save_gates, for a Hugging Face model with added gates.", show_default=False),
-    ] = None,
-    field: Annotated[str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)] = None,
+    model: ModelArgument,
+    data: DataOption = None,
+    gates: GatesOption = None,
+    field: FieldOption = None,
     part: Annotated[
         Literal["attention", "block"], typer.Option(help="Attention alone, or whole blocks.")
     ] = "attention",

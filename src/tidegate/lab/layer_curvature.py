@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tidegate.geometry import GeometryError, sectional_curvature
+from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.language_models import LanguageModel
 from tidegate.lab.measurements import LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel
@@ -40,7 +41,7 @@ def model_curvature(
     windows: Tensor,
     sampling: Sampling | None = None,
     *,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell = silent,
 ) -> ModelCurvature:
     """Measure every layer on windows of tokens (sequences, T); `tell` hears of every sequence that is done."""
     sampling = sampling or Sampling()
@@ -49,14 +50,12 @@ def model_curvature(
         raise ValueError(f"windows must have at least two positions; got {tuple(windows.shape)}.")
     found: list[list[NDArray[np.float64]]] = [[] for _ in layers]
     rng = np.random.default_rng(sampling.seed)
-    for number, window in enumerate(windows):
+    for window in told(windows.unbind(), tell):
         with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
             model.run(window[None])
         for layer, call in enumerate(calls):
             for position in _positions(windows.shape[1], sampling.num_positions):
                 found[layer].append(_curvatures(call, position, sampling.num_planes, rng, layer))
-        if tell is not None:
-            tell(number + 1, len(windows))
     return ModelCurvature(
         model=model.name,
         sampling=sampling,
