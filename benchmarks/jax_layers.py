@@ -67,7 +67,7 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
             print(f"T = {length}: {work}", flush=True)
             runs = {name: compiled(work, apply, params, x) for name, (params, apply) in layers.items()}
             record[work][length] = interleave(runs, rounds=rounds)
-            record["marks"] += _marks(work, length, runs, pairs=3 * rounds)
+            record["marks"] += _marks(work, length, runs, pairs=3 * rounds * max(1, 1024 // length))
     return record
 
 

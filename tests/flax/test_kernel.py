@@ -43,6 +43,18 @@ def band(T, S, *, causal=False, window=None):
     return near & (distance >= 0) if causal else near
 
 
+@pytest.fixture(params=[None, 1, 2, 3], ids=lambda length: f"blocks of {length}" if length else "in one")
+def block_length(request, monkeypatch):
+    """Queries in blocks of every kind that five positions have, as long ones are; None leaves them whole."""
+    if request.param is not None:
+        monkeypatch.setattr(kernel, "SHORTEST_BLOCK", min(request.param, 2))
+        monkeypatch.setattr(kernel, "LONGEST_BLOCK", request.param)
+    return request.param
+
+
+in_blocks_too = pytest.mark.usefixtures("block_length")
+
+
 @pytest.fixture
 def paths(monkeypatch):
     """The names of the paths that are taken, in order."""
@@ -86,6 +98,7 @@ def test_attention_is_that_of_the_tensors(dtype, G, T, S):
     assert_close(attended(q, k, v), expected_output(q, k, v))
 
 
+@in_blocks_too
 @both_paths
 @every_limit
 def test_every_limit_is_a_mask(dtype, limits):
@@ -93,6 +106,7 @@ def test_every_limit_is_a_mask(dtype, limits):
     assert_close(attended(q, k, v, **limits), expected_output(q, k, v, allowed=band(5, 5, **limits)))
 
 
+@in_blocks_too
 @both_paths
 @both_kinds
 @every_limit
@@ -103,6 +117,7 @@ def test_masks_and_limits_combine(dtype, kind, limits):
     assert_close(attended(q, k, v, **as_given(mask, kind, dtype), **limits), expected)
 
 
+@in_blocks_too
 @both_paths
 @every_limit
 def test_a_bias_is_added_to_the_scores(dtype, limits):
@@ -112,6 +127,7 @@ def test_a_bias_is_added_to_the_scores(dtype, limits):
     assert_close(attended(q, k, v, bias=bias, mask=mask, **limits), expected)
 
 
+@in_blocks_too
 @both_paths
 @both_kinds
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 5), (1, 4, 5, 1), (1, 1, 5, 5)])
@@ -122,6 +138,7 @@ def test_masks_broadcast(dtype, kind, shape):
     assert_close(attended(q, k, v, **as_given(mask, kind, dtype), causal=True), expected)
 
 
+@in_blocks_too
 @every_precision
 @both_kinds
 @pytest.mark.parametrize("limits", [{}, {"causal": True, "window": 3}], ids=["all", "causal window"])
@@ -186,6 +203,29 @@ def test_a_nan_in_the_bias_is_not_taken_for_forbidden(dtype):
     assert np.isfinite(o[:, [0, 1, 3, 4]]).all()
 
 
+@pytest.mark.parametrize("T", [127, 128, 600, 2048, 2500])
+@pytest.mark.parametrize(
+    ("limits", "back", "ahead"),
+    [({"causal": True}, 2500, 0), ({"causal": True, "window": 70}, 69, 0), ({"window": 70}, 69, 69)],
+)
+def test_long_queries_are_attended_in_blocks_with_no_key_that_none_of_them_sees(monkeypatch, T, limits, back, ahead):
+    calls = []
+
+    def counted(q, k, v, **options):
+        calls.append((q.shape[1], k.shape[1]))
+        return q
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", counted)
+    q, k, v = heads(T=T, S=T, dtype=jnp.float32)
+    jax.eval_shape(lambda q, k, v: attend(q, k, v, scale=SCALE, **limits), q, k, v)
+    ends = np.cumsum([queries for queries, _ in calls])
+    assert ends[-1] == T
+    assert len(calls) == 1 if T < 128 else len(calls) > 1
+    assert max(queries for queries, _ in calls) <= 512
+    for end, (queries, keys) in zip(ends, calls, strict=True):
+        assert keys == min(T, end + ahead) - max(0, end - queries - back)
+
+
 @both_paths
 @pytest.mark.parametrize("size", [1e4, 1e8])
 def test_very_large_scores_attend_to_one_key(dtype, size):
@@ -201,6 +241,7 @@ def test_very_large_scores_attend_to_one_key(dtype, size):
     assert np.isfinite(by_q).all()
 
 
+@in_blocks_too
 def test_both_paths_have_the_same_gradients():
     q, k, v = heads()
     mask, bias = sample(2, 1, 5, 5, seed=3) > -1, sample(2, 4, 5, 5, seed=4)

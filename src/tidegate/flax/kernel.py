@@ -5,6 +5,8 @@ Legend: B batch, T query positions, S attended positions, H query heads, G key/v
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,6 +14,8 @@ from jax import Array
 from tidegate.tensors.attention import attention_weights
 
 __all__ = ["attend", "attend_plainly"]
+
+SHORTEST_BLOCK, LONGEST_BLOCK = 64, 512
 
 
 def attend(
@@ -30,7 +34,8 @@ def attend(
     """Softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
 
     `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has no
-    dropout, so that float64 and dropout run on the plain reference.
+    dropout, so that float64 and dropout run on the plain reference. Where long queries see a part of the keys, it is
+    called for a block of queries at a time, with the keys that the block can see: it would compute the others too.
 
     mask   : bool, broadcasts to (B, H, T, S), True = may attend
     bias   : additive, broadcasts likewise; -inf forbids
@@ -38,23 +43,26 @@ def attend(
     window : keys that a query sees, itself included; back alone if causal, else to both sides
     """
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
-    plain = dropout > 0 or q_BTHD.dtype == jnp.float64
-    if not plain and mask is None and bias is None and (window is None or num_queries == num_keys):
-        return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=causal, window=window, scale=scale)
-    allowed = _both(mask, _band(num_queries, num_keys, causal, window))
-    if plain:
+    if dropout > 0 or q_BTHD.dtype == jnp.float64:
+        allowed = _both(mask, _band(num_queries, num_keys, causal, window))
         return attend_plainly(
             q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key
         )
-    if bias is None:
-        assert allowed is not None
-        return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale), allowed)
-    # Not `>`, which would hide a nan as if it were forbidden.
-    finite = bias != -jnp.inf
-    allowed = finite if allowed is None else allowed & finite
-    # The kernel marks what a mask forbids by a finite number, which a bias may fall below; nothing falls below -inf.
-    bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
-    return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
+    blocks = [
+        _attend_block(
+            q_BTHD[:, rows],
+            k_BSGD[:, keys],
+            v_BSGD[:, keys],
+            mask=_part(mask, rows, keys),
+            bias=_part(bias, rows, keys),
+            causal=causal,
+            window=window,
+            ahead=rows.start - keys.start,
+            scale=scale,
+        )
+        for rows, keys in _blocks(num_queries, num_keys, causal, window)
+    ]
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=1)
 
 
 def attend_plainly(
@@ -84,6 +92,49 @@ def attend_plainly(
     return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(q_BTHD.shape)
 
 
+def _blocks(num_queries: int, num_keys: int, causal: bool, window: int | None) -> list[tuple[slice, slice]]:
+    """Ranges of queries, each with the range of keys that it can see by causality and window."""
+    sees_all = not causal and window is None
+    if sees_all or num_queries != num_keys or num_queries < 2 * SHORTEST_BLOCK:
+        return [(slice(0, num_queries), slice(0, num_keys))]
+    third = 16 * math.ceil(num_queries / 48)
+    length = min(max(SHORTEST_BLOCK, third), LONGEST_BLOCK)
+    reach = num_keys if window is None else window - 1
+    rows = [slice(start, min(start + length, num_queries)) for start in range(0, num_queries, length)]
+    return [
+        (row, slice(max(0, row.start - reach), row.stop if causal else min(row.stop + reach, num_keys))) for row in rows
+    ]
+
+
+def _attend_block(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    ahead: int,
+    scale: float,
+) -> Array:
+    """One call of the kernel, the first query standing `ahead` positions after the first key; else as in `attend`."""
+    num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
+    unmasked = mask is None and bias is None
+    if unmasked and ahead == 0 and (window is None or num_queries == num_keys):
+        return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=causal, window=window, scale=scale)
+    allowed = _both(mask, _band(num_queries, num_keys, causal, window, ahead=ahead))
+    if bias is None:
+        assert allowed is not None
+        return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale), allowed)
+    # Not `>`, which would hide a nan as if it were forbidden.
+    finite = bias != -jnp.inf
+    allowed = finite if allowed is None else allowed & finite
+    # The kernel marks what a mask forbids by a finite number, which a bias may fall below; nothing falls below -inf.
+    bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
+    return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
+
+
 def _attend_fused(
     q_BTHD: Array,
     k_BSGD: Array,
@@ -111,13 +162,21 @@ def _attend_fused(
     ).astype(dtype)
 
 
-def _band(num_queries: int, num_keys: int, causal: bool, window: int | None) -> Array | None:
+def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, *, ahead: int = 0) -> Array | None:
     """(T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away; None sees everything."""
     if not causal and window is None:
         return None
-    distance = jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
+    distance = ahead + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
     allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
     return allowed if window is None else allowed & (abs(distance) < window)
+
+
+def _part(mask: Array | None, rows: slice, keys: slice) -> Array | None:
+    """Of a mask that broadcasts to (B, H, T, S), what belongs to these queries and keys."""
+    if mask is None:
+        return None
+    mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]
+    return mask if mask.shape[-1] == 1 else mask[..., keys]
 
 
 def _both(first: Array | None, second: Array | None) -> Array | None:

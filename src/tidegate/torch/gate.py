@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +16,13 @@ from torch.nn import functional as F
 from tidegate.gate import Activation, Gate, Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
-from tidegate.torch.kernel import silu
+from tidegate.torch.kernel import silu, unfollowed
 from tidegate.torch.precision import widened
 
 __all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
+
+LARGE = 2**16
+"""Numbers from which on memory of its own costs a result more than finding out that it needs none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,7 @@ class AttentionGate(nn.Module):
         self.shape = shape
         self.num_heads = gate.num_heads_at_site(shape)
         self.num_matrices = gate.num_matrices(shape)
+        self._matrix_names = ("weight",) if gate.rank is None else ("weight_down", "weight_up")
         for name, size in gate.parameter_shapes(**asdict(shape)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         self.reset_parameters()
@@ -79,7 +81,7 @@ class AttentionGate(nn.Module):
                     nn.init.normal_(parameter, std=self.gate.init_std)
 
     def source(self, reads: GateReads) -> Tensor:
-        """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
+        """What the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
         match self.gate.reads:
             case "input":
                 source = reads.context if self.gate.on_source else reads.input
@@ -96,45 +98,65 @@ class AttentionGate(nn.Module):
 
     def forward(self, source: Tensor) -> Tensor:
         """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
-        values = activate(self.gate.activation, self.logits(source))
+        logits = self.logits(source)
+        overwrite = logits.shape[1] > 1 and _overwritable(logits)
+        values = activate(self.gate.activation, logits, overwrite=overwrite)
         return values.squeeze(-2) if self.gate.site == "dense" else values
 
     def logits(self, source: Tensor) -> Tensor:
         """(B, T, H, D), in float32 or better whatever the layer's dtype, under autocast too."""
-        with _without_autocast(source.device.type):
-            logits = widened(source)
-            for weight in self._matrices():
-                logits = _product(logits, widened(weight))
-            if self.gate.bias is not None:
-                bias = widened(self._learned("bias"))
-                logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])
-        if logits.ndim == 4 and self.num_matrices < self.num_heads:
-            return repeat_heads(logits, self.num_heads)
-        return logits.reshape(*logits.shape[:2], self.num_heads, logits.shape[-1])
+        device = source.device.type
+        # Not every device has autocast: the meta device has none.
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self.logits(source)
+        logits = widened(source)
+        for name in self._matrix_names:
+            logits = _product(logits, widened(self._learned(name)))
+        if self.gate.bias is not None:
+            bias = widened(self._learned("bias"))
+            logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])
+        if logits.ndim == 5:
+            return logits.flatten(2, 3)
+        return logits if self.num_matrices == self.num_heads else repeat_heads(logits, self.num_heads)
 
     def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
         values = self(source)
-        return (target * values if self.gate.op == "multiply" else target + values).to(target.dtype)
+        if target.shape[1] > 1 and self._may_overwrite(values, target):
+            return values.mul_(target) if self.gate.op == "multiply" else values.add_(target)
+        gated = target * values if self.gate.op == "multiply" else target + values
+        return gated if gated.dtype == target.dtype else gated.to(target.dtype)
+
+    def matrices(self) -> list[Tensor]:
+        """What the reads pass through, one after the other: `weight`, or `weight_down` and `weight_up`."""
+        return [self._learned(name) for name in self._matrix_names]
 
     @property
     def num_products(self) -> int:
         """Products of a number read and a number learned at one position; heads that share a matrix each use it."""
         times = 1 if self.gate.reads == "input" else self.num_heads // self.gate.num_matrices(self.shape)
-        return times * sum(weight.numel() for weight in self._matrices())
+        return times * sum(weight.numel() for weight in self.matrices())
 
     def extra_repr(self) -> str:
         """The gate as it is spelled."""
         return str(self.gate)
 
     def _by_matrix(self, source: Tensor) -> Tensor:
+        """(B, T, matrices, R), or (B, T, matrices, heads of each, R) where heads share a matrix."""
         batch, positions, heads, width = source.shape
+        if heads == self.num_matrices:
+            return source
         merged = heads // self.num_heads * width
-        return source.reshape(batch, positions, self.num_matrices, self.num_heads // self.num_matrices, merged)
+        sharing = () if self.num_heads == self.num_matrices else (self.num_heads // self.num_matrices,)
+        return source.reshape(batch, positions, self.num_matrices, *sharing, merged)
 
-    def _matrices(self) -> list[Tensor]:
-        names = ("weight",) if self.gate.rank is None else ("weight_down", "weight_up")
-        return [self._learned(name) for name in names]
+    def _may_overwrite(self, values: Tensor, target: Tensor) -> bool:
+        """Whether nobody else has these values, and they have room for the result."""
+        if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
+            return False
+        # PyTorch has no public way to ask for hooks on every module.
+        return not (self._forward_hooks or nn.modules.module._has_any_global_hook())
 
     def _learned(self, name: str) -> Tensor:
         # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
@@ -175,11 +197,14 @@ def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
             yield from module.parameters()
 
 
-def activate(activation: Activation, logits: Tensor) -> Tensor:
-    """The activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels."""
+def activate(activation: Activation, logits: Tensor, *, overwrite: bool = False) -> Tensor:
+    """The activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels.
+
+    overwrite : the logits may be lost
+    """
     match activation:
         case "sigmoid":
-            return logits.sigmoid()
+            return logits.sigmoid_() if overwrite else logits.sigmoid()
         case "silu":
             return silu(logits)
         case "softplus":
@@ -201,6 +226,12 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unsqueeze(-2).expand(*x.shape[:-1], num_heads // heads, -1).flatten(-3, -2)
 
 
+def _overwritable(result: Tensor, *others: Tensor) -> bool:
+    """Whether a result that only we hold is large enough to be written over, and nothing follows it or the others."""
+    # Heads that share a matrix may share their memory too.
+    return unfollowed(result, *others) and result.numel() >= LARGE and result.is_contiguous()
+
+
 def _product(reads: Tensor, weight: Tensor) -> Tensor:
     """Reads through (matrices, R, D).
 
@@ -209,17 +240,16 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
     """
     batch, positions, *heads, width = reads.shape
     matrices, _, gated_width = weight.shape
-    if not heads and positions > 1:
+    if positions == 1 and batch == 1:
+        # A single position has its matrices first as it is, and laying them side by side would cost more than they do.
+        rows = reads.reshape(matrices, -1, width) if heads else reads.expand(matrices, -1, -1)
+        return torch.bmm(rows, weight).view(1, 1, matrices, *heads[1:], gated_width)
+    if not heads:
         flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
         return flat.view(batch, positions, matrices, gated_width)
-    if not heads:
-        # For a single position, laying the matrices side by side would cost more than the product.
-        reads, heads = reads[:, :, None].expand(-1, -1, matrices, -1), [matrices]
     rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
+    if len(heads) == 1 and unfollowed(reads, weight):
+        product = rows.new_empty(batch, positions, matrices, gated_width)
+        torch.bmm(rows, weight, out=product.view(-1, matrices, gated_width).transpose(0, 1))
+        return product
     return torch.bmm(rows, weight).view(matrices, batch, positions, *heads[1:], gated_width).movedim(0, 2)
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    # Not every device has autocast: the meta device has none.
-    active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if active else nullcontext()

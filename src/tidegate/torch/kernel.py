@@ -9,11 +9,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attend", "attend_packed", "inside_transform", "packed_kernel_serves", "plain_kernel", "silu"]
+__all__ = [
+    "attend",
+    "attend_packed",
+    "inside_transform",
+    "packed_kernel_serves",
+    "plain_kernel",
+    "silu",
+    "unfollowed",
+]
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 def plain_kernel() -> AbstractContextManager[Any]:
@@ -101,6 +111,16 @@ def attend_packed(
 def silu(x: Tensor) -> Tensor:
     """`x sigmoid(x)`; inside a transform by that formula, since PyTorch's kernel has no second forward derivative."""
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)
+
+
+def unfollowed(*tensors: Tensor) -> bool:
+    """Whether neither autograd nor a transform nor the compiler follows what is done with these tensors.
+
+    False also for tensors of other kinds than PyTorch's own, which may follow it in ways of theirs.
+    """
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return False
+    return all(type(tensor) in _PLAIN_TENSORS for tensor in tensors) and not inside_transform(*tensors)
 
 
 def inside_transform(*tensors: Tensor) -> bool:

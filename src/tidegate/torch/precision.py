@@ -7,6 +7,8 @@ from torch import Tensor
 
 __all__ = ["wide_dtype", "widened"]
 
+_WIDE = (torch.float32, torch.float64)
+
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype itself if it is float32 or better, else float32."""
@@ -15,4 +17,4 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widened(x: Tensor) -> Tensor:
     """The same numbers in float32 or better."""
-    return x.to(wide_dtype(x.dtype))
+    return x if x.dtype in _WIDE else x.to(wide_dtype(x.dtype))

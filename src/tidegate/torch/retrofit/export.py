@@ -117,7 +117,7 @@ def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
         )
     inner, outer = _AS_SIGMOID[gate.activation]
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.anatomy.shape
-    first, *rest = module._matrices()
+    first, *rest = module.matrices()
     weight = widened(first)
     for factor in rest:
         weight = weight @ widened(factor)
