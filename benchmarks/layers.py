@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,7 +39,7 @@ Mark: TypeAlias = tuple[str, float, str]
 
 LENGTHS = (128, 512, 2048, 4096)
 CACHED = 4096
-PLACEMENTS = 5
+DEPTH = 4
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -105,8 +105,8 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
         record["peak_bytes"][work] = {
             name: in_fresh_process(__file__, "--peak-of", name, longest, work) for name in layers
         }
-    print(f"decoding with {CACHED} cached positions", flush=True)
-    record["decoding"] = decoding_in_turns({name: layers[name] for name in OURS}, rounds=8 * rounds)
+    print(f"decoding through {DEPTH} layers with {CACHED} cached positions each", flush=True)
+    record["decoding"] = decoding(OURS, rounds=40 * rounds)
     for name in OURS[1:]:
         ratio = paired_ratio(record["decoding"], name, "none")
         record["marks"].append((f"{name}, decode step", ratio, "≤ 1.05"))
@@ -134,33 +134,28 @@ def train(layer: nn.Module, x: Tensor) -> Callable[[], None]:
 WORKS = {"forward": forward, "training": train}
 
 
-def decoding_in_turns(layers: dict[str, nn.Module], *, rounds: int) -> dict[str, Timing]:
-    """Decode steps of all layers in turns, as a model's layers take them: each finds the others' keys in the caches.
+def decoding(names: Iterable[str], *, rounds: int) -> dict[str, Timing]:
+    """One new position after full caches, through `DEPTH` layers of each kind: what a step of a decoder does.
 
-    Where the system happens to lay a cache of keys and values changes a step by some per cent: so they are laid anew,
-    `PLACEMENTS` times, with as many rounds each.
+    Through several, because the keys and values of a decoder's layers drive each other out of the processor's caches.
+    All kinds use the same caches, since where the system happens to lay them changes a step by more than a gate does;
+    they are set back after each step, so that all steps are alike.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in layers}
-    for _ in range(PLACEMENTS):
-        steps = {name: decode(layer) for name, layer in layers.items()}
-        for name, timing in interleave(steps, rounds=rounds).items():
-            seconds[name] += timing.seconds
-    return {name: Timing(seconds=taken) for name, taken in seconds.items()}
-
-
-def decode(layer: nn.Module) -> Callable[[], None]:
-    """One new position after a full cache; the cache is set back after each step, so that all steps are alike."""
-    cache = KVCache(CACHED + 1)
+    build = contenders()
+    stacks = {name: [build[name]() for _ in range(DEPTH)] for name in names}
+    caches = [KVCache(CACHED + 1) for _ in range(DEPTH)]
+    prompt, x = torch.randn(1, CACHED, D_MODEL), torch.randn(1, 1, D_MODEL)
     with torch.no_grad():
-        layer(torch.randn(1, CACHED, D_MODEL), cache=cache)
-    x = torch.randn(1, 1, D_MODEL)
+        for layer, cache in zip(stacks["none"], caches, strict=True):
+            layer(prompt, cache=cache)
 
-    def run() -> None:
+    def decode(stack: list[nn.Module]) -> None:
         with torch.no_grad():
-            layer(x, cache=cache)
-        cache.length = CACHED
+            for layer, cache in zip(stack, caches, strict=True):
+                layer(x, cache=cache)
+                cache.length = CACHED
 
-    return run
+    return interleave({name: partial(decode, stack) for name, stack in stacks.items()}, rounds=rounds)
 
 
 def peak_memory(name: str, length: int, work: str) -> int:
