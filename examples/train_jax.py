@@ -17,11 +17,16 @@ BATCH, LENGTH = 16, 128
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gate", default="bma", help="any gate of the vocabulary, such as none, g1 or bma-query")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gate", default="bma", help="gates, such as none, g1 or bma-query (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     options = parser.parse_args()
-    config = TransformerConfig(gate=options.gate, d_model=64, num_layers=2, num_heads=4)
+    if options.steps < 1:
+        parser.error(f"--steps must be at least 1; got {options.steps}.")
+    try:
+        config = TransformerConfig(gate=options.gate, d_model=64, num_layers=2, num_heads=4)
+    except ValueError as error:
+        parser.error(f"--gate: {error}")
     params = init_model(jax.random.key(options.seed), config)
     decayed = jax.tree.map_with_path(lambda path, _: "attn_gate" not in jax.tree_util.keystr(path), params)
     optimizer = optax.adamw(3e-3, b2=0.95, weight_decay=0.1, mask=decayed)

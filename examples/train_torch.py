@@ -25,11 +25,17 @@ def loss(model: TransformerLM, tokens: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gate", default="bma", help="any gate of the vocabulary, such as none, g1 or bma-query")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gate", default="bma", help="gates, such as none, g1 or bma-query (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     options = parser.parse_args()
-    model = TransformerLM(TransformerConfig(gate=options.gate, d_model=64, num_layers=2, num_heads=4))
+    if options.steps < 1:
+        parser.error(f"--steps must be at least 1; got {options.steps}.")
+    try:
+        config = TransformerConfig(gate=options.gate, d_model=64, num_layers=2, num_heads=4)
+    except ValueError as error:
+        parser.error(f"--gate: {error}")
+    model = TransformerLM(config)
     model.reset_parameters(seed=options.seed)
     gates = list(gate_parameters(model))
     others = [p for p in model.parameters() if all(p is not gate for gate in gates)]

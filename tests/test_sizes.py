@@ -36,7 +36,7 @@ def test_key_heads_that_do_not_divide_the_heads_are_refused():
         HeadShape.of(d_model=8, num_heads=4, num_kv_heads=3)
 
 
-@pytest.mark.parametrize(("d_model", "num_heads"), [(10, 4), (8, 0), (8, -2)])
+@pytest.mark.parametrize(("d_model", "num_heads"), [(10, 4), (9, 2)])
 def test_heads_that_do_not_split_the_width_ask_for_a_head_width(d_model, num_heads):
     message = (
         f"d_model must be a multiple of num_heads when head_dim is not given; got d_model={d_model}, "
@@ -44,8 +44,15 @@ def test_heads_that_do_not_split_the_width_ask_for_a_head_width(d_model, num_hea
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         HeadShape.of(d_model=d_model, num_heads=num_heads)
-    if num_heads > 0:
-        assert HeadShape.of(d_model=d_model, num_heads=num_heads, head_dim=3).head_dim == 3
+    assert HeadShape.of(d_model=d_model, num_heads=num_heads, head_dim=3).head_dim == 3
+
+
+@pytest.mark.parametrize("name", ["d_model", "num_heads"])
+@pytest.mark.parametrize("size", [0, -2, "64", None])
+def test_a_size_is_refused_by_name_before_defaults_are_filled_in(name, size):
+    message = f"{name} must be a whole number of at least 1; got {size!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        HeadShape.of(**{"d_model": 8, "num_heads": 2, name: size})
 
 
 def test_sizes_are_frozen_and_hashable():

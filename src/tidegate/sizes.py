@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["HeadShape"]
+__all__ = ["HeadShape", "require_sizes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +25,9 @@ class HeadShape:
         cls, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> HeadShape:
         """Fill in the usual defaults: as many key/value heads as heads, and heads that split the width."""
+        require_sizes(d_model=d_model, num_heads=num_heads)
         if head_dim is None:
-            if num_heads < 1 or d_model % num_heads:
+            if d_model % num_heads:
                 raise ValueError(
                     f"d_model must be a multiple of num_heads when head_dim is not given; got d_model={d_model}, "
                     f"num_heads={num_heads}. Give head_dim, or change one of them."
@@ -40,10 +41,7 @@ class HeadShape:
         )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            size = getattr(self, field.name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{field.name} must be a whole number of at least 1; got {size!r}.")
+        require_sizes(**{field.name: getattr(self, field.name) for field in fields(self)})
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}."
@@ -53,3 +51,10 @@ class HeadShape:
     def group_size(self) -> int:
         """Query heads for each key/value head."""
         return self.num_heads // self.num_kv_heads
+
+
+def require_sizes(**sizes: object) -> None:
+    """Each is a whole number of at least 1; the error names the one that is not."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1; got {size!r}.")

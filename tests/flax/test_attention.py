@@ -120,7 +120,8 @@ def test_equal_options_are_one_key_however_they_are_spelled():
         ({"window": 0}, ValueError, "window must be a whole number of at least 1, or None; got 0."),
         ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0; got 0.0."),
         ({"metric": "flat"}, ValueError, "metric must be 'diagonal', 'learned' or None; got 'flat'."),
-        ({"rope": "yes"}, TypeError, "rope must be a Rotary, True or None; got 'yes'."),
+        ({"rope": 0}, TypeError, "rope must be a Rotary, True, False or None; got 0."),
+        ({"rope": "yes"}, TypeError, "rope must be a Rotary, True, False or None; got 'yes'."),
         ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
         ({"head_dim": 0}, ValueError, "head_dim must be a whole number of at least 1; got 0."),
         ({"d_model": 25}, ValueError, "d_model must be a multiple of num_heads when head_dim is not given; "
@@ -272,3 +273,43 @@ def test_nothing_in_gives_gradients_of_zero(shape, dtype):
     total, gradients = differentiated(layer.params, x)
     assert total == 0
     assert all((gradient == 0).all() for gradient in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("options", [{}, {"rope": True}], ids=["plain", "rotary"])
+def test_positions_of_another_shape_are_refused_also_where_nothing_turns(options):
+    layer = make("bma", **options)
+    with pytest.raises(ValueError, match=opening("positions must have shape (5,) or (2, 5); got (4,).")):
+        shapes(lambda x: layer(x, positions=jnp.arange(4)), sample(2, 5, 24))
+
+
+def test_an_input_of_whole_numbers_is_refused():
+    layer, across = make("bma"), make("g1", causal=False)
+    with pytest.raises(TypeError, match=opening("x must be floating; got int32.")):
+        shapes(layer, np.zeros((2, 5, 24), np.int32))
+    with pytest.raises(TypeError, match=opening("context must be floating; got bool.")):
+        shapes(lambda x: across(x, context=np.zeros((2, 5, 24), bool)), sample(2, 5, 24))
+
+
+def test_an_additive_mask_keeps_the_precision_of_the_scores():
+    layer, x = make("bma", dtype=jnp.float32), sample(2, 5, 24, dtype=jnp.bfloat16)
+    mask = sample(5, 5, seed=1, dtype=jnp.float32)
+    assert_close(layer(x, mask=mask), layer(x.astype(jnp.float32), mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"gate": "none"}, "attn_gate.value.weight is unexpected"),
+        ({"gate": "bma+g1"}, "attn_gate.output.weight is missing"),
+        ({"num_heads": 8}, r"q_proj.kernel has shape \(24, 4, 6\), expected \(24, 8, 3\)"),
+        ({"bias": True}, "q_proj.bias is missing"),
+        ({"qk_norm": True}, "q_norm.scale is missing"),
+        ({"num_kv_heads": 2}, r"k_proj.kernel has shape \(24, 4, 6\), expected \(24, 2, 6\)"),
+    ],
+    ids=str,
+)
+def test_parameters_of_another_configuration_are_refused(change, complaint):
+    layer = make("bma")
+    config = replace(layer.config, **{"head_dim": None, **change})
+    with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*{complaint}"):
+        shapes(lambda x: gated_attention(layer.params, x, config), sample(2, 5, 24))

@@ -325,3 +325,22 @@ def test_stacking_and_unstacking_are_inverse():
 def test_an_unknown_feedforward_is_refused():
     with pytest.raises(ValueError, match="kind must be 'swiglu' or 'gelu'; got 'relu'"):
         init_feedforward(jax.random.key(0), 4, 8, kind="relu")
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"gate": "none"}, "attn_gate.*unexpected"),
+        ({"num_layers": 3}, "missing|expected"),
+        ({"vocab_size": 100}, "embedding.embedding has shape"),
+        ({"tie_embeddings": False}, "head.kernel is missing"),
+    ],
+    ids=str,
+)
+def test_parameters_of_another_configuration_are_refused(change, complaint, stacked):
+    config, params = make(gate="bma")
+    params = with_stacked_blocks(params) if stacked else params
+    apply_model(params, sample(1, 3), config)
+    with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*({complaint})"):
+        apply_model(params, sample(1, 3), replace(config, **change))

@@ -390,3 +390,21 @@ def test_parameters_that_do_not_fit_are_refused():
 def test_an_axis_needs_its_mesh(params):
     with pytest.raises(ValueError, match=r"mesh_axis must be an axis of the mesh, which has \(\); got 'model'"):
         GatedAttention(4, 24, mesh_axis="model", params=params, rngs=nnx.Rngs(0))
+
+
+def test_an_axis_is_one_whose_shardings_jax_finds_out(params):
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"'model' is Explicit. Make the mesh with jax.make_mesh"):
+        GatedAttention(4, 24, mesh_axis="model", params=params, rngs=nnx.Rngs(0))
+
+
+def test_a_model_has_blocks_of_different_widths():
+    config, params = make(gate="bma", d_ff=(20, 28))
+    tokens = sample(2, 5)
+    assert_close(run(language_model(config, params), tokens), apply_model(params, tokens, config))
+
+
+@pytest.mark.parametrize(("sizes", "name"), [((0, 24), "num_heads"), (("4", 24), "num_heads"), ((4, 0), "in_features")])
+def test_sizes_are_refused_by_the_names_of_the_constructor(sizes, name):
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1; got"):
+        GatedAttention(*sizes, rngs=nnx.Rngs(0))

@@ -251,3 +251,10 @@ def test_a_layer_is_a_module_like_any_other():
     assert model(sample(2, 5, 24)).shape == (2, 5, 24)
     assert len(list(layer.buffers())) == 0
     assert layer.to(torch.float32)(sample(2, 5, 24, dtype=torch.float32)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [{}, {"rope": True}], ids=["plain", "rotary"])
+def test_positions_of_another_shape_are_refused_also_where_nothing_turns(options):
+    message = "positions must have shape (5,) or (2, 5); got (4,)."
+    with pytest.raises(ValueError, match=exactly(message)):
+        make("bma", **options)(sample(2, 5, 24), positions=torch.arange(4))

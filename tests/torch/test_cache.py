@@ -158,7 +158,8 @@ def test_a_cache_that_overflows_says_how_much_is_needed():
 @pytest.mark.parametrize("room", [None, 9])
 def test_another_batch_needs_another_cache(room):
     layer, cache = make("bma"), KVCache(room)
-    message = "cache holds a batch of 2 with 4 heads; got 3 with 4. Each layer and each batch needs its own."
+    held = "a batch of 2 with 4 heads of width 6 in float64"
+    message = f"cache holds {held}; got {held.replace('2', '3', 1)}. Each layer and each batch needs its own."
     with torch.no_grad():
         layer(sample(2, 3, 24), cache=cache)
         with pytest.raises(ValueError, match=exactly(message)):
@@ -166,8 +167,29 @@ def test_another_batch_needs_another_cache(room):
     assert cache.length == 3
 
 
-@pytest.mark.parametrize("max_length", [0, -1])
+@pytest.mark.parametrize("room", [None, 9])
+@pytest.mark.parametrize(("options", "kind"), [({"head_dim": 5}, "width 5"), ({"dtype": torch.float32}, "float32")])
+def test_another_width_or_dtype_needs_another_cache(room, options, kind):
+    cache = KVCache(room)
+    with torch.no_grad():
+        make("bma")(sample(2, 3, 24), cache=cache)
+        with pytest.raises(ValueError, match=f"cache holds a batch of 2 .* got a batch of 2 .*{kind}"):
+            make("bma", **options)(sample(2, 3, 24, dtype=options.get("dtype", torch.float64)), cache=cache)
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("room", [None, 9])
+def test_a_refused_mask_leaves_the_cache_as_it_was(room):
+    layer, cache = make("bma"), KVCache(room)
+    with torch.no_grad():
+        layer(sample(2, 3, 24), cache=cache)
+        with pytest.raises(ValueError, match=r"mask must be .* broadcast to \(2, 4, 1, 4\); got \(1, 3\)"):
+            layer(sample(2, 1, 24), cache=cache, mask=torch.ones(1, 3, dtype=torch.bool))
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("max_length", [0, -1, 2.5, True])
 def test_room_is_at_least_one_position(max_length):
-    message = f"max_length must be at least 1, or None for a cache that grows; got {max_length}."
+    message = f"max_length must be a whole number of at least 1, or None for a cache that grows; got {max_length}."
     with pytest.raises(ValueError, match=exactly(message)):
         KVCache(max_length)

@@ -14,7 +14,7 @@ from tidegate.torch.kernel import unfollowed
 @pytest.fixture
 def all_large(monkeypatch):
     """Every tensor counts as large."""
-    monkeypatch.setattr(gate, "LARGE", 0)
+    monkeypatch.setattr(gate, "_LARGE", 0)
 
 
 class Operations(TorchDispatchMode):
@@ -110,6 +110,17 @@ def test_a_hook_may_keep_the_values_that_it_sees(gate, site, register):
         handle.remove()
     _, trace = layer(x, return_trace=True)
     assert_close(kept[0], trace.gates[site])
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize(("gate", "site"), [("bma", "value"), ("bma-query", "output"), ("g5", "dense")])
+def test_a_forward_put_in_the_place_of_the_gates_own_keeps_what_it_returns(gate, site):
+    layer, x = make(gate), sample(2, 5, 24)
+    constant = torch.full((2, 5, 24) if site == "dense" else (2, 5, 4, 6), 0.5, dtype=torch.float64)
+    layer.attn_gate.at(site).forward = lambda _source: constant
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x))
+    assert (constant == 0.5).all()
 
 
 @pytest.mark.usefixtures("all_large")

@@ -1,7 +1,8 @@
 """Gated attention in JAX: pure functions first, then Flax NNX modules over them."""
 
 from tidegate.config import TransformerConfig
-from tidegate.flax.attention import AttentionConfig, attention_arrays, gated_attention, init_attention
+from tidegate.flax.attention import attention_arrays, gated_attention, init_attention
+from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.block import apply_block, init_block, stack_layers, unstack_layers
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.decoder import apply_model, init_caches, init_model

@@ -7,100 +7,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.cache import KVCache, update_cache
 from tidegate.flax.gate import GateReads, apply_gate, init_gate
 from tidegate.flax.kernel import attend
 from tidegate.flax.masks import cached_mask, require_mask, segment_mask
+from tidegate.flax.params import named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Site
-from tidegate.gates import GateLike, Gates
-from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays, rms_norm
-from tidegate.tensors.layer_inputs import require_layer_inputs, require_layer_options, require_positions_shape
-from tidegate.tensors.rotary import Rotary
+from tidegate.tensors.layer_inputs import require_layer_inputs, require_positions_shape
 
-__all__ = ["AttentionConfig", "Params", "attention_arrays", "gated_attention", "init_attention"]
+__all__ = ["Params", "attended_reads", "attention_arrays", "gated_attention", "init_attention"]
 
 Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""
 
 NORM_EPSILON = 1e-6
 _METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionConfig:
-    """The options of one attention layer, named as the PyTorch layer names them. Hashable, so static to `jit`."""
-
-    d_model: int
-    """Width of the input and of the output."""
-    num_heads: int
-    """Query heads."""
-    gate: GateLike = "bma"
-    """The layer's gates; whatever spells them is kept as `Gates`."""
-    num_kv_heads: int | None = None
-    """Key/value heads, dividing `num_heads`; None has as many as query heads."""
-    head_dim: int | None = None
-    """Width of a head; None is `d_model / num_heads`."""
-    dropout: float = 0.0
-    """Share of the attention weights that is dropped in training; it builds the score matrix."""
-    bias: bool = False
-    """Whether the four projections have biases."""
-    rope: Rotary | bool | None = None
-    """A rotary embedding; True is the usual one."""
-    qk_norm: bool = False
-    """Whether queries and keys pass a root-mean-square norm, one scale for all heads."""
-    window: int | None = None
-    """Keys that a query sees, itself included; back alone if causal, else to both sides."""
-    metric: Literal["diagonal", "learned"] | None = None
-    """A metric per head that starts as the identity."""
-    temperature: float = 1.0
-    """Divides the scores."""
-    recompute_gate: bool = False
-    """Compute gates again in the backward pass instead of keeping what they made."""
-
-    def __post_init__(self) -> None:
-        shape = self.shape
-        object.__setattr__(self, "gate", Gates.parse(self.gate))
-        object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
-        require_layer_options(dropout=self.dropout, window=self.window, temperature=self.temperature)
-        if self.metric not in ("diagonal", "learned", None):
-            raise ValueError(f"metric must be 'diagonal', 'learned' or None; got {self.metric!r}.")
-        if not isinstance(self.rope, Rotary | None):
-            raise TypeError(f"rope must be a Rotary, True or None; got {self.rope!r}.")
-        if self.rotary is not None:
-            self.rotary.width(shape.head_dim)
-        for gate in self.gates:
-            gate.read_width(shape)
-
-    @property
-    def gates(self) -> Gates:
-        """The gates, parsed."""
-        return Gates.parse(self.gate)
-
-    @property
-    def rotary(self) -> Rotary | None:
-        """The rotary embedding, if there is one."""
-        return self.rope if isinstance(self.rope, Rotary) else None
-
-    @property
-    def shape(self) -> HeadShape:
-        """The layer's sizes, the defaults filled in."""
-        return HeadShape.of(
-            d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
-        )
-
-    @property
-    def scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
-        return self.shape.head_dim**-0.5 / self.temperature
 
 
 def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -167,6 +98,45 @@ def gated_attention(
     Returns:
         (B, T, M), or with a cache also the cache that holds the new positions.
     """
+    reads, cache = attended_reads(
+        params,
+        x,
+        config,
+        context=context,
+        mask=mask,
+        cache=cache,
+        positions=positions,
+        segment_ids=segment_ids,
+        is_causal=is_causal,
+        dropout_key=dropout_key,
+    )
+    assert reads.output is not None
+    project = functools.partial(_project_out, params["o_proj"])
+    y_BTM = _gated("output", reads.output, reads, params, config, then=project)
+    y_BTM = _gated("dense", y_BTM, reads, params, config)
+    if cache is None:
+        return y_BTM
+    # A traced length cannot be refused; what would be wrong in silence is nan instead.
+    return jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM), cache
+
+
+def attended_reads(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    *,
+    context: Array | None,
+    mask: Array | None,
+    cache: KVCache | None,
+    positions: Array | None,
+    segment_ids: Array | None,
+    is_causal: bool,
+    dropout_key: Array | None,
+) -> tuple[GateReads, KVCache | None]:
+    """All that gates read, the attention output with it, and the cache that holds the new positions.
+
+    The arguments are those of `gated_attention`.
+    """
     require_layer_inputs(
         config.gates,
         config.d_model,
@@ -176,22 +146,19 @@ def gated_attention(
         has_cache=cache is not None,
         packed=None if segment_ids is None else "segment_ids",
     )
+    for name, array in (("x", x), ("context", context)):
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"{name} must be floating; got {array.dtype}.")
+    if positions is not None:
+        require_positions_shape(positions.shape, *x.shape[:2])
+    require_params(params, _expected_shapes(config))
     context_BSM = x if context is None else context
     q_BTHD = _project(params["q_proj"], x)
     k_BSGD, v_BSGD = _project(params["k_proj"], context_BSM), _project(params["v_proj"], context_BSM)
     reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
-
-    def gated(site: Site, target: Array, then: Callable[[Array], Array] = lambda gated: gated) -> Array:
-        """The target under the site's gate, through a function that would keep what the gate made."""
-        if (gate := config.gates.at(site)) is None:
-            return then(target)
-
-        def apply(target: Array) -> Array:
-            return then(apply_gate(gate, target, reads, params["attn_gate"][site]))
-
-        return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
-
-    q_BTHD, k_BSGD, v_BSGD = gated("query", q_BTHD), gated("key", k_BSGD), gated("value", v_BSGD)
+    q_BTHD = _gated("query", q_BTHD, reads, params, config)
+    k_BSGD = _gated("key", k_BSGD, reads, params, config)
+    v_BSGD = _gated("value", v_BSGD, reads, params, config)
     start = 0 if cache is None else cache.length
     q_BTHD = _located(q_BTHD, params.get("q_norm"), config, positions, start)
     k_BSGD = _located(k_BSGD, params.get("k_norm"), config, positions if context is None else None, start)
@@ -199,7 +166,7 @@ def gated_attention(
     if cache is not None:
         cache = update_cache(cache, k_BSGD, v_BSGD)
         k_BSGD, v_BSGD = cache.key, cache.value
-    allowed, bias = _restrictions(config, x, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
+    allowed, bias = _restrictions(config, q_BTHD, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
     o_BTHD = attend(
         q_BTHD,
         k_BSGD.astype(q_BTHD.dtype),
@@ -212,12 +179,7 @@ def gated_attention(
         dropout=0.0 if dropout_key is None else config.dropout,
         dropout_key=dropout_key,
     )
-    reads = replace(reads, output=o_BTHD)
-    y_BTM = gated("dense", gated("output", o_BTHD, then=functools.partial(_project_out, params["o_proj"])))
-    if cache is None:
-        return y_BTM
-    # A traced length cannot be refused; what would be wrong in silence is nan instead.
-    return jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM), cache
+    return replace(reads, output=o_BTHD), cache
 
 
 def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, causal: bool = True) -> AttentionArrays:
@@ -242,6 +204,30 @@ def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, caus
     )
 
 
+def _gated(
+    site: Site,
+    target: Array,
+    reads: GateReads,
+    params: Params,
+    config: AttentionConfig,
+    *,
+    then: Callable[[Array], Array] = lambda gated: gated,
+) -> Array:
+    """The target under the site's gate, if there is one, through a function that would keep what the gate made."""
+    if (gate := config.gates.at(site)) is None:
+        return then(target)
+
+    def apply(target: Array) -> Array:
+        return then(apply_gate(gate, target, reads, params["attn_gate"][site]))
+
+    return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
+
+
+@functools.cache
+def _expected_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
+    return named_shapes(jax.eval_shape(lambda: init_attention(jax.random.key(0), config)))
+
+
 def _project(projection: Mapping[str, Array], x: Array) -> Array:
     heads = jnp.einsum("btm,mhd->bthd", x, projection["kernel"])
     return heads + projection["bias"] if "bias" in projection else heads
@@ -264,11 +250,9 @@ def _located(
         x_BTHD = rms_norm(x_BTHD, norm["scale"], epsilon=NORM_EPSILON)
     if config.rotary is None:
         return x_BTHD
-    batch, num_positions, _, width = x_BTHD.shape
     if positions is None:
-        positions = start + jnp.arange(num_positions)
-    require_positions_shape(positions.shape, batch, num_positions)
-    return rotate(x_BTHD, rotary_angles(positions, width, config.rotary, x_BTHD.dtype))
+        positions = start + jnp.arange(x_BTHD.shape[1])
+    return rotate(x_BTHD, rotary_angles(positions, x_BTHD.shape[-1], config.rotary, x_BTHD.dtype))
 
 
 def _under_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Array) -> Array:
@@ -282,7 +266,7 @@ def _under_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Ar
 
 def _restrictions(
     config: AttentionConfig,
-    x: Array,
+    q_BTHD: Array,
     num_keys: int,
     mask: Array | None,
     segment_ids: Array | None,
@@ -290,7 +274,7 @@ def _restrictions(
     is_causal: bool,
 ) -> tuple[Array | None, Array | None]:
     """The bool mask and the additive bias that the kernel needs beside its own causality and window."""
-    batch, num_queries, _ = x.shape
+    batch, num_queries = q_BTHD.shape[:2]
     bias = None
     parts: list[Array] = []
     if mask is not None:
@@ -298,7 +282,7 @@ def _restrictions(
         if mask.dtype == jnp.bool_:
             parts.append(mask)
         else:
-            bias = mask.astype(x.dtype)
+            bias = mask.astype(q_BTHD.dtype)
     if segment_ids is not None:
         parts.append(segment_mask(segment_ids, batch=batch, num_positions=num_queries))
     if cache is not None:

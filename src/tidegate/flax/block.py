@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tidegate.config import NormKind, StackConfig
-from tidegate.flax.attention import AttentionConfig, Params, gated_attention, init_attention
+from tidegate.flax.attention import Params, gated_attention, init_attention
+from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.cache import KVCache
 from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widened

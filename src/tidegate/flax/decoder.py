@@ -5,6 +5,8 @@ Legend: B batch, T positions, S attended positions, H heads, M model width, V to
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,10 +16,11 @@ from jax.core import Tracer
 
 from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params
-from tidegate.flax.block import Caches, apply_stack, init_stack
+from tidegate.flax.block import Caches, apply_stack, init_stack, stack_layers
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.initialize import initialize
 from tidegate.flax.masks import segment_mask
+from tidegate.flax.params import named_shapes, require_params
 from tidegate.tensors.layer_inputs import require_positions_shape
 from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 
@@ -77,6 +80,7 @@ def apply_model(
         (B, T, V), or with caches also the caches that hold the new positions.
     """
     require_num_logits(num_logits)
+    require_params(params, _expected_shapes(config, stacked=isinstance(params["stack"]["blocks"], Mapping)))
     positions = place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
     x_BTM, new_caches = apply_stack(
         params["stack"],
@@ -137,6 +141,16 @@ def project_logits(params: Params, x_BTM: Array) -> Array:
     if "head" in params:
         return x_BTM @ params["head"]["kernel"]
     return jnp.einsum("btm,vm->btv", x_BTM, params["embedding"]["embedding"])
+
+
+@functools.cache
+def _expected_shapes(config: TransformerConfig, *, stacked: bool) -> dict[str, tuple[int, ...]]:
+    def draw() -> Params:
+        params = init_model(jax.random.key(0), config)
+        stack = params["stack"]
+        return params | {"stack": stack | {"blocks": stack_layers(stack["blocks"])}} if stacked else params
+
+    return named_shapes(jax.eval_shape(draw))
 
 
 def _length(caches: Caches | None) -> Array | None:

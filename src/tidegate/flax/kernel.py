@@ -15,7 +15,9 @@ from tidegate.tensors.attention import attention_weights
 
 __all__ = ["attend", "attend_plainly"]
 
-SHORTEST_BLOCK, LONGEST_BLOCK = 64, 512
+# Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block is
+# compiled by itself, so that there are not too many.
+_SHORTEST_BLOCK, _LONGEST_BLOCK, _MOST_BLOCKS = 64, 512, 16
 
 
 def attend(
@@ -34,8 +36,8 @@ def attend(
     """Softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
 
     `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has no
-    dropout, so that float64 and dropout run on the plain reference. Where long queries see a part of the keys, it is
-    called for a block of queries at a time, with the keys that the block can see: it would compute the others too.
+    dropout, so that float64 and dropout run on the plain reference. It computes also the scores that causality and a
+    window forbid: so long sequences are cut into blocks of queries, each with the keys that it can see.
 
     mask   : bool, broadcasts to (B, H, T, S), True = may attend
     bias   : additive, broadcasts likewise; -inf forbids
@@ -95,10 +97,10 @@ def attend_plainly(
 def _blocks(num_queries: int, num_keys: int, causal: bool, window: int | None) -> list[tuple[slice, slice]]:
     """Ranges of queries, each with the range of keys that it can see by causality and window."""
     sees_all = not causal and window is None
-    if sees_all or num_queries != num_keys or num_queries < 2 * SHORTEST_BLOCK:
+    if sees_all or num_queries != num_keys or num_queries < 2 * _SHORTEST_BLOCK:
         return [(slice(0, num_queries), slice(0, num_keys))]
     third = 16 * math.ceil(num_queries / 48)
-    length = min(max(SHORTEST_BLOCK, third), LONGEST_BLOCK)
+    length = min(max(_SHORTEST_BLOCK, third), max(_LONGEST_BLOCK, math.ceil(num_queries / _MOST_BLOCKS)))
     reach = num_keys if window is None else window - 1
     rows = [slice(start, min(start + length, num_queries)) for start in range(0, num_queries, length)]
     return [
@@ -172,7 +174,7 @@ def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, *, 
 
 
 def _part(mask: Array | None, rows: slice, keys: slice) -> Array | None:
-    """Of a mask that broadcasts to (B, H, T, S), what belongs to these queries and keys."""
+    """Of a mask or bias that broadcasts to (B, H, T, S), what belongs to these queries and keys."""
     if mask is None:
         return None
     mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]

@@ -118,7 +118,7 @@ class TransformerLM(SwitchedModule):
         params = given_or_drawn(params, lambda: init_model(key, config, dtype=param_dtype))
         blocks = [
             TransformerBlock(
-                config,
+                config.block(index),
                 dtype=dtype,
                 deterministic=deterministic,
                 decode=decode,
@@ -127,7 +127,7 @@ class TransformerLM(SwitchedModule):
                 rngs=rngs,
                 keep_rngs=keep_rngs,
             )
-            for block in params["stack"]["blocks"]
+            for index, block in enumerate(params["stack"]["blocks"])
         ]
         for table in _TABLES:
             if table in params:

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate.flax.attention import AttentionConfig, Params, attention_arrays, gated_attention, init_attention
+from tidegate.flax.attention import Params, attention_arrays, gated_attention, init_attention
+from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.precision import cast_params
 from tidegate.flax.trace import trace_gates
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
 from tidegate.gates import GateLike
+from tidegate.sizes import require_sizes
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
@@ -100,6 +102,7 @@ class GatedAttention(SwitchedModule):
             keep_rngs: whether to keep a stream of keys for dropout.
         """
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
+        require_sizes(num_heads=num_heads, **{name: width})
         if width % num_heads:
             raise ValueError(f"{name} must be a multiple of num_heads; got {name}={width}, num_heads={num_heads}.")
         options: dict[str, Any] = {

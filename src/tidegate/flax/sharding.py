@@ -11,7 +11,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from tidegate.config import TransformerConfig
-from tidegate.flax.attention import AttentionConfig, Params, init_attention
+from tidegate.flax.attention import Params, init_attention
+from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.decoder import init_model
 
 __all__ = ["partition_specs", "specs_for"]

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from tidegate.flax.attention import Params
+from tidegate.flax.params import named_shapes, require_params
 from tidegate.flax.sharding import specs_for
-from tidegate.tensors.model_files import require_shapes
 
 __all__ = ["SwitchedModule", "as_variables", "given_or_drawn", "plain_params"]
 
@@ -79,14 +79,7 @@ def given_or_drawn(params: Params | None, draw: Callable[[], Params]) -> Params:
     """The parameters that were given, if they are like those that would be drawn, or those that are drawn."""
     if params is None:
         return draw()
-    given, expected = (
-        {
-            jax.tree_util.keystr(path, simple=True, separator="."): tuple(array.shape)
-            for path, array in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (params, jax.eval_shape(draw))
-    )
-    require_shapes(given, expected, complaint="params do not fit the configuration")
+    require_params(params, named_shapes(jax.eval_shape(draw)))
     return params
 
 
@@ -97,10 +90,17 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     """
     if axis is None:
         return _nested(jax.tree.map(nnx.Param, params))
-    if axis not in (names := jax.sharding.get_abstract_mesh().axis_names):
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if axis not in kinds:
         raise ValueError(
-            f"mesh_axis must be an axis of the mesh, which has {names}; got {axis!r}. "
+            f"mesh_axis must be an axis of the mesh, which has {mesh.axis_names}; got {axis!r}. "
             "Build the module under jax.set_mesh(mesh)."
+        )
+    if kinds[axis] != AxisType.Auto:
+        raise ValueError(
+            f"mesh_axis must be an axis whose shardings JAX finds out; {axis!r} is {kinds[axis].name}. "
+            f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
         )
 
     def spread(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:

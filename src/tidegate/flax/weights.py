@@ -21,6 +21,7 @@ from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
+from tidegate.flax.params import dotted
 from tidegate.gate import SITE_ORDER
 from tidegate.tensors.model_files import file_metadata, require_metadata, require_shapes
 
@@ -136,7 +137,7 @@ def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: 
     require_shapes({name: tuple(array.shape) for name, array in state.items()}, shapes, complaint=complaint)
 
     def taken(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
-        torch_name = _torch_name(_dotted(path))
+        torch_name = _torch_name(dotted(path))
         array = _copied(state[torch_name.name])
         return (array.T if torch_name.layout in ("inward", "outward") else array).reshape(wanted.shape)
 
@@ -152,11 +153,7 @@ def _named(params: Params) -> dict[str, Any]:
     """Every array by its dotted path."""
     if isinstance(params["stack"]["blocks"], Mapping):
         params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
-    return {_dotted(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return {dotted(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def _torch_name(name: str) -> TorchName:

@@ -49,8 +49,8 @@ def require_sampling(temperature: float, top_k: int | None, top_p: float | None)
     """The options of sampling lie in their ranges."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}.")
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"top_k must be a whole number of at least 1, or None; got {top_k!r}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
 

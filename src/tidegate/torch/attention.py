@@ -169,6 +169,9 @@ class GatedAttention(nn.Module):
             has_cache=cache is not None,
             packed=None if documents is None else "documents",
         )
+        if positions is not None:
+            require_positions_shape(tuple(positions.shape), *x.shape[:2])
+        num_cached = 0 if cache is None else cache.length
         context_BSM = x if context is None else context
         q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
         k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
@@ -176,8 +179,11 @@ class GatedAttention(nn.Module):
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
         q_BTHD, k_BSGD = self._gated("query", q_BTHD, reads), self._gated("key", k_BSGD, reads)
         v_BSGD = self._gated("value", v_BSGD, reads)
-        q_BTHD, k_BSGD = self._located(q_BTHD, k_BSGD, positions, cache, crossing=context is not None)
+        q_BTHD, k_BSGD = self._located(q_BTHD, k_BSGD, positions, num_cached, crossing=context is not None)
         q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
+        if mask is not None and isinstance(cache, KVCache):
+            # Before the cache takes anything, so that a refused call leaves it as it was.
+            self._require_mask(mask, x, num_keys=num_cached + k_BGSD.shape[2])
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
         dropout, causal = self.dropout if self.training else 0.0, self.causal
@@ -276,32 +282,30 @@ class GatedAttention(nn.Module):
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
     def _located(
-        self, q_BTHD: Tensor, k_BSGD: Tensor, positions: Tensor | None, cache: KVCache | None, *, crossing: bool
+        self, q_BTHD: Tensor, k_BSGD: Tensor, positions: Tensor | None, num_cached: int, *, crossing: bool
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys normalised and rotated, the queries under the metric."""
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHD, k_BSGD = _normed(self.q_norm, q_BTHD), _normed(self.k_norm, k_BSGD)
         if self.rotary is not None:
-            q_turn = self._turn(q_BTHD, positions, start=0 if cache is None else cache.length)
+            q_turn = self._turn(q_BTHD, positions, start=num_cached)
             k_turn = self._turn(k_BSGD, None, start=0) if crossing else q_turn
             q_BTHD, k_BSGD = rotate(q_BTHD, q_turn), rotate(k_BSGD, k_turn)
         return (q_BTHD if self.metric is None else self.metric(q_BTHD)), k_BSGD
 
     def _turn(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Turn:
         assert self.rotary is not None
-        batch, num_positions = x_BTHD.shape[:2]
         if positions is None:
-            positions = torch.arange(start, start + num_positions, device=x_BTHD.device)
-        require_positions_shape(tuple(positions.shape), batch, num_positions)
+            positions = torch.arange(start, start + x_BTHD.shape[1], device=x_BTHD.device)
         return rotary_turn(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
 
     def _restricted(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Keys, values, mask and causality as the kernel takes them."""
-        batch, num_queries, num_keys = x.shape[0], x.shape[1], k_BGSD.shape[2]
+        batch, num_queries = x.shape[:2]
         if mask is not None:
-            require_mask(mask, (batch, self.shape.num_heads, num_queries, num_keys))
+            self._require_mask(mask, x, num_keys=k_BGSD.shape[2])
             mask = mask if mask.dtype == torch.bool else mask.to(k_BGSD.dtype)
         if self.window is not None and self.causal and num_queries == 1:
             k_BGSD, v_BGSD = k_BGSD[:, :, -self.window :], v_BGSD[:, :, -self.window :]
@@ -317,6 +321,9 @@ class GatedAttention(nn.Module):
             device=x.device,
         )
         return k_BGSD, v_BGSD, mask, causal
+
+    def _require_mask(self, mask: Tensor, x: Tensor, *, num_keys: int) -> None:
+        require_mask(mask, (x.shape[0], self.shape.num_heads, x.shape[1], num_keys))
 
     def _inward(self) -> tuple[tuple[str, nn.Linear], ...]:
         return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)

@@ -23,8 +23,11 @@ class KVCache:
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length must be at least 1, or None for a cache that grows; got {max_length!r}.")
+        whole = isinstance(max_length, int) and not isinstance(max_length, bool)
+        if max_length is not None and (not whole or max_length < 1):
+            raise ValueError(
+                f"max_length must be a whole number of at least 1, or None for a cache that grows; got {max_length!r}."
+            )
         self.max_length = max_length
         self.length = 0
         self._key: Tensor | None = None
@@ -37,10 +40,9 @@ class KVCache:
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new positions; returns the keys and values of all S of them, (B, G, S, D)."""
-        if self._key is not None and key_BGTD.shape[:2] != self._key.shape[:2]:
+        if self._key is not None and not _alike(key_BGTD, self._key):
             raise ValueError(
-                f"cache holds a batch of {self._key.shape[0]} with {self._key.shape[1]} heads; got "
-                f"{key_BGTD.shape[0]} with {key_BGTD.shape[1]}. Each layer and each batch needs its own."
+                f"cache holds {_kind(self._key)}; got {_kind(key_BGTD)}. Each layer and each batch needs its own."
             )
         if self.max_length is None:
             self._key, self._value = _appended(self._key, key_BGTD), _appended(self._value, value_BGTD)
@@ -66,6 +68,15 @@ class KVCache:
         self._value[:, :, start:end] = value_BGTD
         self.length = end
         return self._key[:, :, :end], self._value[:, :, :end]
+
+
+def _alike(new: Tensor, held: Tensor) -> bool:
+    return new.shape[:2] == held.shape[:2] and new.shape[3] == held.shape[3] and new.dtype == held.dtype
+
+
+def _kind(x_BGTD: Tensor) -> str:
+    batch, heads, _, width = x_BGTD.shape
+    return f"a batch of {batch} with {heads} heads of width {width} in {str(x_BGTD.dtype).removeprefix('torch.')}"
 
 
 def _appended(held: Tensor | None, new: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tidegate.torch.precision import widened
 
 __all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
 
-LARGE = 2**16
+_LARGE = 2**16
 """Numbers from which on memory of its own costs a result more than finding out that it needs none."""
 
 
@@ -99,8 +99,7 @@ class AttentionGate(nn.Module):
     def forward(self, source: Tensor) -> Tensor:
         """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
         logits = self.logits(source)
-        overwrite = logits.shape[1] > 1 and _overwritable(logits)
-        values = activate(self.gate.activation, logits, overwrite=overwrite)
+        values = activate(self.gate.activation, logits, overwrite=_overwritable(logits))
         return values.squeeze(-2) if self.gate.site == "dense" else values
 
     def logits(self, source: Tensor) -> Tensor:
@@ -123,7 +122,7 @@ class AttentionGate(nn.Module):
     def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
         values = self(source)
-        if target.shape[1] > 1 and self._may_overwrite(values, target):
+        if self._may_overwrite(values, target):
             return values.mul_(target) if self.gate.op == "multiply" else values.add_(target)
         gated = target * values if self.gate.op == "multiply" else target + values
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
@@ -156,7 +155,9 @@ class AttentionGate(nn.Module):
         if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
             return False
         # PyTorch has no public way to ask for hooks on every module.
-        return not (self._forward_hooks or nn.modules.module._has_any_global_hook())
+        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()
+        replaced = getattr(self.forward, "__func__", None) is not AttentionGate.forward
+        return not (hooked or replaced)
 
     def _learned(self, name: str) -> Tensor:
         # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
@@ -227,9 +228,12 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _overwritable(result: Tensor, *others: Tensor) -> bool:
-    """Whether a result that only we hold is large enough to be written over, and nothing follows it or the others."""
-    # Heads that share a matrix may share their memory too.
-    return unfollowed(result, *others) and result.numel() >= LARGE and result.is_contiguous()
+    """Whether a result of ours is large enough to be written over, and nothing follows it or the others."""
+    # First what is quick to ask: steps of a single position are many and short.
+    if result.shape[1] == 1 or not unfollowed(result, *others):
+        return False
+    # Heads that share a matrix may share their memory too, and then the result is not contiguous.
+    return result.numel() >= _LARGE and result.is_contiguous()
 
 
 def _product(reads: Tensor, weight: Tensor) -> Tensor:
@@ -249,6 +253,7 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
         return flat.view(batch, positions, matrices, gated_width)
     rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
     if len(heads) == 1 and unfollowed(reads, weight):
+        # Written where it belongs: a product with the matrices first would have to be copied before it is projected.
         product = rows.new_empty(batch, positions, matrices, gated_width)
         torch.bmm(rows, weight, out=product.view(-1, matrices, gated_width).transpose(0, 1))
         return product
