@@ -5,9 +5,11 @@ Run one by hand with `python tests/support/documents.py README.md`.
 
 import re
 import sys
+import tempfile
 import textwrap
 import traceback
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 FENCE = re.compile(r"(?P<indent>[ >]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
@@ -81,4 +83,7 @@ def _failing_line(error: Exception, document: Path, first: int) -> int:
 
 
 if __name__ == "__main__":
-    print(run(Path(sys.argv[1])), "blocks ran")
+    document = Path(sys.argv[1]).resolve()
+    # In a folder of its own, as the tests run it: blocks write files.
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        print(run(document), "blocks ran")

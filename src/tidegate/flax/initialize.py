@@ -10,6 +10,7 @@ import jax
 from jax import Array
 
 from tidegate.flax.attention import Params
+from tidegate.flax.params import dotted
 
 __all__ = ["initialize"]
 
@@ -32,7 +33,7 @@ def initialize(key: Array, params: Params, *, num_layers: int) -> Params:
     """
 
     def drawn(path: tuple[Any, ...], array: Array) -> Array:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = dotted(path)
         *_, owner, leaf = name.split(".")
         if leaf not in _MATRICES:
             return array

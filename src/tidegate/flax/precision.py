@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tidegate.flax.attention import Params
+from tidegate.flax.params import dotted
 
 __all__ = ["cast_params"]
 
@@ -21,7 +22,7 @@ def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
         return params
 
     def cast(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
-        is_gate = "attn_gate" in jax.tree_util.keystr(path, simple=True, separator=".").split(".")
+        is_gate = "attn_gate" in dotted(path).split(".")
         return array.astype(jnp.promote_types(dtype, jnp.float32) if is_gate else dtype)
 
     return jax.tree_util.tree_map_with_path(cast, params)

@@ -14,6 +14,7 @@ from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params, init_attention
 from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.decoder import init_model
+from tidegate.flax.params import dotted
 
 __all__ = ["partition_specs", "specs_for"]
 
@@ -55,7 +56,7 @@ def specs_for(params: Params, *, axis: str) -> Params:
     """The same for parameters, or their shapes, that are there; blocks not stacked."""
 
     def spec(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> PartitionSpec:
-        names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
+        names = dotted(path).split(".")
         split = 0 if _GATES in names else _SPLIT_AXES.get(tuple(names[-2:]))
         if split is None or array.shape[split] == 1:
             return PartitionSpec()
