@@ -5,9 +5,9 @@ import pytest
 import torch
 from lab_runs import executed, model_of, run_of
 
+from tidegate._json import read_as
 from tidegate.config import VisionConfig
 from tidegate.lab.anatomy import measure_anatomy
-from tidegate.lab.jsonable import read_as
 from tidegate.lab.models import build_model
 from tidegate.lab.records import Record
 from tidegate.lab.tasks.task import Batch

@@ -9,8 +9,8 @@ from tidegate.lab.curvature_panels import curvature_page, curvature_panels
 from tidegate.lab.language_models import LanguageModel, load_language_model, token_windows
 from tidegate.lab.layer_curvature import model_curvature
 from tidegate.lab.measurements import Sampling
-from tidegate.lab.panels import Page
 from tidegate.lab.tasks.task import DataError
+from tidegate.report.page import Page
 from tidegate.torch import TransformerConfig, TransformerLM, VisionConfig, VisionTransformer, save_model
 
 TINY = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}

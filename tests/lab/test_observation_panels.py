@@ -6,8 +6,8 @@ from statistics import fmean
 import pytest
 
 from tidegate.lab.observation_panels import observation_page, observation_sections
-from tidegate.lab.panels import Page
 from tidegate.report import write_page
+from tidegate.report.page import Page
 from tidegate.torch.observation import (
     HISTOGRAM_EDGES,
     GateSummary,

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.lab.panels import Intervals, Lines, Page, Table
 from tidegate.lab.rates_limits import caution, near_gates_panels, surplus_table, truths_table
 from tidegate.lab.rates_page import finding, rates_page
 from tidegate.lab.rates_panels import (
@@ -27,6 +26,7 @@ from tidegate.lab.studies.rates_result import (
     StartRadius,
     Surplus,
 )
+from tidegate.report.page import Intervals, Lines, Page, Table
 
 NS = (1_000, 10_000, 100_000)
 SETTINGS = RateSettings(positions=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))

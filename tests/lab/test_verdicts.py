@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from tidegate.lab.panels import VerdictWord
 from tidegate.lab.statistics import RULE, Comparison, compare_to_control, rule_text
+from tidegate.report.page import VerdictWord
 
 LOSSES = {
     "none": (1.500, 1.620, 1.410, 1.550, 1.480),

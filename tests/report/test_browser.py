@@ -13,9 +13,9 @@ from pages import SPECIAL, comparison_page
 from PIL import Image
 
 from tidegate.lab import comparison_page as comparison_pages
-from tidegate.lab.panels import Page
 from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
+from tidegate.report.page import Page
 
 CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip(

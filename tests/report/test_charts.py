@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 import pytest
 from pages import SPECIAL, VARIANTS, comparison_page, every_panel, gate_maps, intervals, length_lines, verdicts
 
-from tidegate.lab.panels import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
 from tidegate.report.colours import palette_of
 from tidegate.report.embed import embedded_json
 from tidegate.report.intervals import intervals_figure, whisker
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
+from tidegate.report.page import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
 
 PAGE = comparison_page()
 PALETTE = palette_of(PAGE)

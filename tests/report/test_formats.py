@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from tidegate.lab.panels import Column, Estimate
 from tidegate.report.formats import (
     cell_text,
     estimate_digits,
@@ -13,6 +12,7 @@ from tidegate.report.formats import (
     slug,
     typographic,
 )
+from tidegate.report.page import Column, Estimate
 from tidegate.report.ticks import log_ticks, tick_text
 
 

@@ -10,9 +10,9 @@ import pytest
 from pages import SPECIAL, comparison_page, every_panel
 from plotly.offline import get_plotlyjs
 
-from tidegate.lab.panels import Checks, Intervals, Lines, Maps, Page, Prose, Section, Table, Verdicts, Views
 from tidegate.report import html_page, write_page
 from tidegate.report import write as write_module
+from tidegate.report.page import Checks, Intervals, Lines, Maps, Page, Prose, Section, Table, Verdicts, Views
 
 PAGE = comparison_page()
 HTML = html_page(PAGE)

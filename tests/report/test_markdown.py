@@ -3,8 +3,8 @@ import re
 import pytest
 from pages import SPECIAL, comparison_page, every_panel
 
-from tidegate.lab.panels import Checks, Column, Lines, Page, Prose, Section, Series, Snippet, Table, Verdicts
 from tidegate.report import markdown_page
+from tidegate.report.page import Checks, Column, Lines, Page, Prose, Section, Series, Snippet, Table, Verdicts
 
 ESCAPED = r'wide \<b\>bold\</b\> & "quoted" \| \[gate\]'
 TEXT = markdown_page(comparison_page())

@@ -1,6 +1,6 @@
 from pages import main_table
 
-from tidegate.lab.panels import Column, Estimate, Map, Table
+from tidegate.report.page import Column, Estimate, Map, Table
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from tidegate.lab.panels import (
+from tidegate.report.page import (
     Check,
     Checks,
     Column,

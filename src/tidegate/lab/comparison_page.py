@@ -11,7 +11,10 @@ from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.fairness import fairness_checks, violations_in_words
 from tidegate.lab.gauge_panels import gauge_panels
 from tidegate.lab.mechanism_panels import mechanism_panels
-from tidegate.lab.panels import (
+from tidegate.lab.records import Line, Record
+from tidegate.lab.summary import Summary, VariantSummary, summarise
+from tidegate.lab.verdicts import rule_text
+from tidegate.report.page import (
     CellValue,
     Column,
     Estimate,
@@ -24,9 +27,6 @@ from tidegate.lab.panels import (
     Table,
     Verdicts,
 )
-from tidegate.lab.records import Line, Record
-from tidegate.lab.summary import Summary, VariantSummary, summarise
-from tidegate.lab.verdicts import rule_text
 
 __all__ = ["comparison_page", "main_table"]
 

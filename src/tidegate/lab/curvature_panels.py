@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from tidegate.lab.measurements import ModelCurvature
-from tidegate.lab.panels import Column, Lines, Page, Panel, Prose, Section, Series, Snippet, Table, View, Views
+from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Series, Snippet, Table, View, Views
 
 __all__ = ["curvature_page", "curvature_panels", "decimals"]
 

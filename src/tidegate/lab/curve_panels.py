@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from tidegate.lab.panels import Lines, Numbers, Series, View, Views
 from tidegate.lab.records import Record
 from tidegate.lab.statistics import t_interval
 from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.report.page import Lines, Numbers, Series, View, Views
 
 __all__ = ["difference_panel", "length_panel", "loss_views", "seeds_and_mean"]
 

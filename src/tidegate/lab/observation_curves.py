@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tidegate.lab.observation_statistics import Statistic, finite, known_mean, measured, written
-from tidegate.lab.panels import Lines, Numbers, Series, View
+from tidegate.report.page import Lines, Numbers, Series, View
 
 if TYPE_CHECKING:
     from tidegate.torch.observation import LayerObservation, Observation

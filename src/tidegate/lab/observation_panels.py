@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tidegate.lab.observation_curves import distributions, in_stretches, position_curves, residual_curves
 from tidegate.lab.observation_statistics import finite, head_means, known_mean, measured, written
-from tidegate.lab.panels import Column, Map, Maps, Numbers, Page, Panel, Prose, Section, Snippet, Table, View, Views
+from tidegate.report.page import Column, Map, Maps, Numbers, Page, Panel, Prose, Section, Snippet, Table, View, Views
 
 if TYPE_CHECKING:
     from tidegate.torch.observation import GateSummary, LayerObservation, Observation

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
-from tidegate.lab.panels import Column, Lines, Panel, Prose, Series, Table
 from tidegate.lab.rates_panels import names
 from tidegate.lab.studies.rates_result import NearGates, RatesResult, Slope
+from tidegate.report.page import Column, Lines, Panel, Prose, Series, Table
 
 __all__ = ["caution", "near_gates_panels", "surplus_table", "truths_table"]
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tidegate.lab.panels import Page, Panel, Section, Snippet
 from tidegate.lab.rates_limits import caution, near_gates_panels, surplus_table, truths_table
 from tidegate.lab.rates_panels import (
     error_panels,
@@ -18,6 +17,7 @@ from tidegate.lab.rates_panels import (
     start_panel,
 )
 from tidegate.lab.studies.rates_result import RatesResult
+from tidegate.report.page import Page, Panel, Section, Snippet
 
 __all__ = ["finding", "rates_page"]
 

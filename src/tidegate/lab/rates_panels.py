@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.lab.panels import Column, Estimate, Intervals, Lines, Series, Table
 from tidegate.lab.studies.rates_result import Curve, GaugeCount, PositionRates, RatesResult
+from tidegate.report.page import Column, Estimate, Intervals, Lines, Series, Table
 
 __all__ = [
     "error_panels",

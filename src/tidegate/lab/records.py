@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tidegate.lab.jsonable import read_as
+from tidegate._json import read_as
 from tidegate.lab.measurements import LayerFreedom, ModelCurvature
 
 __all__ = [

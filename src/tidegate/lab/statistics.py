@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from tidegate.lab.outcomes import MIN_BLOCKS, Rows, describe, mean_and_sd
-from tidegate.lab.panels import VerdictWord
 from tidegate.lab.verdicts import RULE, Comparison, VariantResult, rule_text, with_sentences
+from tidegate.report.page import VerdictWord
 
 __all__ = [
     "RULE",

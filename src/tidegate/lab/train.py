@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tidegate._json import read_as
 from tidegate.lab.allocator import keep_freed_memory
 from tidegate.lab.anatomy import Anatomy, measure_anatomy
 from tidegate.lab.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from tidegate.lab.environment import environment
 from tidegate.lab.events import Interrupted, Progress
 from tidegate.lab.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
-from tidegate.lab.jsonable import read_as
 from tidegate.lab.models import Evaluation, Model, batch_loss, build_model, evaluate, task_metrics, training_flops
 from tidegate.lab.observe import loss_by_position, observe
 from tidegate.lab.records import Observation, Point, Record, Timing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tidegate.lab.panels import VerdictWord
+from tidegate.report.page import VerdictWord
 
 __all__ = ["RULE", "Comparison", "VariantResult", "rule_text", "with_sentences"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from tidegate.lab.panels import Numbers
 from tidegate.report.formats import finite
+from tidegate.report.page import Numbers
 
 __all__ = ["Figure", "axis", "base_layout", "horizontal_line", "label", "plot_numbers", "vertical_line"]
 

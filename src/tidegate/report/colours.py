@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tidegate.lab.panels import Estimate, Intervals, Lines, Page, Single, Verdicts, Views
+from tidegate.report.page import Estimate, Intervals, Lines, Page, Single, Verdicts, Views
 
 __all__ = ["DIVERGING", "SEQUENTIAL", "Palette", "palette_of"]
 

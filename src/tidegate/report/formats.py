@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from tidegate.lab.panels import CellValue, Column, Estimate
+from tidegate.report.page import CellValue, Column, Estimate
 
 __all__ = [
     "cell_text",

@@ -12,13 +12,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from tidegate.lab.panels import Check, Page, Section
 from tidegate.report.colours import palette_of
 from tidegate.report.embed import embedded_json, json_text, packed, script_hash
 from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
 from tidegate.report.intervals import intervals_figure, whisker
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
+from tidegate.report.page import Check, Page, Section
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
 
 __all__ = ["html_page"]

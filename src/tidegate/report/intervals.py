@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.lab.panels import Estimate, Intervals
 from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers, vertical_line
 from tidegate.report.colours import Palette
 from tidegate.report.formats import estimate_digits, estimate_text, finite, typographic
+from tidegate.report.page import Estimate, Intervals
 
 __all__ = ["Whisker", "intervals_figure", "whisker"]
 

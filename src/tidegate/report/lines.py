@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tidegate.lab.panels import Lines, Numbers, Series
 from tidegate.report.charts import Figure, axis, base_layout, horizontal_line, label, plot_numbers, vertical_line
 from tidegate.report.colours import Palette
 from tidegate.report.formats import finite
+from tidegate.report.page import Lines, Numbers, Series
 from tidegate.report.ticks import log_ticks, tick_text
 
 __all__ = ["lines_figure"]

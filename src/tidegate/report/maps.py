@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tidegate.lab.panels import Map, Maps
 from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers
 from tidegate.report.colours import DIVERGING, SEQUENTIAL
 from tidegate.report.formats import finite, number_text, scale_digits, typographic
+from tidegate.report.page import Map, Maps
 
 __all__ = ["ColourScale", "colour_scale", "map_figures", "map_size"]
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tidegate.lab.panels import (
+from tidegate.report.formats import estimate_digits, estimate_text, finite, heading, number_text
+from tidegate.report.maps import colour_scale
+from tidegate.report.page import (
     Checks,
     Column,
     Estimate,
@@ -22,8 +24,6 @@ from tidegate.lab.panels import (
     Verdicts,
     Views,
 )
-from tidegate.report.formats import estimate_digits, estimate_text, finite, heading, number_text
-from tidegate.report.maps import colour_scale
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
 from tidegate.report.ticks import tick_text
 

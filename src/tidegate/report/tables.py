@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tidegate.lab.panels import CellValue, Column, Estimate, Map, Table
 from tidegate.report.formats import cell_text, finite, heading
+from tidegate.report.page import CellValue, Column, Estimate, Map, Table
 
 __all__ = ["Cell", "estimates_table", "map_table", "numeric_columns", "written_rows"]
 

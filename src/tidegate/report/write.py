@@ -6,10 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from tidegate.lab.panels import Page
 from tidegate.report.embed import json_text
 from tidegate.report.html import html_page
 from tidegate.report.markdown import markdown_page
+from tidegate.report.page import Page
 
 __all__ = ["write_page"]
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from tidegate.lab.panels import Page
 from tidegate.lab.studies import boundary, boundary_training, depth, flat_or_curved, gate_tuning, trained_layers
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
 from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
+from tidegate.report.page import Page
 
 IN_MINIATURE = {
     "flat-or-curved": lambda: flat_or_curved.flat_or_curved(

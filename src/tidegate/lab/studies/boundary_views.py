@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tidegate.lab.panels import Column, Estimate, Intervals, Panel, Section, Table
 from tidegate.lab.statistics import t_interval
 from tidegate.lab.studies.boundary import Difference, Result, Trial
 from tidegate.lab.studies.boundary_tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
+from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
 
 __all__ = ["draw", "sections"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tidegate.lab.panels import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 from tidegate.lab.studies.depth import Curve, Regime, Result
 from tidegate.lab.studies.drawing import COLOURS, new_figure, quiet
+from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
 __all__ = ["draw", "sections"]
 

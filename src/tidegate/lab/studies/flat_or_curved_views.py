@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tidegate.geometry import Chart, gaussian_curvature
-from tidegate.lab.panels import Column, Map, Maps, Section, Table
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.flat_or_curved import CHARTS, Cell, Options, Result, charts_of, random_layer
 from tidegate.lab.studies.spherical_cap import (
@@ -24,6 +23,7 @@ from tidegate.lab.studies.spherical_cap import (
     three_features,
     ungated_chart,
 )
+from tidegate.report.page import Column, Map, Maps, Section, Table
 
 __all__ = ["draw", "sections"]
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from tidegate._json import read_as
 from tidegate.experts.models import POSITIONS, ExpertModel, Position
-from tidegate.lab.jsonable import read_as
 
 __all__ = [
     "Curve",

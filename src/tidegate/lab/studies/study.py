@@ -10,9 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from tidegate._json import read_as
 from tidegate.lab.environment import environment
-from tidegate.lab.jsonable import read_as
-from tidegate.lab.panels import Page, Prose, Section, Snippet
+from tidegate.report.page import Page, Prose, Section, Snippet
 
 __all__ = ["Study", "page_of", "read_record", "record_of", "save_record"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.curvature_panels import curvature_panels
-from tidegate.lab.panels import Section
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.trained_layers import Measured, Result
+from tidegate.report.page import Section
 
 __all__ = ["draw", "sections"]
 

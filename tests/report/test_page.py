@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from tidegate.lab.panels import (
+from tidegate.report.page import (
     Check,
     Checks,
     Column,

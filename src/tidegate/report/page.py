@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, TypeAlias
 
-from tidegate.lab.jsonable import read_as
+from tidegate._json import read_as
 
 __all__ = [
     "Check",

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from tidegate.lab.jsonable import read_as
+from tidegate._json import read_as
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
