@@ -6,8 +6,8 @@ from lab_lines import diverged, recall_lines, with_seeds
 from lab_runs import tampered
 
 from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.records import Record
-from tidegate.lab.statistics import t_interval
 from tidegate.lab.summary import summarise
 
 

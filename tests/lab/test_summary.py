@@ -5,8 +5,8 @@ from statistics import fmean, stdev
 import pytest
 from lab_runs import cost_of, tampered
 
+from tidegate.lab.judging.statistics import compare_to_control
 from tidegate.lab.records import Costs, Plan, Record
-from tidegate.lab.statistics import compare_to_control
 from tidegate.lab.summary import summarise
 
 NAMES = ("none", "g1", "bma-query")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.records import Record
-from tidegate.lab.statistics import t_interval
 from tidegate.lab.summary import Summary, VariantSummary
 from tidegate.report.page import Lines, Numbers, Series, View, Views
 

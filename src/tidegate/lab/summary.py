@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tidegate.lab.judging.statistics import compare_to_control, mean_and_sd
+from tidegate.lab.judging.verdicts import Comparison, VariantResult
 from tidegate.lab.records import Cost, Costs, Line, Plan, Record
-from tidegate.lab.statistics import compare_to_control, mean_and_sd
-from tidegate.lab.verdicts import Comparison, VariantResult
 
 __all__ = ["Summary", "VariantSummary", "summarise"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.events import Tell, silent, told
-from tidegate.lab.statistics import t_interval
+from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, TASKS, tokens_of
 from tidegate.lab.studies.boundary_training import GATED, POINTWISE, Classifier, Options, train
 from tidegate.lab.studies.correlation import Correlation, correlate

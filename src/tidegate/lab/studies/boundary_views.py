@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tidegate.lab.statistics import t_interval
+from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.studies.boundary import Difference, Result, Trial
 from tidegate.lab.studies.boundary_tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.lab.events import Tell, silent, told
-from tidegate.lab.statistics import t_interval
+from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
 from tidegate.torch.gate import AttentionGate, gate_parameters

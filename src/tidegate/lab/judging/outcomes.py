@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tidegate.lab.verdicts import Comparison, VariantResult
+from tidegate.lab.judging.verdicts import Comparison, VariantResult
 from tidegate.report.page import VerdictWord
 
 __all__ = ["MIN_BLOCKS", "Rows", "describe", "mean_and_sd"]

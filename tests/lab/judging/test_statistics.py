@@ -7,8 +7,8 @@ import pytest
 from closeness import assert_close
 from scipy import integrate, special, stats
 
-from tidegate.lab import statistics
-from tidegate.lab.statistics import (
+from tidegate.lab.judging import statistics
+from tidegate.lab.judging.statistics import (
     compare_to_control,
     dunnett_critical_value,
     dunnett_p_value,

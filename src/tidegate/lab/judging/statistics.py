@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from tidegate.lab.outcomes import MIN_BLOCKS, Rows, describe, mean_and_sd
-from tidegate.lab.verdicts import RULE, Comparison, VariantResult, rule_text, with_sentences
+from tidegate.lab.judging.outcomes import MIN_BLOCKS, Rows, describe, mean_and_sd
+from tidegate.lab.judging.verdicts import RULE, Comparison, VariantResult, rule_text, with_sentences
 from tidegate.report.page import VerdictWord
 
 __all__ = [

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from tidegate.lab.statistics import RULE, Comparison, compare_to_control, rule_text
+from tidegate.lab.judging.statistics import RULE, Comparison, compare_to_control, rule_text
 from tidegate.report.page import VerdictWord
 
 LOSSES = {

@@ -1,0 +1,1 @@
+"""Figures of runs to verdicts: plain numbers in, verdicts with their sentences out."""
