@@ -165,7 +165,7 @@ def test_help_needs_neither_torch_nor_plotly():
 STUDY = '''
 from dataclasses import replace
 from tidegate.config import TransformerConfig
-from tidegate.lab.run import Run, Training
+from tidegate.lab.training.run import Run, Training
 from tidegate.lab.tasks.catalogue import task_of
 
 def gates():

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tidegate.cli import progress
 from tidegate.cli.progress import display
-from tidegate.lab.events import Ended, Phase, Progress
+from tidegate.lab.training.events import Ended, Phase, Progress
 
 NAMES = ["bma", "[/x]", "[bold]", ":bomb:", "back\\"]
 

@@ -4,8 +4,8 @@ import torch
 
 from tidegate.lab import compare as compare_module
 from tidegate.lab.compare import compare
-from tidegate.lab.executors.serial import SerialExecutor
 from tidegate.lab.presets import PRESETS
+from tidegate.lab.training.executors.serial import SerialExecutor
 
 
 @pytest.fixture(autouse=True)

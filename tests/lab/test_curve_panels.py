@@ -7,8 +7,8 @@ from lab_runs import tampered
 
 from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.judging.statistics import t_interval
-from tidegate.lab.records import Record
 from tidegate.lab.summary import summarise
+from tidegate.lab.training.records import Record
 
 
 def bold(panel):

@@ -4,8 +4,8 @@ import pytest
 from lab_runs import tampered
 
 from tidegate.lab.fairness import fairness_checks
-from tidegate.lab.records import Plan, Record
 from tidegate.lab.summary import summarise
+from tidegate.lab.training.records import Plan, Record
 
 
 def checks(lines):

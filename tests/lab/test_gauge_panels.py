@@ -1,5 +1,5 @@
 from tidegate.lab.gauge_panels import gauge_panels
-from tidegate.lab.measurements import LayerFreedom
+from tidegate.lab.training.measurements import LayerFreedom
 
 
 def layer(free, values, predicted):

@@ -8,8 +8,8 @@ from tidegate.geometry import GeometryError, input_chart, sectional_curvature
 from tidegate.lab.curvature_panels import curvature_page, curvature_panels
 from tidegate.lab.language_models import LanguageModel, load_language_model, token_windows
 from tidegate.lab.layer_curvature import model_curvature
-from tidegate.lab.measurements import Sampling
 from tidegate.lab.tasks.task import DataError
+from tidegate.lab.training.measurements import Sampling
 from tidegate.report.page import Page
 from tidegate.torch import TransformerConfig, TransformerLM, VisionConfig, VisionTransformer, save_model
 

@@ -6,9 +6,9 @@ from lab_lines import diverged, lines_of
 from lab_runs import tampered
 
 from tidegate.lab.mechanism_panels import mechanism_panels
-from tidegate.lab.records import Record
 from tidegate.lab.summary import summarise
 from tidegate.lab.tasks.image import image_task
+from tidegate.lab.training.records import Record
 
 ATTENTION = ["sink mass", "sink impact", "entropy (nats)"]
 COURSES = ["sink mass", "sink impact", "entropy", "largest activation", "effective rank"]

@@ -6,8 +6,8 @@ import pytest
 from lab_runs import cost_of, tampered
 
 from tidegate.lab.judging.statistics import compare_to_control
-from tidegate.lab.records import Costs, Plan, Record
 from tidegate.lab.summary import summarise
+from tidegate.lab.training.records import Costs, Plan, Record
 
 NAMES = ("none", "g1", "bma-query")
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 from lab_runs import run_of
 
-from tidegate.lab.records import Record
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.training.records import Record
 from tidegate.lab.tuning import GRID, chosen_rates, tuning_runs
 
 TASK = RecallTask()

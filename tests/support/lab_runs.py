@@ -8,13 +8,13 @@ from pathlib import Path
 from tidegate.config import TransformerConfig
 from tidegate.lab import compare as compare_module
 from tidegate.lab.compare import Request, compare
-from tidegate.lab.executors.executor import executor_of
-from tidegate.lab.executors.processes import ProcessExecutor
 from tidegate.lab.presets import PRESETS, Preset
-from tidegate.lab.records import Cost, Costs, Record
-from tidegate.lab.run import Run, Training
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.train import Surroundings, execute_run
+from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.records import Cost, Costs, Record
+from tidegate.lab.training.run import Run, Training
+from tidegate.lab.training.train import Surroundings, execute_run
 from tidegate.lab.variants import parse_variants
 
 LENGTH = 16

@@ -19,10 +19,10 @@ from transformers import (
 from transformers.trainer_callback import CallbackHandler
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.run import Run, Training
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.train import make_optimizer, train_step
+from tidegate.lab.training.run import Run, Training
+from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch import TransformerLM
 from tidegate.torch.observer import Observer
 from tidegate.torch.trainer_callback import ObserverCallback

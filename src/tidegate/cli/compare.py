@@ -20,8 +20,8 @@ from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.lab.compare import Request
-    from tidegate.lab.run import Run
     from tidegate.lab.summary import Summary, VariantSummary
+    from tidegate.lab.training.run import Run
 
 __all__ = ["compare"]
 
@@ -136,10 +136,10 @@ def compare(
         from tidegate.lab.compare import Request
         from tidegate.lab.compare import compare as run_comparison
         from tidegate.lab.comparison_page import comparison_page
-        from tidegate.lab.executors.executor import executor_of
         from tidegate.lab.presets import PRESETS
         from tidegate.lab.summary import summarise
         from tidegate.lab.tasks.catalogue import task_of
+        from tidegate.lab.training.executors.executor import executor_of
         from tidegate.lab.variants import parse_variants
         from tidegate.report import write_page
 
@@ -256,7 +256,7 @@ def _studied(study: str, *, margin: float, command: str) -> Request:
 
 
 def _runs_of(study: str) -> list[Run]:
-    from tidegate.lab.run import Run
+    from tidegate.lab.training.run import Run
 
     if study.count(":") != 1:
         raise ValueError(f"--study must be module:function; got {study!r}.")
@@ -269,5 +269,5 @@ def _runs_of(study: str) -> list[Run]:
         raise ValueError(f"--study {study} is no function.")
     given: Any = found()
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):
-        raise ValueError(f"--study {study} must give a list of tidegate.lab.run.Run; got {given!r}.")
+        raise ValueError(f"--study {study} must give a list of tidegate.lab.training.run.Run; got {given!r}.")
     return cast("list[Run]", given)

@@ -18,7 +18,7 @@ from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgu
 from tidegate.cli.parts import parts_display
 
 if TYPE_CHECKING:
-    from tidegate.lab.measurements import ModelCurvature
+    from tidegate.lab.training.measurements import ModelCurvature
 
 __all__ = ["curvature"]
 
@@ -42,7 +42,7 @@ def curvature(
     from tidegate.lab.curvature_panels import curvature_page
     from tidegate.lab.language_models import load_language_model, token_windows
     from tidegate.lab.layer_curvature import model_curvature
-    from tidegate.lab.measurements import Sampling
+    from tidegate.lab.training.measurements import Sampling
     from tidegate.report import write_page
 
     console = Console(highlight=False)

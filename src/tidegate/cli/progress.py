@@ -14,8 +14,8 @@ from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from tidegate.lab.events import Ended, Event, Phase
-    from tidegate.lab.events import Progress as RunProgress
+    from tidegate.lab.training.events import Ended, Event, Phase
+    from tidegate.lab.training.events import Progress as RunProgress
 
 __all__ = ["Display", "display"]
 
@@ -100,7 +100,7 @@ class _Bars:
 
     def show(self, event: Event) -> None:
         """Draw it."""
-        from tidegate.lab.events import Phase, Progress
+        from tidegate.lab.training.events import Phase, Progress
 
         if isinstance(event, Phase):
             self._phase(event)
@@ -151,7 +151,7 @@ class _Lines:
 
     def show(self, event: Event) -> None:
         """Write it."""
-        from tidegate.lab.events import Phase, Progress
+        from tidegate.lab.training.events import Phase, Progress
 
         if isinstance(event, Phase):
             self.remaining.phase(event)

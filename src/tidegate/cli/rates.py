@@ -54,11 +54,11 @@ def rates(
         require_writable(out)
         require_no_comparison(out)
 
-        from tidegate.lab.environment import environment
         from tidegate.lab.rates_page import rates_page
         from tidegate.lab.studies.drawing import save_figures
         from tidegate.lab.studies.rates import rates as run_study
         from tidegate.lab.studies.rates_figures import draw
+        from tidegate.lab.training.environment import environment
         from tidegate.report import write_page
 
         with _display(console, quiet=quiet) as show:

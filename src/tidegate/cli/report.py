@@ -20,7 +20,7 @@ def report(
     """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
     from tidegate.lab.compare import records_path
     from tidegate.lab.comparison_page import comparison_page
-    from tidegate.lab.records import RecordFile
+    from tidegate.lab.training.records import RecordFile
     from tidegate.report import write_page
 
     path = records_path(folder)

@@ -12,9 +12,9 @@ from tidegate.gates import Gates
 from tidegate.geometry import GeometryError
 from tidegate.lab.language_models import language_model_of
 from tidegate.lab.layer_curvature import model_curvature
-from tidegate.lab.measurements import LayerFreedom, ModelCurvature, Sampling
-from tidegate.lab.models import Model
 from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature, Sampling
+from tidegate.lab.training.model import Model
 from tidegate.torch.decoder import TransformerLM
 
 __all__ = ["Anatomy", "measure_anatomy"]

@@ -12,8 +12,8 @@ from tidegate.lab.fairness import fairness_checks, violations_in_words
 from tidegate.lab.gauge_panels import gauge_panels
 from tidegate.lab.judging.verdicts import rule_text
 from tidegate.lab.mechanism_panels import mechanism_panels
-from tidegate.lab.records import Line, Record
 from tidegate.lab.summary import Summary, VariantSummary, summarise
+from tidegate.lab.training.records import Line, Record
 from tidegate.report.page import (
     CellValue,
     Column,

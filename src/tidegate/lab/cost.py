@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from tidegate.lab.allocator import keep_freed_memory
-from tidegate.lab.environment import environment
-from tidegate.lab.models import build_model
-from tidegate.lab.records import Cost, Costs
-from tidegate.lab.run import Run
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.train import make_optimizer, train_step
+from tidegate.lab.training.allocator import keep_freed_memory
+from tidegate.lab.training.environment import environment
+from tidegate.lab.training.model import build_model
+from tidegate.lab.training.records import Cost, Costs
+from tidegate.lab.training.run import Run
+from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.decoder import TransformerLM
 
 __all__ = ["measure_costs"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from tidegate.lab.measurements import ModelCurvature
+from tidegate.lab.training.measurements import ModelCurvature
 from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Series, Snippet, Table, View, Views
 
 __all__ = ["curvature_page", "curvature_panels", "decimals"]

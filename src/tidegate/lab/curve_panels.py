@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tidegate.lab.judging.statistics import t_interval
-from tidegate.lab.records import Record
 from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.lab.training.records import Record
 from tidegate.report.page import Lines, Numbers, Series, View, Views
 
 __all__ = ["difference_panel", "length_panel", "loss_views", "seeds_and_mean"]

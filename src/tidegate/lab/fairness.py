@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
 
-from tidegate.lab.records import Record
 from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.lab.training.records import Record
 from tidegate.report.page import Check, Checks
 
 __all__ = ["TOKENS_PER_PARAMETER", "fairness_checks", "violations_in_words"]

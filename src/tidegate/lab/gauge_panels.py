@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tidegate.lab.measurements import LayerFreedom
+from tidegate.lab.training.measurements import LayerFreedom
 from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
 
 __all__ = ["gauge_panels"]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from tidegate.lab.models import build_model, training_flops
-from tidegate.lab.run import ModelConfig, Run
+from tidegate.lab.training.model import build_model, training_flops
+from tidegate.lab.training.run import ModelConfig, Run
 
 __all__ = ["matched_flops", "matched_parameters", "matched_time", "num_parameters"]
 

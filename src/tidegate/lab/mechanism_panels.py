@@ -7,8 +7,8 @@ from statistics import fmean, pstdev
 from typing import TypeVar
 
 from tidegate.lab.curve_panels import seeds_and_mean
-from tidegate.lab.records import GateObservation, LayerByHead, Observation, Record
 from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.lab.training.records import GateObservation, LayerByHead, Observation, Record
 from tidegate.report.page import Column, Lines, Map, Maps, Panel, Table, View, Views
 
 __all__ = ["mechanism_panels"]

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
-from tidegate.lab.run import ModelConfig, Training
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
+from tidegate.lab.training.run import ModelConfig, Training
 
 __all__ = ["PRESETS", "Preset", "PresetName"]
 

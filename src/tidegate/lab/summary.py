@@ -8,7 +8,7 @@ from typing import Any
 
 from tidegate.lab.judging.statistics import compare_to_control, mean_and_sd
 from tidegate.lab.judging.verdicts import Comparison, VariantResult
-from tidegate.lab.records import Cost, Costs, Line, Plan, Record
+from tidegate.lab.training.records import Cost, Costs, Line, Plan, Record
 
 __all__ = ["Summary", "VariantSummary", "summarise"]
 

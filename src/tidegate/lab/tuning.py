@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from tidegate.lab.records import Record
-from tidegate.lab.run import Run
+from tidegate.lab.training.records import Record
+from tidegate.lab.training.run import Run
 
 __all__ = ["GRID", "chosen_rates", "tuning_runs"]
 

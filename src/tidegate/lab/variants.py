@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidegate.gates import Gates
-from tidegate.lab.records import VariantPlan
+from tidegate.lab.training.records import VariantPlan
 
 __all__ = ["OVERRIDES", "Variant", "parse_variants"]
 

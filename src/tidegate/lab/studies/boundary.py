@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
-from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, TASKS, tokens_of
 from tidegate.lab.studies.boundary_training import GATED, POINTWISE, Classifier, Options, train
 from tidegate.lab.studies.correlation import Correlation, correlate
+from tidegate.lab.training.events import Tell, silent, told
 from tidegate.torch import plain_kernel
 
 __all__ = ["Difference", "Result", "Trial", "boundary_study", "finding"]

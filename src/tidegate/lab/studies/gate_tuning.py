@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
+from tidegate.lab.training.events import Tell, silent, told
 from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.observe import observe
 

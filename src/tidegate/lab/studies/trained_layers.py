@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.events import Tell, silent, told
 from tidegate.lab.language_models import language_model_of, token_windows
 from tidegate.lab.layer_curvature import model_curvature
-from tidegate.lab.measurements import ModelCurvature, Sampling
-from tidegate.lab.models import batch_loss
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
+from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.measurements import ModelCurvature, Sampling
+from tidegate.lab.training.model import batch_loss
 from tidegate.torch import TransformerLM
 
 __all__ = ["Measured", "Options", "Result", "finding", "trained_layers"]

@@ -8,14 +8,14 @@ from closeness import assert_close
 from lab_runs import LENGTH, STEPS, executed, model_of, run_of, timeless
 
 from tidegate.config import VisionConfig
-from tidegate.lab import train
-from tidegate.lab.checkpoint import forget_checkpoint
-from tidegate.lab.events import Interrupted
-from tidegate.lab.models import build_model, evaluate, training_flops
-from tidegate.lab.observe import observe
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.train import Surroundings, make_optimizer, train_step
+from tidegate.lab.training import train
+from tidegate.lab.training.checkpoint import forget_checkpoint
+from tidegate.lab.training.events import Interrupted
+from tidegate.lab.training.model import build_model, evaluate, training_flops
+from tidegate.lab.training.observe import observe
+from tidegate.lab.training.train import Surroundings, make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
 DEFAULT_GATES = ("none", "g1", "bma", "bma-query")
@@ -350,7 +350,7 @@ class TestDivergence:
 
 
 def poisoned_after(steps):
-    from tidegate.lab.models import batch_loss
+    from tidegate.lab.training.model import batch_loss
 
     calls = []
 

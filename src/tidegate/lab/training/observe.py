@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.lab.models import Model, row_parts
-from tidegate.lab.records import GateObservation, Observation
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training.model import Model, row_parts
+from tidegate.lab.training.records import GateObservation, Observation
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.statistics import AttentionStatistics, attention_statistics
 

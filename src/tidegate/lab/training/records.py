@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tidegate._json import read_as
-from tidegate.lab.measurements import LayerFreedom, ModelCurvature
+from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature
 
 __all__ = [
     "Cost",

@@ -14,11 +14,11 @@ import pytest
 from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare import CHECKPOINTS, compare, records_path
-from tidegate.lab.executors import serial
-from tidegate.lab.executors.executor import executor_of
-from tidegate.lab.executors.processes import ProcessExecutor
-from tidegate.lab.executors.serial import SerialExecutor, noted_interrupt
-from tidegate.lab.records import RecordFile
+from tidegate.lab.training.executors import serial
+from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.executors.serial import SerialExecutor, noted_interrupt
+from tidegate.lab.training.records import RecordFile
 
 
 def several(task):

@@ -6,9 +6,9 @@ from closeness import assert_close
 from lab_runs import LENGTH, model_of
 
 from tidegate.config import VisionConfig
-from tidegate.lab.models import build_model, evaluate
-from tidegate.lab.observe import loss_by_position, observe
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training.model import build_model, evaluate
+from tidegate.lab.training.observe import loss_by_position, observe
 
 GATES = ["none", "g1", "bma", "g1-head+g5", "vga+bma-query"]
 VISION = {"d_model": 16, "num_layers": 2, "num_heads": 2, "image_size": 8, "patch_size": 4, "channels": 1}

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-from tidegate.lab.events import Interrupted, Progress
-from tidegate.lab.records import Record
-from tidegate.lab.run import Run
-from tidegate.lab.train import Surroundings, execute_run
+from tidegate.lab.training.events import Interrupted, Progress
+from tidegate.lab.training.records import Record
+from tidegate.lab.training.run import Run
+from tidegate.lab.training.train import Surroundings, execute_run
 
 __all__ = ["SerialExecutor", "noted_interrupt"]
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 from lab_runs import cost_of, executed, run_of
 
-from tidegate.lab.records import Costs, Plan, Record, RecordFile, VariantPlan
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.training.records import Costs, Plan, Record, RecordFile, VariantPlan
 
 PLAN = Plan(
     command="tidegate compare",

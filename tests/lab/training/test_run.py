@@ -6,9 +6,9 @@ import pytest
 from lab_runs import model_of, run_of
 
 from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.lab.run import Run, Training, content_hash
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.text import TextTask
+from tidegate.lab.training.run import Run, Training, content_hash
 from tidegate.tensors.rotary import Rotary
 
 OTHER_RUN = {"variant": "other", "block": 1, "seed": 7, "role": "tuning"}

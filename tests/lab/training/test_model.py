@@ -7,9 +7,9 @@ from lab_runs import LENGTH, model_of
 from torch.nn import functional as F
 
 from tidegate.config import VisionConfig
-from tidegate.lab.models import Evaluation, batch_loss, build_model, evaluate, task_metrics, training_flops
 from tidegate.lab.tasks.image import ImageTask
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training.model import Evaluation, batch_loss, build_model, evaluate, task_metrics, training_flops
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from lab_runs import run_of
 
-from tidegate.lab import checkpoint
-from tidegate.lab.checkpoint import load_checkpoint, save_checkpoint
-from tidegate.lab.models import build_model
-from tidegate.lab.train import make_optimizer, train_step
+from tidegate.lab.training import checkpoint
+from tidegate.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from tidegate.lab.training.model import build_model
+from tidegate.lab.training.train import make_optimizer, train_step
 
 STATE = {"step": 3, "elapsed": 0.1 + 0.2, "curve": [{"loss": None}]}
 

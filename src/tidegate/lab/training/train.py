@@ -16,17 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from tidegate._json import read_as
-from tidegate.lab.allocator import keep_freed_memory
 from tidegate.lab.anatomy import Anatomy, measure_anatomy
-from tidegate.lab.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from tidegate.lab.environment import environment
-from tidegate.lab.events import Interrupted, Progress
-from tidegate.lab.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
-from tidegate.lab.models import Evaluation, Model, batch_loss, build_model, evaluate, task_metrics, training_flops
-from tidegate.lab.observe import loss_by_position, observe
-from tidegate.lab.records import Observation, Point, Record, Timing
-from tidegate.lab.run import Run, run_label
 from tidegate.lab.tasks.task import Batch, TaskData
+from tidegate.lab.training.allocator import keep_freed_memory
+from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from tidegate.lab.training.environment import environment
+from tidegate.lab.training.events import Interrupted, Progress
+from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
+from tidegate.lab.training.model import (
+    Evaluation,
+    Model,
+    batch_loss,
+    build_model,
+    evaluate,
+    task_metrics,
+    training_flops,
+)
+from tidegate.lab.training.observe import loss_by_position, observe
+from tidegate.lab.training.records import Observation, Point, Record, Timing
+from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 
 __all__ = ["Surroundings", "execute_run", "make_optimizer", "train_step"]

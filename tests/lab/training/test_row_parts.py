@@ -4,10 +4,10 @@ from closeness import assert_close
 from lab_runs import LENGTH, model_of
 
 from tidegate.config import VisionConfig
-from tidegate.lab import models
-from tidegate.lab.models import build_model, evaluate, row_parts
-from tidegate.lab.observe import loss_by_position
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training import model as models
+from tidegate.lab.training.model import build_model, evaluate, row_parts
+from tidegate.lab.training.observe import loss_by_position
 
 ROW_BYTES = LENGTH * 256 * 4
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from tidegate.lab.events import Progress
-from tidegate.lab.records import Record
-from tidegate.lab.run import Run
+from tidegate.lab.training.events import Progress
+from tidegate.lab.training.records import Record
+from tidegate.lab.training.run import Run
 
 __all__ = ["Executor", "ExecutorName", "executor_of"]
 
@@ -32,15 +32,15 @@ def executor_of(name: ExecutorName) -> Executor:
     """An executor by its name."""
     match name:
         case "serial":
-            from tidegate.lab.executors.serial import SerialExecutor
+            from tidegate.lab.training.executors.serial import SerialExecutor
 
             return SerialExecutor()
         case "processes":
-            from tidegate.lab.executors.processes import ProcessExecutor
+            from tidegate.lab.training.executors.processes import ProcessExecutor
 
             return ProcessExecutor()
         case "ray":
-            from tidegate.lab.executors.ray import RayExecutor
+            from tidegate.lab.training.executors.ray import RayExecutor
 
             return RayExecutor()
     raise ValueError(f"executor must be one of {', '.join(get_args(ExecutorName))}; got {name!r}.")

@@ -1,0 +1,1 @@
+"""One `Run` to one `Record`: what is trained, how, and what is kept of it."""
