@@ -39,9 +39,9 @@ def curvature(
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("curvature"),
 ) -> None:
     """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
-    from tidegate.lab.curvature_panels import curvature_page
-    from tidegate.lab.language_models import load_language_model, token_windows
-    from tidegate.lab.layer_curvature import model_curvature
+    from tidegate.lab.models.curvature import model_curvature
+    from tidegate.lab.models.curvature_panels import curvature_page
+    from tidegate.lab.models.language_models import load_language_model, token_windows
     from tidegate.lab.training.measurements import Sampling
     from tidegate.report import write_page
 

@@ -53,8 +53,8 @@ def observe(
         require_apart(out, data)
         require_no_comparison(out)
 
-        from tidegate.lab.language_models import load_language_model, token_windows
         from tidegate.lab.model_observation import model_observation
+        from tidegate.lab.models.language_models import load_language_model, token_windows
         from tidegate.lab.observation_panels import observation_page
         from tidegate.report import write_page
 

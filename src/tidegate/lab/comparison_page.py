@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidegate.lab.curvature_panels import curvature_panels
 from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.fairness import fairness_checks, violations_in_words
 from tidegate.lab.gauge_panels import gauge_panels
 from tidegate.lab.judging.verdicts import rule_text
 from tidegate.lab.mechanism_panels import mechanism_panels
+from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.summary import Summary, VariantSummary, summarise
 from tidegate.lab.training.records import Line, Record
 from tidegate.report.page import (

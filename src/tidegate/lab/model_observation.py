@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tidegate.lab.language_models import LanguageModel
+from tidegate.lab.models.language_models import LanguageModel
 from tidegate.torch.observation import Observation
 from tidegate.torch.observe import observe
 

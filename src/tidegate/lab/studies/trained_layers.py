@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.language_models import language_model_of, token_windows
-from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.models.curvature import model_curvature
+from tidegate.lab.models.language_models import language_model_of, token_windows
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.events import Tell, silent, told

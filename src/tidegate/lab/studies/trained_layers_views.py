@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tidegate.lab.curvature_panels import curvature_panels
+from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.trained_layers import Measured, Result
 from tidegate.report.page import Section

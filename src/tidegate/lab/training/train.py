@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tidegate._json import read_as
-from tidegate.lab.anatomy import Anatomy, measure_anatomy
+from tidegate.lab.models.anatomy import Anatomy, measure_anatomy
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.allocator import keep_freed_memory
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint

@@ -7,7 +7,7 @@ from lab_runs import executed, model_of, run_of
 
 from tidegate._json import read_as
 from tidegate.config import VisionConfig
-from tidegate.lab.anatomy import measure_anatomy
+from tidegate.lab.models.anatomy import measure_anatomy
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record

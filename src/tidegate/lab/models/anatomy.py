@@ -10,8 +10,8 @@ from tidegate.experts import model_gauge
 from tidegate.experts.freedom import reads_values
 from tidegate.gates import Gates
 from tidegate.geometry import GeometryError
-from tidegate.lab.language_models import language_model_of
-from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.models.curvature import model_curvature
+from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature, Sampling
 from tidegate.lab.training.model import Model

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tidegate.lab.language_models import load_language_model, token_windows
+from tidegate.lab.models.language_models import load_language_model, token_windows
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import (
     TransformerConfig,

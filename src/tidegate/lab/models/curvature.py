@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tidegate.geometry import GeometryError, sectional_curvature
-from tidegate.lab.language_models import LanguageModel
+from tidegate.lab.models.language_models import LanguageModel
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel

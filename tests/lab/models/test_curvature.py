@@ -5,9 +5,9 @@ from closeness import assert_close
 from torch import nn
 
 from tidegate.geometry import GeometryError, input_chart, sectional_curvature
-from tidegate.lab.curvature_panels import curvature_page, curvature_panels
-from tidegate.lab.language_models import LanguageModel, load_language_model, token_windows
-from tidegate.lab.layer_curvature import model_curvature
+from tidegate.lab.models.curvature import model_curvature
+from tidegate.lab.models.curvature_panels import curvature_page, curvature_panels
+from tidegate.lab.models.language_models import LanguageModel, load_language_model, token_windows
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training.measurements import Sampling
 from tidegate.report.page import Page

@@ -1,0 +1,1 @@
+"""Language models of ours and of others, loaded to be looked at; their curvature and gauge."""
