@@ -2,9 +2,9 @@ import lab_runs
 import pytest
 import torch
 
-from tidegate.lab import compare as compare_module
-from tidegate.lab.compare import compare
-from tidegate.lab.presets import PRESETS
+from tidegate.lab.compare import run as compare_module
+from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.run import compare
 from tidegate.lab.training.executors.serial import SerialExecutor
 
 

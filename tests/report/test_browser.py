@@ -12,7 +12,7 @@ from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
 from PIL import Image
 
-from tidegate.lab import comparison_page as comparison_pages
+from tidegate.lab.compare import page as comparison_pages
 from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
 from tidegate.report.page import Page

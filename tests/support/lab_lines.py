@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from lab_runs import cost_of
 
-from tidegate.lab.presets import Preset
+from tidegate.lab.compare.presets import Preset
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.records import Costs, Plan
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
-from tidegate.lab.variants import parse_variants
 
 SIZE = Preset(d_model=16, num_layers=2, num_heads=2, batch_size=4, budget=1, lr=1e-2)
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidegate.config import TransformerConfig
-from tidegate.lab import compare as compare_module
-from tidegate.lab.compare import Request, compare
-from tidegate.lab.presets import PRESETS, Preset
+from tidegate.lab.compare import run as compare_module
+from tidegate.lab.compare.presets import PRESETS, Preset
+from tidegate.lab.compare.run import Request, compare
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.records import Cost, Costs, Record
 from tidegate.lab.training.run import Run, Training
 from tidegate.lab.training.train import Surroundings, execute_run
-from tidegate.lab.variants import parse_variants
 
 LENGTH = 16
 STEPS = 12

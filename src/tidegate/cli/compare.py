@@ -19,8 +19,8 @@ from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
-    from tidegate.lab.compare import Request
-    from tidegate.lab.summary import Summary, VariantSummary
+    from tidegate.lab.compare.run import Request
+    from tidegate.lab.compare.summary import Summary, VariantSummary
     from tidegate.lab.training.run import Run
 
 __all__ = ["compare"]
@@ -133,14 +133,14 @@ def compare(
         # There is no edge to keep within.
         console.width = _WIDE
     try:
-        from tidegate.lab.compare import Request
-        from tidegate.lab.compare import compare as run_comparison
-        from tidegate.lab.comparison_page import comparison_page
-        from tidegate.lab.presets import PRESETS
-        from tidegate.lab.summary import summarise
+        from tidegate.lab.compare.page import comparison_page
+        from tidegate.lab.compare.presets import PRESETS
+        from tidegate.lab.compare.run import Request
+        from tidegate.lab.compare.run import compare as run_comparison
+        from tidegate.lab.compare.summary import summarise
+        from tidegate.lab.compare.variants import parse_variants
         from tidegate.lab.tasks.catalogue import task_of
         from tidegate.lab.training.executors.executor import executor_of
-        from tidegate.lab.variants import parse_variants
         from tidegate.report import write_page
 
         if study is None:
@@ -181,7 +181,7 @@ def compare(
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
-    from tidegate.lab.fairness import violations_in_words
+    from tidegate.lab.compare.fairness import violations_in_words
 
     table = Table(
         title="Validation loss (nats)",
@@ -236,8 +236,8 @@ def _require_no_other_options(context: typer.Context) -> None:
 def _studied(study: str, *, margin: float, command: str) -> Request:
     """The request that a study's runs make: their variants in order, the first the control."""
     from tidegate.gates import Gates
-    from tidegate.lab.compare import Request
-    from tidegate.lab.variants import Variant
+    from tidegate.lab.compare.run import Request
+    from tidegate.lab.compare.variants import Variant
 
     runs = _runs_of(study)
     variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}

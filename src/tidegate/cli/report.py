@@ -18,8 +18,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to write the page; the same folder by default.")] = None,
 ) -> None:
     """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
-    from tidegate.lab.compare import records_path
-    from tidegate.lab.comparison_page import comparison_page
+    from tidegate.lab.compare.page import comparison_page
+    from tidegate.lab.compare.run import records_path
     from tidegate.lab.training.records import RecordFile
     from tidegate.report import write_page
 

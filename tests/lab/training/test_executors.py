@@ -13,7 +13,7 @@ import lab_runs
 import pytest
 from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
 
-from tidegate.lab.compare import CHECKPOINTS, compare, records_path
+from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor

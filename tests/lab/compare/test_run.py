@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from lab_runs import LENGTH, STEPS, model_of, records_of, request_of, run_of, text_of, timeless
 
-from tidegate.lab import compare as compare_module
-from tidegate.lab.compare import CHECKPOINTS, Failed, Request, base_runs, compare, plan_of, records_path
-from tidegate.lab.matching import num_parameters
-from tidegate.lab.presets import PRESETS
-from tidegate.lab.summary import summarise
+from tidegate.lab.compare import run as compare_module
+from tidegate.lab.compare.matching import num_parameters
+from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.run import CHECKPOINTS, Failed, Request, base_runs, compare, plan_of, records_path
+from tidegate.lab.compare.summary import summarise
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Plan, Record
-from tidegate.lab.variants import parse_variants
 
 STEP = 4 * LENGTH
 

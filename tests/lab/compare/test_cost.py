@@ -5,8 +5,8 @@ import pytest
 from lab_runs import LENGTH, model_of, run_of
 
 from tidegate.config import VisionConfig
-from tidegate.lab import cost
-from tidegate.lab.cost import measure_costs
+from tidegate.lab.compare import cost
+from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import RecordFile

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
-from tidegate.lab.fairness import fairness_checks, violations_in_words
-from tidegate.lab.gauge_panels import gauge_panels
+from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
+from tidegate.lab.compare.gauge_panels import gauge_panels
+from tidegate.lab.compare.mechanism_panels import mechanism_panels
+from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
 from tidegate.lab.judging.verdicts import rule_text
-from tidegate.lab.mechanism_panels import mechanism_panels
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.summary import Summary, VariantSummary, summarise
 from tidegate.lab.training.records import Line, Record
 from tidegate.report.page import (
     CellValue,

@@ -1,4 +1,4 @@
-from tidegate.lab.gauge_panels import gauge_panels
+from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.training.measurements import LayerFreedom
 
 

@@ -5,8 +5,8 @@ import pytest
 from lab_lines import diverged, lines_of, recall_lines, replanned, with_seeds
 from lab_runs import tampered
 
-from tidegate.lab.comparison_page import comparison_page, main_table
-from tidegate.lab.summary import summarise
+from tidegate.lab.compare.page import comparison_page, main_table
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Costs, Record
 from tidegate.report import html_page, markdown_page

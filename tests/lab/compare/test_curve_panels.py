@@ -5,9 +5,9 @@ import pytest
 from lab_lines import diverged, recall_lines, with_seeds
 from lab_runs import tampered
 
-from tidegate.lab.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging.statistics import t_interval
-from tidegate.lab.summary import summarise
 from tidegate.lab.training.records import Record
 
 

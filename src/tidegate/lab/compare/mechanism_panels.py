@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, pstdev
 from typing import TypeVar
 
-from tidegate.lab.curve_panels import seeds_and_mean
-from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.lab.compare.curve_panels import seeds_and_mean
+from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import GateObservation, LayerByHead, Observation, Record
 from tidegate.report.page import Column, Lines, Map, Maps, Panel, Table, View, Views
 

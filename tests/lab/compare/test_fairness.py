@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from lab_runs import tampered
 
-from tidegate.lab.fairness import fairness_checks
-from tidegate.lab.summary import summarise
+from tidegate.lab.compare.fairness import fairness_checks
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.training.records import Plan, Record
 
 

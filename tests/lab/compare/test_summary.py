@@ -5,8 +5,8 @@ from statistics import fmean, stdev
 import pytest
 from lab_runs import cost_of, tampered
 
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging.statistics import compare_to_control
-from tidegate.lab.summary import summarise
 from tidegate.lab.training.records import Costs, Plan, Record
 
 NAMES = ("none", "g1", "bma-query")

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 from lab_runs import run_of
 
+from tidegate.lab.compare.tuning import GRID, chosen_rates, tuning_runs
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.records import Record
-from tidegate.lab.tuning import GRID, chosen_rates, tuning_runs
 
 TASK = RecallTask()
 

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidegate.lab.cost import measure_costs
-from tidegate.lab.matching import matched_flops, matched_parameters, matched_time, num_parameters
-from tidegate.lab.presets import PRESETS, PresetName
+from tidegate.lab.compare.cost import measure_costs
+from tidegate.lab.compare.matching import matched_flops, matched_parameters, matched_time, num_parameters
+from tidegate.lab.compare.presets import PRESETS, PresetName
+from tidegate.lab.compare.tuning import chosen_rates, tuning_runs
+from tidegate.lab.compare.variants import Variant
 from tidegate.lab.tasks.task import Task
 from tidegate.lab.training.checkpoint import forget_checkpoint
 from tidegate.lab.training.devices import require_device
@@ -19,8 +21,6 @@ from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import Costs, Line, Match, Plan, Record, RecordFile
 from tidegate.lab.training.run import Run, content_hash, run_label
-from tidegate.lab.tuning import chosen_rates, tuning_runs
-from tidegate.lab.variants import Variant
 
 __all__ = ["CHECKPOINTS", "Failed", "Request", "base_runs", "compare", "plan_of", "records_path"]
 

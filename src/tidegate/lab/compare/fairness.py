@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
 
-from tidegate.lab.summary import Summary, VariantSummary
+from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Check, Checks
 

@@ -1,0 +1,1 @@
+"""A request to runs, verdicts and a page."""
