@@ -53,9 +53,9 @@ def observe(
         require_apart(out, data)
         require_no_comparison(out)
 
-        from tidegate.lab.model_observation import model_observation
         from tidegate.lab.models.language_models import load_language_model, token_windows
-        from tidegate.lab.observation_panels import observation_page
+        from tidegate.lab.observe.page import observation_page
+        from tidegate.lab.observe.run import model_observation
         from tidegate.report import write_page
 
         loaded = load_language_model(model, derivatives=False, gates=gates)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tidegate.lab.observation_statistics import Statistic, finite, known_mean, measured, written
+from tidegate.lab.observe.statistics import Statistic, finite, known_mean, measured, written
 from tidegate.report.page import Lines, Numbers, Series, View
 
 if TYPE_CHECKING:

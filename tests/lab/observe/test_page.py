@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from tidegate.lab.observation_panels import observation_page, observation_sections
+from tidegate.lab.observe.page import observation_page, observation_sections
 from tidegate.report import write_page
 from tidegate.report.page import Page
 from tidegate.torch.observation import (

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from tidegate.lab.model_observation import model_observation
 from tidegate.lab.models.language_models import LanguageModel, language_model_of
+from tidegate.lab.observe.run import model_observation
 from tidegate.torch import TransformerConfig, TransformerLM
 from tidegate.torch.observe import observe
 
