@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.lab.studies import rates as study
+from tidegate.lab.studies.rates import run as study
 
 runner = CliRunner()
 

@@ -5,8 +5,8 @@ from functools import partial
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
-from tidegate.lab.studies import depth
 from tidegate.lab.studies.catalogue import STUDIES
+from tidegate.lab.studies.depth import run as depth
 
 FEW = depth.Options(gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
 

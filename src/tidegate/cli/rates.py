@@ -21,8 +21,8 @@ from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_no_comparison, require_writable
 
 if TYPE_CHECKING:
-    from tidegate.lab.studies.rates import Step
-    from tidegate.lab.studies.rates_result import RateSettings, RatesResult
+    from tidegate.lab.studies.rates.result import RateSettings, RatesResult
+    from tidegate.lab.studies.rates.run import Step
 
 __all__ = ["rates"]
 
@@ -54,10 +54,10 @@ def rates(
         require_writable(out)
         require_no_comparison(out)
 
-        from tidegate.lab.rates_page import rates_page
         from tidegate.lab.studies.drawing import save_figures
-        from tidegate.lab.studies.rates import rates as run_study
-        from tidegate.lab.studies.rates_figures import draw
+        from tidegate.lab.studies.rates.figures import draw
+        from tidegate.lab.studies.rates.page import rates_page
+        from tidegate.lab.studies.rates.run import rates as run_study
         from tidegate.lab.training.environment import environment
         from tidegate.report import write_page
 
@@ -75,8 +75,8 @@ def rates(
 
 
 def _settings(positions: str, *, quick: bool, seed: int) -> RateSettings:
-    from tidegate.lab.studies.rates import QUICK
-    from tidegate.lab.studies.rates_result import RateSettings
+    from tidegate.lab.studies.rates.result import RateSettings
+    from tidegate.lab.studies.rates.run import QUICK
 
     # The settings check the words themselves.
     chosen: Any = tuple(word.strip() for word in positions.split(",") if word.strip())

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
-from tidegate.lab.studies.boundary import boundary_study, finding
-from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
-from tidegate.lab.studies.boundary_training import VARIANTS, Classifier, Options, train
-from tidegate.lab.studies.correlation import correlate
+from tidegate.lab.studies.boundary.correlation import correlate
+from tidegate.lab.studies.boundary.run import boundary_study, finding
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
+from tidegate.lab.studies.boundary.training import VARIANTS, Classifier, Options, train
 
 SMALL = Options(
     variants=("none", "tanh", "bma"),

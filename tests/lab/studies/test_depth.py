@@ -3,7 +3,7 @@ import pytest
 import torch
 from closeness import assert_close
 
-from tidegate.lab.studies.depth import Options, depth_study, finding, fit_growth, random_stack, structured_stack
+from tidegate.lab.studies.depth.run import Options, depth_study, finding, fit_growth, random_stack, structured_stack
 
 SMALL = Options(gates=("none", "bma"), depths=(1, 2, 4), num_seeds=2, num_planes=3, d_model=6, length=3)
 

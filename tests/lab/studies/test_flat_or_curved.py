@@ -4,8 +4,8 @@ import torch
 from closeness import assert_close
 
 from tidegate.geometry import gaussian_curvature, sectional_curvature
-from tidegate.lab.studies.flat_or_curved import CHARTS, Options, charts_of, finding, flat_or_curved, random_layer
-from tidegate.lab.studies.spherical_cap import (
+from tidegate.lab.studies.flat_or_curved.run import CHARTS, Options, charts_of, finding, flat_or_curved, random_layer
+from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     cap_chart,
     cap_layer,
     head_grain_chart,

@@ -4,7 +4,16 @@ from subprocess import run
 
 import pytest
 
-from tidegate.lab.studies.gate_tuning import CONTROL, REMEDIES, Change, Measured, Options, Remedy, finding, gate_tuning
+from tidegate.lab.studies.gate_tuning.run import (
+    CONTROL,
+    REMEDIES,
+    Change,
+    Measured,
+    Options,
+    Remedy,
+    finding,
+    gate_tuning,
+)
 
 TINY = Options(
     hidden_size=16,
@@ -47,7 +56,7 @@ def test_gates_move_where_there_are_gates_and_farther_at_a_higher_rate(result):
 
 def test_gates_that_do_not_learn_leave_the_model_as_it_was(result, monkeypatch):
     still = Remedy(name="gates at rest", gate_rate=0.0)
-    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.REMEDIES", (still, CONTROL))
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run.REMEDIES", (still, CONTROL))
     again = gate_tuning(TINY)
     assert again.before == result.before
     assert again.rows[0].measured == tuple(dataclasses.replace(each, movement=0.0) for each in result.before)
@@ -63,8 +72,8 @@ def test_gates_that_learn_first_are_followed_by_all_weights(monkeypatch):
         learned.append((num_steps, len(list(batches)), moving == set(dict(model.named_parameters())), len(groups)))
         assert len(moving) == sum(len(group["params"]) for group in groups)
 
-    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.REMEDIES", (first, CONTROL))
-    monkeypatch.setattr("tidegate.lab.studies.gate_tuning._train", train)
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run.REMEDIES", (first, CONTROL))
+    monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run._train", train)
     gate_tuning(dataclasses.replace(TINY, tuning_steps=5))
     assert learned == [(30, 30, True, 1), (2, 2, False, 1), (3, 3, True, 2), (5, 5, True, 1)] * 2
 

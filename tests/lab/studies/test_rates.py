@@ -7,8 +7,8 @@ import pytest
 
 from tidegate.experts import ExpertExperiment, estimate_rate, run_experiment
 from tidegate.gate import PRESETS, legal_gates
-from tidegate.lab.studies.rates import LAYOUTS, QUICK, rates
-from tidegate.lab.studies.rates_result import RateSettings, RatesResult
+from tidegate.lab.studies.rates.result import RateSettings, RatesResult
+from tidegate.lab.studies.rates.run import LAYOUTS, QUICK, rates
 
 TINY = replace(
     QUICK,

@@ -2,10 +2,15 @@ import json
 
 import pytest
 
-from tidegate.lab.studies import boundary, boundary_training, depth, flat_or_curved, gate_tuning, trained_layers
+from tidegate.lab.studies.boundary import run as boundary
+from tidegate.lab.studies.boundary import training as boundary_training
 from tidegate.lab.studies.catalogue import STUDIES
+from tidegate.lab.studies.depth import run as depth
 from tidegate.lab.studies.drawing import save_figures
+from tidegate.lab.studies.flat_or_curved import run as flat_or_curved
+from tidegate.lab.studies.gate_tuning import run as gate_tuning
 from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
+from tidegate.lab.studies.trained_layers import run as trained_layers
 from tidegate.report.page import Page
 
 IN_MINIATURE = {

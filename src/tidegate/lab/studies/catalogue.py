@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from tidegate.lab.studies import (
-    boundary,
-    boundary_views,
-    depth,
-    depth_views,
-    flat_or_curved,
-    flat_or_curved_views,
-    gate_tuning,
-    gate_tuning_views,
-    trained_layers,
-    trained_layers_views,
-)
+from tidegate.lab.studies.boundary import run as boundary
+from tidegate.lab.studies.boundary import views as boundary_views
+from tidegate.lab.studies.depth import run as depth
+from tidegate.lab.studies.depth import views as depth_views
+from tidegate.lab.studies.flat_or_curved import run as flat_or_curved
+from tidegate.lab.studies.flat_or_curved import views as flat_or_curved_views
+from tidegate.lab.studies.gate_tuning import run as gate_tuning
+from tidegate.lab.studies.gate_tuning import views as gate_tuning_views
 from tidegate.lab.studies.study import Study
+from tidegate.lab.studies.trained_layers import run as trained_layers
+from tidegate.lab.studies.trained_layers import views as trained_layers_views
 
 __all__ = ["STUDIES"]
 

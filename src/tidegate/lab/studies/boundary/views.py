@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.judging.statistics import t_interval
-from tidegate.lab.studies.boundary import Difference, Result, Trial
-from tidegate.lab.studies.boundary_tasks import NONLINEAR
+from tidegate.lab.studies.boundary.run import Difference, Result, Trial
+from tidegate.lab.studies.boundary.tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from tidegate.geometry import Chart, gaussian_curvature
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.flat_or_curved import CHARTS, Cell, Options, Result, charts_of, random_layer
-from tidegate.lab.studies.spherical_cap import (
+from tidegate.lab.studies.flat_or_curved.run import CHARTS, Cell, Options, Result, charts_of, random_layer
+from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     PATCH,
     cap_chart,
     cap_layer,

@@ -49,7 +49,7 @@ class RateSettings:
     surplus: int = 1
     """Experts that are fitted beyond those that there are; 0 leaves this part out."""
     layouts: tuple[str, ...] = ("plain", "grouped, biases", "rotary, biases", "norms")
-    """Layers whose flat directions are counted; named in `tidegate.lab.studies.rates.LAYOUTS`."""
+    """Layers whose flat directions are counted; named in `tidegate.lab.studies.rates.run.LAYOUTS`."""
 
     def __post_init__(self) -> None:
         if not self.positions or len(set(self.positions)) != len(self.positions):

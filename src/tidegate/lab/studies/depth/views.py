@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tidegate.lab.studies.depth import Curve, Regime, Result
+from tidegate.lab.studies.depth.run import Curve, Regime, Result
 from tidegate.lab.studies.drawing import COLOURS, new_figure, quiet
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 

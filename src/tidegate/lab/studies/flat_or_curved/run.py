@@ -23,7 +23,14 @@ from tidegate.geometry import (
     sectional_curvature,
     weight_chart,
 )
-from tidegate.lab.studies.spherical_cap import Cap, cap_chart, cap_layer, head_grain_chart, measure_cap, three_features
+from tidegate.lab.studies.flat_or_curved.spherical_cap import (
+    Cap,
+    cap_chart,
+    cap_layer,
+    head_grain_chart,
+    measure_cap,
+    three_features,
+)
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tidegate.lab.rates_limits import caution, near_gates_panels, surplus_table, truths_table
-from tidegate.lab.rates_panels import (
+from tidegate.lab.studies.rates.limits import caution, near_gates_panels, surplus_table, truths_table
+from tidegate.lab.studies.rates.panels import (
     error_panels,
     gauge_table_panel,
     modulus_panels,
@@ -16,7 +16,7 @@ from tidegate.lab.rates_panels import (
     slope_table,
     start_panel,
 )
-from tidegate.lab.studies.rates_result import RatesResult
+from tidegate.lab.studies.rates.result import RatesResult
 from tidegate.report.page import Page, Panel, Section, Snippet
 
 __all__ = ["finding", "rates_page"]

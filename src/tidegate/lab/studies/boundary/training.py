@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.studies.boundary_tasks import TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.boundary.tasks import TASKS, WIDTH, draw_examples
 from tidegate.torch import GatedAttention, plain_kernel
 
 __all__ = ["GATED", "POINTWISE", "VARIANTS", "Classifier", "Options", "train"]

@@ -30,7 +30,7 @@ from tidegate.experts import (
 )
 from tidegate.experts.models import Position
 from tidegate.gate import PRESETS, legal_gates
-from tidegate.lab.studies.rates_result import (
+from tidegate.lab.studies.rates.result import (
     Curve,
     GaugeCount,
     ModulusCurve,

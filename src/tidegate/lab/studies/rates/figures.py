@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.rates_result import RatesResult
+from tidegate.lab.studies.rates.result import RatesResult
 
 __all__ = ["draw"]
 

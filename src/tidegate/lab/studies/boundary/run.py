@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging.statistics import t_interval
-from tidegate.lab.studies.boundary_tasks import LINEAR, NONLINEAR, TASKS, tokens_of
-from tidegate.lab.studies.boundary_training import GATED, POINTWISE, Classifier, Options, train
-from tidegate.lab.studies.correlation import Correlation, correlate
+from tidegate.lab.studies.boundary.correlation import Correlation, correlate
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, tokens_of
+from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier, Options, train
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.torch import plain_kernel
 

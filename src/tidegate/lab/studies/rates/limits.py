@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
-from tidegate.lab.rates_panels import names
-from tidegate.lab.studies.rates_result import NearGates, RatesResult, Slope
+from tidegate.lab.studies.rates.panels import names
+from tidegate.lab.studies.rates.result import NearGates, RatesResult, Slope
 from tidegate.report.page import Column, Lines, Panel, Prose, Series, Table
 
 __all__ = ["caution", "near_gates_panels", "surplus_table", "truths_table"]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.trained_layers import Measured, Result
+from tidegate.lab.studies.trained_layers.run import Measured, Result
 from tidegate.report.page import Section
 
 __all__ = ["draw", "sections"]

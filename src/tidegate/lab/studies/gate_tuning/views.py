@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.gate_tuning import CONTROL, Change, Result, Row
+from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, Result, Row
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
 __all__ = ["draw", "sections"]

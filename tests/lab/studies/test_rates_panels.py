@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.lab.rates_limits import caution, near_gates_panels, surplus_table, truths_table
-from tidegate.lab.rates_page import finding, rates_page
-from tidegate.lab.rates_panels import (
+from tidegate.lab.studies.rates.limits import caution, near_gates_panels, surplus_table, truths_table
+from tidegate.lab.studies.rates.page import finding, rates_page
+from tidegate.lab.studies.rates.panels import (
     error_panels,
     gauge_table_panel,
     modulus_panels,
@@ -13,7 +13,7 @@ from tidegate.lab.rates_panels import (
     slope_table,
     start_panel,
 )
-from tidegate.lab.studies.rates_result import (
+from tidegate.lab.studies.rates.result import (
     Curve,
     GaugeCount,
     ModulusCurve,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.lab.studies.rates_result import Curve, GaugeCount, PositionRates, RatesResult
+from tidegate.lab.studies.rates.result import Curve, GaugeCount, PositionRates, RatesResult
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Series, Table
 
 __all__ = [

@@ -1,0 +1,1 @@
+"""The study flat_or_curved."""
