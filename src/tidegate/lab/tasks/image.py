@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tidegate.lab.tasks.draws import draws
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
+from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.task import BATCH_ROWS, PROBE_ROWS, Batch, DataError
 
 __all__ = ["ImageData", "ImageTask", "image_task"]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tidegate.lab.tasks.draws import Purpose, draws
+from tidegate.lab.tasks.seeding import Purpose, draws
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
 
 __all__ = ["RecallData", "RecallTask"]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
-from tidegate.lab.tasks.merged import merged_tokens
 from tidegate.lab.tasks.source import Corpus, TokenFile
 from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, num_merged_tokens
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tidegate.lab.tasks.draws import draws
+from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolved, source_kind
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tidegate.lab.tasks import merged
+from tidegate.lab.tasks import bpe_cache as merged
+from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.documents import Document
-from tidegate.lab.tasks.merged import merged_tokens
 from tidegate.lab.tasks.text import text_task
 
 TRAINING = [Document("a", b"the cat sat on the mat\n" * 50), Document("b", "déjà vu".encode())]
