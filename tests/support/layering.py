@@ -71,7 +71,7 @@ LAYERS: dict[str, Layer] = {
             "studies/*": ("scipy", "matplotlib"),
             "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
         },
-        import_free=("__init__.py", "tasks/__init__.py", "executors/__init__.py", "studies/__init__.py"),
+        import_free=("__init__.py", "tasks/__init__.py", "training/executors/__init__.py", "studies/__init__.py"),
     ),
     "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
     "report": Layer(allowed=(*VOCABULARY, "tidegate._json", "jinja2", "plotly")),

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 @cache
 def _source() -> str:
     """A hash of this package's own code: a version alone does not tell two states of a working copy apart."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     content = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         content.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
