@@ -16,7 +16,7 @@ from tidegate.torch import (
     save_gates,
     save_model,
 )
-from tidegate.torch.observation import Observation
+from tidegate.torch.observing.observation import Observation
 
 runner = CliRunner()
 

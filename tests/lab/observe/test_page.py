@@ -8,7 +8,7 @@ import pytest
 from tidegate.lab.observe.page import observation_page, observation_sections
 from tidegate.report import write_page
 from tidegate.report.page import Page
-from tidegate.torch.observation import (
+from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
     GateSummary,
     LayerObservation,

@@ -5,7 +5,7 @@ from torch import nn
 from tidegate.lab.models.language_models import LanguageModel, language_model_of
 from tidegate.lab.observe.run import model_observation
 from tidegate.torch import TransformerConfig, TransformerLM
-from tidegate.torch.observe import observe
+from tidegate.torch.observing.watcher import observe
 
 
 @pytest.fixture(scope="module")

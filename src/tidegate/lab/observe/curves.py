@@ -12,7 +12,7 @@ from tidegate.lab.observe.statistics import Statistic, finite, known_mean, measu
 from tidegate.report.page import Lines, Numbers, Series, View
 
 if TYPE_CHECKING:
-    from tidegate.torch.observation import LayerObservation, Observation
+    from tidegate.torch.observing.observation import LayerObservation, Observation
 
 __all__ = ["distributions", "in_stretches", "position_curves", "residual_curves"]
 
@@ -82,7 +82,7 @@ def residual_curves(observation: Observation) -> Iterator[View]:
 
 def _distribution(observation: Observation, statistic: Statistic) -> Lines:
     # The edges stand beside the tensors; pages of other things are made without them.
-    from tidegate.torch.observation import HISTOGRAM_EDGES
+    from tidegate.torch.observing.observation import HISTOGRAM_EDGES
 
     edges = HISTOGRAM_EDGES[statistic.key]
     by_powers = statistic.key == "effective_keys"

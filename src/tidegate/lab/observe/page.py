@@ -11,7 +11,7 @@ from tidegate.lab.observe.statistics import finite, head_means, known_mean, meas
 from tidegate.report.page import Column, Map, Maps, Numbers, Page, Panel, Prose, Section, Snippet, Table, View, Views
 
 if TYPE_CHECKING:
-    from tidegate.torch.observation import GateSummary, LayerObservation, Observation
+    from tidegate.torch.observing.observation import GateSummary, LayerObservation, Observation
 
 __all__ = ["observation_page", "observation_sections"]
 

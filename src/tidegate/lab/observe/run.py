@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tidegate.lab.models.language_models import LanguageModel
-from tidegate.torch.observation import Observation
-from tidegate.torch.observe import observe
+from tidegate.torch.observing.observation import Observation
+from tidegate.torch.observing.watcher import observe
 
 __all__ = ["model_observation"]
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.torch.observation import LayerObservation, Observation
+    from tidegate.torch.observing.observation import LayerObservation, Observation
 
 __all__ = ["STATISTICS", "Statistic", "finite", "head_means", "known_mean", "measured", "written"]
 

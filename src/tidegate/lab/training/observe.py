@@ -19,7 +19,7 @@ from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import Model, row_parts
 from tidegate.lab.training.records import GateObservation, Observation
 from tidegate.torch.attention import AttentionTrace
-from tidegate.torch.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
 
 __all__ = ["loss_by_position", "observe"]
 

@@ -1,0 +1,267 @@
+"""Our decoder language model, of our own layers, with the interface of transformers.
+
+Legend: B batch, T positions, S attended positions, H heads, M model width, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
+
+from tidegate.tensors.model_inputs import require_learned_positions
+from tidegate.torch.block import TransformerBlock, TransformerStack
+from tidegate.torch.gate import AttentionGate
+from tidegate.torch.hf.cache import CachedKeys
+from tidegate.torch.hf.config import TidegateConfig
+from tidegate.torch.kernel import plain_kernel
+from tidegate.torch.metric import HeadMetric
+
+__all__ = ["TidegateForCausalLM", "TidegateModel", "TidegatePreTrainedModel"]
+
+
+class TidegatePreTrainedModel(PreTrainedModel):
+    """What our models have in common in transformers: how their weights start, and what they can do."""
+
+    config: TidegateConfig
+    config_class = TidegateConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "embedding"
+    _no_split_modules = ["TransformerBlock"]  # noqa: RUF012, as transformers declares it
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012, as transformers declares it
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Start what no checkpoint filled, as `tidegate.torch.initialize` says; what was loaded stays."""
+        blocks = cast("TidegateModel", self.base_model).stack.blocks
+        writers = [
+            writer
+            for block in cast("Iterable[TransformerBlock]", blocks)
+            for writer in (block.attention.o_proj, block.feedforward.down_proj)
+        ]
+        if isinstance(module, AttentionGate):
+            with initialization.guard_torch_init_functions():
+                module.reset_parameters()
+        elif isinstance(module, HeadMetric):
+            start = torch.ones_like(module.weight)
+            if module.kind == "learned":
+                start = torch.eye(start.shape[-1], dtype=start.dtype, device=start.device).expand_as(start)
+            initialization.copy_(module.weight, start)
+        elif any(module is writer for writer in writers):
+            assert isinstance(module, nn.Linear)
+            initialization.normal_(module.weight, std=0.02 / math.sqrt(len(writers)))
+            if module.bias is not None:
+                initialization.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, every_n_layers: int = 1
+    ) -> None:
+        options = getattr(gradient_checkpointing_func, "keywords", {})
+        plain = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func) is checkpoint
+        if enable and (not plain or every_n_layers != 1 or set(options.items()) - {("use_reentrant", False)}):
+            raise ValueError(
+                "gradient checkpointing of this model keeps the input of every block, without re-entrance and on the "
+                f"device; got every_n_layers={every_n_layers}, gradient_checkpointing_kwargs={options}"
+                f"{'' if plain else ', offload=True'}. Leave them out."
+            )
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+
+
+class TidegateModel(TidegatePreTrainedModel):
+    """Tokens in, for each position its features after all blocks and the norm out."""
+
+    def __init__(self, config: TidegateConfig) -> None:
+        super().__init__(config)
+        blocks = config.transformer_config()
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = (
+            nn.Embedding(config.max_position_embeddings, config.d_model) if config.positions == "learned" else None
+        )
+        self.stack = TransformerStack(blocks)
+        self.post_init()
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether the stack keeps the input of each block alone, and computes the block again in the backward pass."""
+        return self.stack.checkpoint_blocks
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.stack.checkpoint_blocks = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Features (B, T, M), the cache if one is used, and the input of each block if asked for.
+
+        Args:
+            input_ids: (B, T) tokens; or give `inputs_embeds`.
+            attention_mask: (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S).
+            position_ids: (B, T); None counts the tokens that are no padding. Without a mask and a cache, a position
+                that does not follow the one before it begins a new document, which sees no other; with a cache all is
+                one document.
+            past_key_values: a dynamic or a static cache, which the tokens continue.
+            inputs_embeds: (B, T, M) in place of the tokens' embeddings.
+            use_cache: whether to make a cache if none is given; None does if the configuration says so, in evaluation,
+                unless `position_ids` may tell documents apart.
+            output_hidden_states: whether to return the input of each block, and what the norm gives at the end.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds, not both and not neither.")
+        x_BTM = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        packed = position_ids is not None and attention_mask is None and past_key_values is None and not use_cache
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not packed
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        windowed = self.config.window is not None
+        keys = CachedKeys(past_key_values, x_BTM.shape[1], windowed=windowed, device=x_BTM.device)
+        if position_ids is None:
+            positions, documents = self._counted(attention_mask, keys, x_BTM.device), None
+        else:
+            positions = position_ids.expand(x_BTM.shape[:2])
+            documents = F.pad(positions.diff(dim=1) != 1, (1, 0)).cumsum(dim=1) if packed else None
+        if self.position_embedding is not None:
+            x_BTM = x_BTM + self.position_embedding(positions)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states: list[Any] = []
+        with _block_inputs(self.stack, states) if wanted else nullcontext(), self._kernel():
+            x_BTM, _ = self.stack(
+                x_BTM,
+                mask=keys.mask(attention_mask),
+                caches=keys.layers(self.config.num_layers),
+                positions=positions,
+                documents=documents,
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=x_BTM,
+            past_key_values=past_key_values,
+            hidden_states=(*states, x_BTM) if wanted else None,
+        )
+
+    def _kernel(self) -> AbstractContextManager[Any]:
+        return plain_kernel() if self.config._attn_implementation == "eager" else nullcontext()
+
+    def _counted(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
+        """Positions (T,), or (B, T) that leave padding out."""
+        if attention_mask is not None and attention_mask.ndim == 2:
+            counted = (attention_mask != 0).cumsum(dim=1) - 1
+            # What a mask counts is known only when it runs.
+            if self.position_embedding is not None and not torch.compiler.is_compiling():
+                require_learned_positions(int(counted.max()) + 1, self.config.max_position_embeddings)
+            return counted.clamp(min=0)[:, -keys.num_queries :]
+        if self.position_embedding is not None and isinstance(keys.seen, int):
+            require_learned_positions(keys.seen + keys.num_queries, self.config.max_position_embeddings)
+        return torch.arange(keys.num_queries, device=device) + keys.seen
+
+
+class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
+    """A decoder language model with gated attention; the transformers twin of `TransformerLM`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012, as transformers declares it
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: TidegateConfig) -> None:
+        super().__init__(config)
+        self.model = TidegateModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V) of the next tokens, and the loss if labels are given; see also `TidegateModel.forward`.
+
+        Args:
+            input_ids: see `TidegateModel.forward`, like all that is not said here.
+            attention_mask: see there.
+            position_ids: see there.
+            past_key_values: see there.
+            inputs_embeds: see there.
+            labels: (B, T), the tokens themselves, for they are shifted here; −100 counts for nothing.
+            use_cache: see there.
+            output_hidden_states: see there.
+            logits_to_keep: give the logits of that many last positions, or of those positions, alone; 0 gives all.
+            num_items_in_batch: what the sum of losses is divided by; None is the number of labels that count.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits_BTV = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = cast("Any", self).loss_function(
+                logits=logits_BTV,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits_BTV,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+
+@contextmanager
+def _block_inputs(stack: TransformerStack, states: list[Any]) -> Generator[None]:
+    """Append what each block is given."""
+
+    def note(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        states.append(arguments[0])
+
+    handles = [block.register_forward_pre_hook(note) for block in stack.blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

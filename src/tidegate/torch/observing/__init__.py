@@ -1,0 +1,1 @@
+"""What watches the attention of any PyTorch model while it runs."""

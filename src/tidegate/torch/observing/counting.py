@@ -1,0 +1,265 @@
+"""Which queries and keys of an attention call count, and where they stand: padding, caches, the first real keys.
+
+Legend: B batch, T query positions, S attended positions, P positions of the sequence so far, H query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tidegate.torch.observing.dispatch import AttentionCall
+from tidegate.torch.observing.past import Past, gone_by, past_after
+from tidegate.torch.observing.statistics import AttentionStatistics
+from tidegate.torch.observing.statistics_in_parts import statistics_in_parts
+
+__all__ = ["CountedCall", "count_call", "keys_in_words", "require_keys", "require_padding"]
+
+_FORBIDDING = -1e4
+"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
+
+Keys: TypeAlias = int | Sequence[int] | Tensor
+"""How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CountedCall:
+    """The statistics of one call, and what of them counts."""
+
+    statistics: AttentionStatistics
+    counted_BHT: Tensor
+    """Bool: queries that are no padding and may see something."""
+    real_BT: Tensor
+    """Bool: queries that are no padding."""
+    first: int
+    """Position of the first query."""
+    past: Past | None
+    """What the next call may go on from."""
+
+
+class _Placed(NamedTuple):
+    """A call whose keys are the last of a sequence's positions."""
+
+    call: AttentionCall
+    real_BP: Tensor
+    """Bool: positions that are no padding."""
+    real_BT: Tensor
+    """Bool: queries that are no padding."""
+    first: int
+    """Position of the first query."""
+    past: Past | None
+
+
+def count_call(
+    call: AttentionCall,
+    *,
+    keys: Keys,
+    heat: bool,
+    padding: Tensor | None,
+    past: Past | None = None,
+    crossing: bool = False,
+    num_added: int = 0,
+) -> CountedCall:
+    """Compute the statistics of a call and settle what counts.
+
+    A number in an additive mask of at most -10,000 forbids like -inf. Trailing keys that nobody in the batch may see,
+    where there are more keys than queries, are a cache's unwritten places and left out.
+
+    Queries are the last of the keys. They follow the positions of `past` if the keys do, and keys that are handed over
+    no more keep their places; else query i is at position S - T + i, or at i where causality or T > S says so. A key
+    that no query of its row may see is padding, unless `past` knows better; so is the query at its position, for S = T
+    and after `past`. With `padding` given, that alone says what is padding.
+
+    padding   : (B, at most P) bool, True for real tokens; later ones are real
+    crossing  : whether queries and keys are of different sequences: queries count from 0 and are no padding
+    num_added : keys behind those of the sequence, which belong to the layer and are always real
+    """
+    whole = call.key.shape[2]
+    call = _without_unwritten(_with_square_causality(_with_plain_mask(call)))
+    placed = _across(call) if crossing else _within(call, padding, past, num_added if call.key.shape[2] == whole else 0)
+    in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
+    statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
+    return CountedCall(
+        statistics=statistics,
+        counted_BHT=placed.real_BT[:, None] & ~statistics.empty,
+        real_BT=placed.real_BT,
+        first=placed.first,
+        past=placed.past,
+    )
+
+
+def keys_in_words(keys: Keys) -> str:
+    """The key set as a reader would say it."""
+    if isinstance(keys, Tensor):
+        return "a given set of keys"
+    if isinstance(keys, int):
+        return "the first key" if keys == 1 else f"the first {keys} keys"
+    return f"the keys at {', '.join(map(str, keys))}" if len(keys) else "no keys"
+
+
+def require_keys(keys: Keys) -> None:
+    """Refuse what is no number of keys, no positions and no bool tensor."""
+    if isinstance(keys, Tensor):
+        if keys.dtype != torch.bool or keys.ndim not in (1, 2):
+            raise ValueError(
+                f"keys as a tensor must be bool, (S,) or (B, S); got {keys.dtype} {tuple(keys.shape)}. "
+                "Give positions as a tuple."
+            )
+    elif isinstance(keys, bool) or not isinstance(keys, int | Sequence) or isinstance(keys, str):
+        raise TypeError(
+            f"keys must be how many of the first keys, a tuple of positions or a bool tensor; got {keys!r}."
+        )
+    elif isinstance(keys, int):
+        if keys < 1:
+            raise ValueError(f"keys must be at least 1 if it says how many of the first keys; got {keys}.")
+    elif strays := [position for position in keys if type(position) is not int or position < 0]:
+        raise ValueError(f"keys as positions must be whole numbers from 0; got {strays}.")
+
+
+def require_padding(padding: Tensor | None) -> None:
+    """Refuse what is no bool tensor (B, S)."""
+    if padding is None:
+        return
+    if not isinstance(padding, Tensor) or padding.dtype != torch.bool or padding.ndim != 2:
+        got = f"{padding.dtype} {tuple(padding.shape)}" if isinstance(padding, Tensor) else repr(padding)
+        raise ValueError(
+            f"padding must be a bool tensor (batch, positions), True for real tokens; got {got}. "
+            "An attention mask of ones and zeros becomes one by attention_mask.bool()."
+        )
+
+
+def _across(call: AttentionCall) -> _Placed:
+    real_BT = torch.ones(len(call.query), call.query.shape[2], dtype=torch.bool, device=call.query.device)
+    return _Placed(call, real_BP=_seen(call), real_BT=real_BT, first=0, past=None)
+
+
+def _within(call: AttentionCall, padding: Tensor | None, past: Past | None, num_added: int) -> _Placed:
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    gone_BP = None if num_added else gone_by(past, call)
+    if gone_BP is not None:
+        return _following(call, gone_BP, padding)
+    if num_queries < num_keys - num_added:
+        return _following_unseen(call, padding)
+    real_BP = _seen(call) if padding is None else _given(padding, call)
+    if num_queries > num_keys - num_added:
+        # More queries than keys are of another sequence.
+        return _across(call)._replace(real_BP=real_BP)
+    after = None if num_added else past_after(call, real_BP)
+    return _Placed(call, real_BP=real_BP, real_BT=real_BP[:, :num_queries], first=0, past=after)
+
+
+def _following(call: AttentionCall, gone_BP: Tensor, padding: Tensor | None) -> _Placed:
+    """A call after positions that are known: they say more of padding than a mask, which may have a window."""
+    first, num_queries = gone_BP.shape[1], call.query.shape[2]
+    # A static cache that is turned has its unwritten places in front.
+    call = _with_last_keys(call, first + num_queries)
+    real_BP = torch.cat((gone_BP, _seen(call)[:, call.key.shape[2] - num_queries :]), dim=1)
+    if padding is not None:
+        real_BP = _fitted(padding, call, first + num_queries)
+    return _Placed(call, real_BP=real_BP, real_BT=real_BP[:, first:], first=first, past=past_after(call, real_BP))
+
+
+def _following_unseen(call: AttentionCall, padding: Tensor | None) -> _Placed:
+    """A call after positions that were not seen: there are as many as keys, or as padding says."""
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    if padding is None:
+        real_BP = _seen(call)
+        # It may be of another sequence.
+        real_BT = real_BP.new_ones(len(real_BP), num_queries)
+    else:
+        real_BP = _fitted(padding, call, max(num_keys, padding.shape[1]))
+        real_BT = real_BP[:, -num_queries:]
+    first = real_BP.shape[1] - num_queries
+    return _Placed(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
+
+
+def _with_plain_mask(call: AttentionCall) -> AttentionCall:
+    """The mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
+    mask = call.mask
+    if mask is None or mask.dtype == torch.bool:
+        return call
+    forbids = mask <= _FORBIDDING
+    if bool((forbids | (mask == 0)).all()):
+        return call._replace(mask=~forbids)
+    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
+
+
+def _with_square_causality(call: AttentionCall) -> AttentionCall:
+    """The call with as many keys as queries wherever it is causal: it lines up the first query with the first key."""
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    if not call.causal or num_queries == num_keys:
+        return call
+    if num_queries < num_keys:
+        return _with_first_keys(call, num_queries)
+    ordered = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.query.device).tril()[None, None]
+    if call.mask is None:
+        return call._replace(mask=ordered, causal=False)
+    mask = call.mask & ordered if call.mask.dtype == torch.bool else call.mask.masked_fill(~ordered, float("-inf"))
+    return call._replace(mask=mask, causal=False)
+
+
+def _with_first_keys(call: AttentionCall, num_keys: int) -> AttentionCall:
+    mask = call.mask if call.mask is None or call.mask.shape[-1] == 1 else call.mask[..., :num_keys]
+    return call._replace(key=call.key[:, :, :num_keys], value=call.value[:, :, :num_keys], mask=mask)
+
+
+def _with_last_keys(call: AttentionCall, num_keys: int) -> AttentionCall:
+    mask = call.mask if call.mask is None or call.mask.shape[-1] == 1 else call.mask[..., -num_keys:]
+    return call._replace(key=call.key[:, :, -num_keys:], value=call.value[:, :, -num_keys:], mask=mask)
+
+
+def _without_unwritten(call: AttentionCall) -> AttentionCall:
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    if call.mask is None or num_queries >= num_keys:
+        return call
+    written = _seen(call).any(dim=0).nonzero()
+    last = int(written[-1]) + 1 if len(written) else num_keys
+    return _with_first_keys(call, max(last, num_queries))
+
+
+def _seen(call: AttentionCall) -> Tensor:
+    """(B, S) bool: keys that a query of their row may see; every key if there is no mask."""
+    shape = (call.query.shape[0], call.key.shape[2])
+    if call.mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=call.query.device)
+    allowed = call.mask if call.mask.dtype == torch.bool else call.mask != float("-inf")
+    return allowed.flatten(1, 2).any(dim=1).expand(shape)
+
+
+def _given(padding: Tensor, call: AttentionCall) -> Tensor:
+    """The padding that was given, (B, S)."""
+    batch, num_keys = call.query.shape[0], call.key.shape[2]
+    if padding.shape[0] != batch or padding.shape[1] > num_keys:
+        raise ValueError(
+            f"padding has {padding.shape[0]} rows of {padding.shape[1]} positions, but attention was called on {batch} "
+            f"rows of {num_keys} keys. Give this batch's, or padding=None to read it from the masks."
+        )
+    return _fitted(padding, call, num_keys)
+
+
+def _fitted(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:
+    """The padding that was given for so many positions, (B, P)."""
+    if padding.shape[0] != len(call.query):
+        raise ValueError(
+            f"padding has {padding.shape[0]} rows, but attention was called on {len(call.query)} rows of "
+            f"{call.key.shape[2]} keys. Give this batch's, or padding=None to read it from the masks."
+        )
+    known = padding[:, :num_positions].to(call.query.device)
+    return F.pad(known, (0, num_positions - known.shape[1]), value=True)
+
+
+def _key_set(keys: Keys, real_BP: Tensor, num_keys: int) -> Sequence[int] | Tensor:
+    """The key set as `attention_statistics` takes it, of the last positions; those that are no keys are left out."""
+    num_positions = real_BP.shape[1]
+    dropped = num_positions - num_keys
+    if isinstance(keys, int):
+        return (real_BP & (real_BP.cumsum(dim=1) <= keys))[:, dropped:]
+    if isinstance(keys, Tensor):
+        known = keys[..., :num_positions].to(real_BP.device)
+        return F.pad(known, (0, num_positions - known.shape[-1]), value=False)[..., dropped:]
+    return tuple(position - dropped for position in keys if dropped <= position < num_positions)

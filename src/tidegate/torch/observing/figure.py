@@ -1,0 +1,90 @@
+"""What was seen in a model's attention, as one matplotlib figure: maps by layer and head, curves by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from tidegate.torch.observing.observation import Observation
+
+__all__ = ["observation_figure"]
+
+_MAPS_IN_A_ROW = 3
+_CURVES = ("mass", "entropy")
+_NAMES = {"mass": "sink mass", "entropy": "entropy (nats)"}
+_LAYERS_IN_LEGEND = 8
+
+
+def observation_figure(observation: Observation) -> Figure:
+    """Maps of sink mass, entropy and the mean gate of each site, layer by head; below them curves by position.
+
+    Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
+    registered with pyplot: nobody has to close it. A `ValueError` if no attention was seen.
+    """
+    if not observation.layers:
+        raise ValueError("observation has no layers to draw: the model made no attention call while it was watched.")
+    maps = _maps(observation)
+    map_rows = math.ceil(len(maps) / _MAPS_IN_A_ROW)
+    map_height = 1.1 + 0.28 * min(max(len(observation.layers), 4), 24)
+    figure = Figure(figsize=(10, map_height * map_rows + 3.2), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[map_height * map_rows, 3.2])
+    upper, lower = halves
+    upper.suptitle(f"Attention by layer and head; the sink is {observation.keys}", fontsize=10)
+    for place, (title, rows) in enumerate(maps):
+        _draw_map(upper.add_subplot(map_rows, _MAPS_IN_A_ROW, place + 1), title, rows)
+    for axes, statistic in zip(lower.subplots(1, len(_CURVES)), _CURVES, strict=True):
+        _draw_curves(axes, observation, statistic)
+    return figure
+
+
+def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
+    """Titles and rows."""
+    maps: list[tuple[str, list[Sequence[float]]]] = [
+        (_NAMES[name], [[moments.mean for moments in layer.heads[name]] for layer in observation.layers])
+        for name in _CURVES
+    ]
+    sites = dict.fromkeys(site for layer in observation.layers for site in layer.gates)
+    for site in sites:
+        rows: list[Sequence[float]] = [
+            layer.gates[site].mean if site in layer.gates else () for layer in observation.layers
+        ]
+        maps.append((f"mean gate, {site}", rows))
+    return maps
+
+
+def _draw_map(axes: Any, title: str, rows: Sequence[Sequence[float]]) -> None:
+    width = max(map(len, rows))
+    cells = [[*row, *[math.nan] * (width - len(row))] for row in rows]
+    image = axes.imshow(cells, cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("head", fontsize=8)
+    axes.set_ylabel("layer", fontsize=8)
+    axes.tick_params(labelsize=7, length=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+
+
+def _draw_curves(axes: Any, observation: Observation, statistic: str) -> None:
+    count = len(observation.layers)
+    for place, layer in enumerate(observation.layers):
+        means = [fmean(values) for values in zip(*layer.by_position[statistic], strict=True)]
+        # The last third of the colours is too pale for a line.
+        colour = colormaps["viridis"](0.8 * place / max(count - 1, 1))
+        axes.plot(layer.positions, means, color=colour, linewidth=1.2, label=f"layer {place}")
+    axes.set_title(f"{_NAMES[statistic]}, by position", fontsize=9, loc="left")
+    axes.set_xlabel("position of the query", fontsize=8)
+    axes.tick_params(labelsize=7, length=2)
+    axes.grid(visible=True, color="#E6E6E6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if count <= _LAYERS_IN_LEGEND:
+        axes.legend(fontsize=7, frameon=False)

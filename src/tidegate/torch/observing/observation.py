@@ -1,0 +1,221 @@
+"""What was seen of a model's attention, gates and residual stream: plain data, to read, to keep and to draw."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["HISTOGRAM_EDGES", "GateSummary", "LayerObservation", "Moments", "Observation", "ResidualSummary"]
+
+_SHARES = tuple(index / 20 for index in range(21))
+_NATS = tuple(index / 2 for index in range(25))
+_SCORES = tuple(float(score) for score in range(-32, 33, 2))
+
+HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
+    "entropy": _NATS,
+    "effective_keys": tuple(2.0**power for power in range(21)),
+    "mass": _SHARES,
+    "impact": _SHARES,
+    "mean_score": _SCORES,
+    "max_score": _SCORES,
+    "heat_capacity": (0.0, *(2.0**power for power in range(-10, 11))),
+}
+"""Between which numbers the values of each statistic are counted; what lies outside goes to the nearest end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """One statistic of one head over all queries that were counted; all 0 if there were none."""
+
+    count: int
+    mean: float
+    std: float
+    """Square root of the mean squared deviation: 0 for a single query."""
+    low: float
+    high: float
+    histogram: tuple[int, ...]
+    """How many values lie between one edge of `HISTOGRAM_EDGES` and the next; a value on an edge lies above it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSummary:
+    """What a gate lets through, one number a head of its site; the dense site is one head."""
+
+    mean: tuple[float, ...]
+    below: tuple[float, ...]
+    """Share of the values below 0.1."""
+    saturated: tuple[float, ...] | None
+    """Share of the values within 0.05 of an end of the activation's range; None where it has no two ends."""
+    token_spread: tuple[float, ...]
+    """Standard deviation between tokens, averaged over the features of the head."""
+    head_spread: float
+    """Standard deviation between the means of the heads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResidualSummary:
+    """The residual stream after the block that holds the layer."""
+
+    largest: float
+    """Largest magnitude of an activation."""
+    effective_rank: float
+    """Exponential of the entropy of the singular values, normalised to sum 1; 0 for a stream of zeros."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerObservation:
+    """All that was seen of one attention layer."""
+
+    name: str
+    """Where the layer is in the model, as in `model.layers.0.self_attn`."""
+    num_heads: int
+    heads: dict[str, tuple[Moments, ...]]
+    """By statistic, one for each head."""
+    positions: tuple[int, ...]
+    """The query positions at which every head had something to count, rising."""
+    by_position: dict[str, tuple[tuple[float, ...], ...]]
+    """By statistic, for each head its mean at each of `positions`."""
+    gates: dict[str, GateSummary]
+    """By site; of several gates at one site the last."""
+    residual: ResidualSummary | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What a model's attention did while it was watched, layer by layer in the order of their first call."""
+
+    layers: tuple[LayerObservation, ...]
+    num_batches: int
+    """Outermost calls of the model, or of a part of it, that attended."""
+    keys: str
+    """The key set of mass and impact, in words."""
+
+    def table(self) -> str:
+        """One line for each layer and head: entropy, effective keys, mass, impact, and the mean of each gate."""
+        sites = tuple(dict.fromkeys(site for layer in self.layers for site in layer.gates))
+        sink = "sink " if self.keys.startswith("the first") else ""
+        header = ("layer", "head", "entropy", "effective keys", f"{sink}mass", f"{sink}impact")
+        rows = [(*header, *(f"{site} gate" for site in sites))]
+        for layer in self.layers:
+            rows += [_row(layer, head, sites) for head in range(layer.num_heads)]
+        batches = "batch" if self.num_batches == 1 else "batches"
+        return f"{self.num_batches} {batches}; mass and impact of {self.keys}\n{_aligned(rows)}"
+
+    def thinned(self, num_positions: int) -> Observation:
+        """The same with at most so many query positions, evenly spaced; for keeping many observations."""
+        if num_positions < 1:
+            raise ValueError(f"num_positions must be at least 1; got {num_positions}.")
+        return replace(self, layers=tuple(_thinned(layer, num_positions) for layer in self.layers))
+
+    def to_json(self) -> str:
+        """The observation as JSON; a number that is not finite is null."""
+        return json.dumps(_finite_or_none(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; null where a number should be is nan."""
+        data = json.loads(text)
+        try:
+            return cls(layers=tuple(map(_layer, data["layers"])), num_batches=data["num_batches"], keys=data["keys"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"text must be what Observation.to_json wrote; it lacks or misspells {error}.") from error
+
+    def figure(self) -> Figure:
+        """Maps of layers and heads, and curves over positions, as a matplotlib figure."""
+        # Drawing needs matplotlib, which observing does not.
+        from tidegate.torch.observing.figure import observation_figure
+
+        return observation_figure(self)
+
+
+def _thinned(layer: LayerObservation, num_positions: int) -> LayerObservation:
+    kept = slice(None, None, -(-len(layer.positions) // num_positions) or 1)
+    return replace(
+        layer,
+        positions=layer.positions[kept],
+        by_position={name: tuple(curve[kept] for curve in by_head) for name, by_head in layer.by_position.items()},
+    )
+
+
+def _row(layer: LayerObservation, head: int, sites: tuple[str, ...]) -> tuple[str, ...]:
+    moments = {statistic: by_head[head] for statistic, by_head in layer.heads.items()}
+    numbers = [
+        f"{moments[statistic].mean:.{digits}f}" if moments[statistic].count else "-"
+        for statistic, digits in (("entropy", 3), ("effective_keys", 2), ("mass", 4), ("impact", 4))
+    ]
+    gates = [_gate_mean(layer.gates.get(site), head, layer.num_heads) for site in sites]
+    return (layer.name, str(head), *numbers, *gates)
+
+
+def _gate_mean(gate: GateSummary | None, head: int, num_heads: int) -> str:
+    """The mean of the gate that serves a query head: its group's at a site with fewer heads."""
+    return "-" if gate is None else f"{gate.mean[head * len(gate.mean) // num_heads]:.4f}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    """Columns two spaces apart, the first flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _finite_or_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_or_none(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _numbers(values: list[float | None]) -> tuple[float, ...]:
+    return tuple(map(_number, values))
+
+
+def _by_name(data: dict[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: read(value) for name, value in data.items()}
+
+
+def _moments(data: dict[str, Any]) -> Moments:
+    numbers = {name: _number(data[name]) for name in ("mean", "std", "low", "high")}
+    return Moments(count=data["count"], histogram=tuple(data["histogram"]), **numbers)
+
+
+def _gate(data: dict[str, Any]) -> GateSummary:
+    return GateSummary(
+        mean=_numbers(data["mean"]),
+        below=_numbers(data["below"]),
+        saturated=None if data["saturated"] is None else _numbers(data["saturated"]),
+        token_spread=_numbers(data["token_spread"]),
+        head_spread=_number(data["head_spread"]),
+    )
+
+
+def _residual(data: dict[str, Any] | None) -> ResidualSummary | None:
+    return None if data is None else ResidualSummary(**_by_name(data, _number))
+
+
+def _layer(data: dict[str, Any]) -> LayerObservation:
+    return LayerObservation(
+        name=data["name"],
+        num_heads=data["num_heads"],
+        heads=_by_name(data["heads"], lambda by_head: tuple(map(_moments, by_head))),
+        positions=tuple(data["positions"]),
+        by_position=_by_name(data["by_position"], lambda by_head: tuple(map(_numbers, by_head))),
+        gates=_by_name(data["gates"], _gate),
+        residual=_residual(data["residual"]),
+    )

@@ -1,0 +1,262 @@
+"""Watching the attention of any PyTorch model, unmodified, without the matrix of its weights.
+
+Legend: B batch, T query positions, S attended positions, H heads, D gated width, M model width.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tidegate.torch.gate import AttentionGate
+from tidegate.torch.kernel import inside_transform
+from tidegate.torch.observing.counting import Keys, count_call, keys_in_words, require_keys, require_padding
+from tidegate.torch.observing.crossing import attends_across, require_names
+from tidegate.torch.observing.dispatch import AttentionCall, AttentionCalls, in_backward
+from tidegate.torch.observing.gate_watch import tokens_of
+from tidegate.torch.observing.layer_record import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord
+from tidegate.torch.observing.module_calls import ModuleCall, block_of, followed
+from tidegate.torch.observing.multihead import attend_without_weights, num_added_keys
+from tidegate.torch.observing.observation import Observation, ResidualSummary
+from tidegate.torch.observing.running import RunningRank
+from tidegate.torch.observing.tally import Tally
+
+__all__ = ["Watcher", "observe"]
+
+_watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    *,
+    keys: Keys = 1,
+    heat: bool = False,
+    residual: bool = True,
+    padding: Tensor | None = None,
+    crossing: Sequence[str] = (),
+) -> Generator[Watcher]:
+    """Watch every attention call that the model makes inside the `with`; `watcher.observation()` says what was seen.
+
+    The model computes what it computes otherwise, gradients included. Only two things are different: the fast path of
+    `nn.MultiheadAttention` and `nn.TransformerEncoder` is off, and a compiled model runs uncompiled. Statistics are of
+    the weights before dropout. They come without gradients, also under autocast, `no_grad` and `inference_mode`. A call
+    that gradient checkpointing repeats in the backward pass is counted once. A batch that raises is not counted at all.
+
+    A call belongs to the innermost module at work. Seen is all that goes through `scaled_dot_product_attention` or its
+    fused kernels, and `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time. Attention
+    that a model spells out itself is not, nor is that of nested tensors, inside `torch.func` transforms and of other
+    threads: a transformers model needs `attn_implementation="sdpa"`.
+
+    Queries that are padding, or may see nothing, are left out. Padding is read from the masks: a key that no query of
+    its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000 down. Where
+    masks hide keys for other reasons give `padding`.
+
+    Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
+    before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
+    a window. Of a sequence whose beginning was not seen, or that was cut back, the keys handed over are all there is.
+
+    In cross-attention every query counts, at its position within the call, and padding is read for the keys alone. It
+    is told by the arguments of the module: `nn.MultiheadAttention` whose key is not its query, and modules that are
+    given `key_value_states`, `encoder_hidden_states` or `context`. Name others in `crossing`: taken for self-attention,
+    they lose the queries at the source's padding where lengths are equal, and count from S - T where they are not.
+
+    Memory grows with the longest sequence and, for `residual`, with the square of the model's width, not with the
+    number of batches.
+
+    Args:
+        model: any module; names of layers are paths within it.
+        keys: the key set of mass and impact: how many of the first keys that are no padding, or positions in the row,
+            or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
+        heat: whether to see the largest score and the heat capacity too, which takes a blocked pass.
+        residual: whether to see the residual stream after each block.
+        padding: (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it
+            from the masks. Set `watcher.padding` for the next batch. Cross-attention does not heed it.
+        crossing: names of layers that attend to another sequence, or how such names end, as in `("encoder_attn",)`.
+
+    Yields:
+        The watcher.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
+    if any(not set(model.modules()).isdisjoint(other.modules()) for other in _watched_models):
+        raise RuntimeError(
+            "model, or a part of it, is being observed already. Leave the first `observe`, or use its watcher."
+        )
+    watcher = Watcher(model, keys=keys, heat=heat, residual=residual, padding=padding, crossing=crossing)
+    _watched_models.add(model)
+    try:
+        with _slow_path(), _uncompiled(), followed(model, watcher) as stack, AttentionCalls(watcher.see):
+            watcher.follow(stack)
+            yield watcher
+    finally:
+        # After an interrupt no hook has run.
+        watcher.end()
+        _watched_models.discard(model)
+
+
+class Watcher:
+    """What has been seen so far; made by `observe`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        keys: Keys,
+        heat: bool,
+        residual: bool,
+        padding: Tensor | None,
+        crossing: Sequence[str],
+    ) -> None:
+        require_keys(keys)
+        require_names(crossing)
+        self._model = model
+        self._keys = keys
+        self._heat = heat
+        self._wants_residual = residual
+        self.padding = padding
+        self._crossing = tuple(crossing)
+        self._stack: Sequence[ModuleCall] = ()
+        self._tally = Tally()
+        self._before: Tally | None = None
+        """The sums before the batch that runs."""
+        self._real: dict[str, Tensor] = {}
+        """Which tokens are no padding, for each layer that has attended in this batch."""
+
+    @property
+    def padding(self) -> Tensor | None:
+        """(B, S) bool, True for real tokens, for the batches that follow; None reads it from the masks."""
+        return self._padding
+
+    @padding.setter
+    def padding(self, padding: Tensor | None) -> None:
+        require_padding(padding)
+        self._padding = padding
+
+    def observation(self) -> Observation:
+        """Everything seen so far, as plain data."""
+        tally = self._tally
+        if not tally.layers:
+            raise RuntimeError(
+                f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`. Attention "
+                "that does not go through scaled_dot_product_attention cannot be watched: load a transformers model "
+                'with attn_implementation="sdpa".'
+            )
+        gates = tally.gates.summaries(dict.fromkeys(name for name, _ in tally.layers))
+        return Observation(
+            layers=tuple(
+                record.observation(gates[name], self._residual(name)) for (name, _), record in tally.layers.items()
+            ),
+            num_batches=tally.num_batches,
+            keys=keys_in_words(self._keys),
+        )
+
+    def follow(self, stack: Sequence[ModuleCall]) -> None:
+        """Read from this stack which module is at work."""
+        self._stack = stack
+
+    def begin(self) -> None:
+        """A batch begins."""
+        if not in_backward():
+            self._real.clear()
+            self._before = self._tally.copy()
+
+    def end(self) -> None:
+        """A batch has ended; what one that broke off has added is dropped."""
+        if self._before is not None:
+            self._tally, self._before = self._before, None
+
+    @torch.no_grad()
+    def see(self, call: AttentionCall) -> None:
+        """Take in an attention call of the module at work; one from outside the model is not ours."""
+        if not self._stack or 0 in (call.query.numel(), call.key.numel()):
+            return
+        name, module = self._stack[-1].name, self._stack[-1].module
+        record = self._record(name, call.query.shape[1])
+        counted = count_call(
+            call,
+            keys=self._keys,
+            heat=self._heat,
+            padding=self.padding,
+            past=record.past,
+            crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
+            num_added=num_added_keys(module),
+        )
+        record.add(counted)
+        batch_first = getattr(module, "batch_first", True)
+        self._real[name] = counted.real_BT if batch_first else counted.real_BT.mT
+
+    @torch.no_grad()
+    def leave(self, call: ModuleCall, result: Any) -> None:
+        """Take in what a module returned."""
+        if in_backward() or inside_transform():
+            return
+        attend_without_weights(call.module, call.args, call.kwargs)
+        name, tally = call.name, self._tally
+        if isinstance(call.module, AttentionGate):
+            tally.gates.take(name, call.module, result)
+        inside = [layer for layer in tally.layers_in.get(name, ()) if layer in self._real]
+        if inside:
+            self._add_stream(name, result, [self._real[layer] for layer in inside])
+        if inside or name in self._real:
+            tally.gates.settle(name, self._real)
+        if len(self._stack) == 1:
+            tally.gates.settle("", self._real)
+            tally.num_batches += bool(self._real)
+            self._before = None
+
+    def _record(self, name: str, num_heads: int) -> LayerRecord:
+        layers = self._tally.layers
+        record = layers.get((name, num_heads))
+        if record is None:
+            title = name.replace("_orig_mod.", "") or type(self._model).__name__
+            if any(name == other for other, _ in layers):
+                # The module attends more than once, with different heads.
+                title = f"{title} ({num_heads} heads)"
+            else:
+                self._place(name)
+            record = LayerRecord(title, num_heads, STATISTICS_WITH_HEAT if self._heat else STATISTICS)
+            layers[name, num_heads] = record
+        return record
+
+    def _place(self, layer: str) -> None:
+        block = block_of(self._model, layer) if self._wants_residual else None
+        if block is not None:
+            self._tally.layers_in.setdefault(block, []).append(layer)
+
+    def _add_stream(self, block: str, result: Any, real: list[Tensor]) -> None:
+        stream = result[0] if isinstance(result, tuple | list) else result
+        if not isinstance(stream, Tensor) or stream.ndim < 2:
+            return
+        # A layer that attends elsewhere knows nothing of the padding of its queries.
+        same = [each for each in real if each.shape == stream.shape[:2]]
+        rows = tokens_of(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
+        self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))
+
+    def _residual(self, layer: str) -> ResidualSummary | None:
+        for block, stream in self._tally.streams.items():
+            if layer in self._tally.layers_in[block]:
+                return ResidualSummary(largest=stream.largest, effective_rank=stream.effective_rank())
+        return None
+
+
+@contextmanager
+def _slow_path() -> Generator[None]:
+    """Keep `nn.MultiheadAttention` and `nn.TransformerEncoder` from their fast path, which is no attention call."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled functions uncompiled; where nothing has been compiled, do not import the compiler."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

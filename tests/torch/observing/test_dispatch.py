@@ -1,0 +1,174 @@
+import threading
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from observed import qkv
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from tidegate.torch.observing.dispatch import AttentionCalls
+
+attend = F.scaled_dot_product_attention
+BIAS = torch.linspace(-1, 1, 49).view(7, 7)
+
+MODES = {
+    "gradients": nullcontext,
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    "plain kernel": partial(sdpa_kernel, SDPBackend.MATH),
+}
+CALLS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "bool mask": {"attn_mask": BIAS > -0.5},
+    "additive mask": {"attn_mask": BIAS},
+    "additive mask that learns": {"attn_mask": BIAS.clone().requires_grad_()},
+    "dropout": {"dropout_p": 0.5},
+    "grouped heads": {"enable_gqa": True},
+    "scale": {"scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_is_seen_once_with_its_arguments_and_changes_nothing(mode, call, learns):
+    grouped = call == "grouped heads"
+    q, k, v = (x.requires_grad_(learns) for x in qkv(G=2 if grouped else 4, dtype=torch.float32))
+    options = CALLS[call]
+    with MODES[mode]():
+        torch.manual_seed(0)
+        expected = attend(q, k, v, **options)
+        torch.manual_seed(0)
+        seen = []
+        with AttentionCalls(seen.append):
+            actual = attend(q, k, v, **options)
+    assert torch.equal(actual, expected)
+    assert actual.requires_grad == expected.requires_grad
+    (found,) = seen
+    tolerance = {"atol": 0.03, "rtol": 0.03} if mode == "autocast" else {"atol": 0, "rtol": 0}
+    for mine, theirs in zip(found[:3], (q, k, v), strict=True):
+        torch.testing.assert_close(mine.float(), theirs.detach(), **tolerance)
+        assert not mine.requires_grad
+    mask = options.get("attn_mask")
+    assert (found.mask is None) == (mask is None)
+    if mask is not None:
+        torch.testing.assert_close(found.mask.float(), mask.detach().expand(1, 1, 7, 7).float(), **tolerance)
+    assert found.causal is options.get("is_causal", False)
+    assert found.scale == options.get("scale")
+
+
+@pytest.mark.parametrize("call", ["plain", "additive mask that learns", "dropout"])
+def test_gradients_are_those_of_the_call_that_nobody_sees(call):
+    def gradients(context):
+        q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
+        torch.manual_seed(0)
+        with context:
+            return torch.autograd.grad(attend(q, k, v, **CALLS[call]).square().sum(), (q, k, v))
+
+    seen = []
+    plain, watched = gradients(nullcontext()), gradients(AttentionCalls(seen.append))
+    assert len(seen) == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, plain, strict=True))
+
+
+def test_a_fused_kernel_that_is_called_by_name_is_seen():
+    q, k, v = qkv(dtype=torch.float32)
+    seen = []
+    with AttentionCalls(seen.append):
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query=q, key=k, value=v, is_causal=True, scale=0.5)
+    (found,) = seen
+    assert found.causal
+    assert found.scale == 0.5
+    assert torch.equal(found.key, k)
+
+
+@pytest.mark.parametrize(
+    ("lead", "mask_shape", "expected", "expected_mask"),
+    [
+        ((), (5, 5), (1, 1, 5, 8), (1, 1, 5, 5)),
+        ((3,), (3, 5, 5), (3, 1, 5, 8), (3, 1, 5, 5)),
+        ((3,), (5, 5), (3, 1, 5, 8), (1, 1, 5, 5)),
+        ((3, 2), (2, 1, 5), (3, 2, 5, 8), (1, 2, 1, 5)),
+        ((4, 3, 2), (4, 1, 1, 5, 5), (12, 2, 5, 8), (12, 1, 5, 5)),
+        ((4, 3, 2), (2, 5, 5), (12, 2, 5, 8), (1, 2, 5, 5)),
+    ],
+)
+def test_whatever_the_axes_there_are_four(lead, mask_shape, expected, expected_mask):
+    x = torch.randn(*lead, 5, 8, generator=torch.Generator().manual_seed(0))
+    seen = []
+    with AttentionCalls(seen.append):
+        attend(x, x, x, attn_mask=torch.ones(mask_shape, dtype=torch.bool))
+    (found,) = seen
+    assert found.query.shape == found.key.shape == found.value.shape == expected
+    assert found.mask.shape == expected_mask
+
+
+def test_keys_that_all_rows_share_are_repeated_for_each():
+    q, k, v = qkv(dtype=torch.float32)
+    seen = []
+    with AttentionCalls(seen.append), sdpa_kernel(SDPBackend.MATH):
+        attend(q, k[:1], v[:1])
+    assert seen[0].key.shape == k.shape
+    assert torch.equal(seen[0].key[1], k[0])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_repeats_is_seen_once(reentrant):
+    q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
+    seen = []
+    with AttentionCalls(seen.append):
+        checkpoint(lambda *x: attend(*x, dropout_p=0.5), q, k, v, use_reentrant=reentrant).sum().backward()
+    assert len(seen) == 1
+    assert q.grad is not None
+
+
+def test_what_the_looker_does_is_not_seen():
+    q, k, v = qkv(dtype=torch.float32)
+    outer, inner = [], []
+
+    def look(call):
+        inner.append(call)
+        attend(call.query, call.key, call.value)
+
+    with AttentionCalls(outer.append), AttentionCalls(look):
+        attend(q, k, v)
+        with torch.inference_mode():
+            attend(q, k, v)
+    assert len(outer) == len(inner) == 2
+
+
+def test_other_threads_and_later_calls_are_not_seen():
+    q, k, v = qkv(dtype=torch.float32)
+    seen = []
+    with AttentionCalls(seen.append):
+        thread = threading.Thread(target=attend, args=(q, k, v))
+        thread.start()
+        thread.join()
+    attend(q, k, v)
+    assert seen == []
+
+
+def test_after_an_error_nothing_is_left():
+    q, k, v = qkv(dtype=torch.float32)
+    seen = []
+    with pytest.raises(RuntimeError), AttentionCalls(seen.append):
+        attend(q, k[..., :3], v)
+    attend(q, k, v)
+    assert seen == []
+    key = torch._C.DispatchKey.AutogradCPU
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::scaled_dot_product_attention", key)
+
+
+def test_transforms_and_the_meta_device_pass_unseen():
+    q, k, v = qkv(dtype=torch.float32)
+    seen = []
+    with AttentionCalls(seen.append):
+        expected = torch.func.grad(lambda x: attend(x, k, v, dropout_p=0.0).sum())(q)
+        attend(*(x.to("meta") for x in (q, k, v)))
+    assert seen == []
+    assert torch.equal(expected, torch.func.grad(lambda x: attend(x, k, v).sum())(q))

@@ -1,0 +1,64 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tidegate.torch import TransformerConfig, TransformerLM
+from tidegate.torch.observing.figure import observation_figure
+from tidegate.torch.observing.observation import Observation
+from tidegate.torch.observing.watcher import observe
+
+
+@pytest.fixture(scope="module")
+def seen():
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(gate="g1+g2", d_model=16, num_layers=3, num_heads=4, num_kv_heads=2)).eval()
+    with torch.no_grad(), observe(model) as watcher:
+        model(torch.randint(256, (2, 9)))
+    return watcher.observation()
+
+
+def axes_of(figure):
+    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_title(loc="left")}
+
+
+def test_maps_show_the_mean_of_every_head_and_gate(seen):
+    axes = axes_of(observation_figure(seen))
+    expected = {
+        "sink mass": [[each.mean for each in layer.heads["mass"]] for layer in seen.layers],
+        "entropy (nats)": [[each.mean for each in layer.heads["entropy"]] for layer in seen.layers],
+        "mean gate, output": [layer.gates["output"].mean for layer in seen.layers],
+        "mean gate, value": [layer.gates["value"].mean for layer in seen.layers],
+    }
+    assert set(axes) == {*expected, "sink mass, by position", "entropy (nats), by position"}
+    for title, values in expected.items():
+        (image,) = axes[title].images
+        assert np.allclose(image.get_array(), values, rtol=1e-12)
+
+
+def test_curves_are_means_over_heads_one_for_each_layer(seen):
+    lines = axes_of(observation_figure(seen))["entropy (nats), by position"].lines
+    assert len(lines) == 3
+    for layer, line in zip(seen.layers, lines, strict=True):
+        assert tuple(line.get_xdata()) == layer.positions
+        assert np.allclose(line.get_ydata(), np.mean(layer.by_position["entropy"], axis=0), rtol=1e-12)
+
+
+def test_a_figure_can_be_written_and_leaves_nothing_open(seen, tmp_path):
+    seen.figure().savefig(tmp_path / "seen.png")
+    assert (tmp_path / "seen.png").stat().st_size > 10_000
+    from matplotlib import pyplot
+
+    assert pyplot.get_fignums() == []
+
+
+def test_an_observation_without_layers_is_refused():
+    with pytest.raises(ValueError, match="no layers to draw"):
+        observation_figure(Observation(layers=(), num_batches=0, keys="the first key"))
+
+
+def test_observing_does_not_import_matplotlib():
+    code = "import sys, tidegate.torch.observing.watcher; assert 'matplotlib' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from torch import nn
+
+from tidegate.torch.observing.gate_watch import nearest_layer, tokens_of
+from tidegate.torch.observing.module_calls import block_of, followed
+
+
+def wrapped(**parts):
+    return nn.ModuleDict(parts)
+
+
+def layer():
+    return wrapped(self_attn=nn.Identity(), mlp=nn.Identity())
+
+
+MODELS = {
+    "a list of blocks": (wrapped(layers=nn.ModuleList([layer(), layer()])), "layers.1.self_attn", "layers.1"),
+    "lists of stages of blocks": (
+        wrapped(stages=nn.ModuleList([wrapped(blocks=nn.ModuleList([layer()]))])),
+        "stages.0.blocks.0.self_attn",
+        "stages.0.blocks.0",
+    ),
+    "a list of heads in a block": (
+        wrapped(blocks=nn.ModuleList([wrapped(heads=nn.ModuleList([nn.Identity()]))])),
+        "blocks.0.heads.0",
+        "blocks.0",
+    ),
+    "a sequence": (wrapped(blocks=nn.Sequential(layer())), "blocks.0.self_attn", "blocks.0"),
+    "a list before a sequence": (
+        wrapped(blocks=nn.ModuleList([wrapped(attn=nn.Sequential(wrapped(inner=nn.Identity())))])),
+        "blocks.0.attn.0.inner",
+        "blocks.0",
+    ),
+    "no list": (layer(), "self_attn", None),
+    "the model itself": (nn.Identity(), "", None),
+    "the model is the list": (nn.ModuleList([layer()]), "0.self_attn", "0"),
+}
+
+
+@pytest.mark.parametrize(("model", "name", "block"), MODELS.values(), ids=MODELS)
+def test_the_block_of_a_layer(model, name, block):
+    assert block_of(model, name) == block
+
+
+class Notes:
+    def __init__(self):
+        self.events = []
+        self.stack = None
+
+    def begin(self):
+        self.events.append("begin")
+
+    def leave(self, call, result):
+        self.events.append(([each.name for each in self.stack], call.kwargs.get("add"), result))
+
+    def end(self):
+        self.events.append("end")
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x, add=1) + self.inner(x, add=2)
+
+
+class Inner(nn.Module):
+    def forward(self, x, add):
+        if x < 0:
+            raise ArithmeticError("on purpose")
+        return x + add
+
+
+def test_modules_are_left_inside_out_and_an_error_clears_the_stack():
+    model, notes = Outer(), Notes()
+    with followed(model, notes) as stack:
+        notes.stack = stack
+        model(1)
+        with pytest.raises(ArithmeticError):
+            model(-1)
+        assert stack == []
+        model(5)
+    model(7)
+    once = ["begin", (["", "inner"], 1, 2), (["", "inner"], 2, 3), ([""], None, 5), "end"]
+    again = ["begin", (["", "inner"], 1, 6), (["", "inner"], 2, 7), ([""], None, 13), "end"]
+    assert notes.events == [*once, "begin", "end", *again]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "expected"),
+    [
+        ("h.1.attn.attn_gate.value", ["h.0.attn", "h.1.attn"], "h.1.attn"),
+        ("h.1.attention.output.gate", ["h.0.attention.self", "h.1.attention.self"], "h.1.attention.self"),
+        ("h.10.gate", ["h.1.attn", "h.10.attn"], "h.10.attn"),
+        ("attn_gate.value", [""], ""),
+        ("h.0.gate", [], None),
+    ],
+)
+def test_a_gate_is_at_the_layer_with_the_longest_common_path(name, layers, expected):
+    assert nearest_layer(name, layers) == expected
+
+
+def test_only_real_tokens_are_taken_where_the_axes_are_those_of_tokens():
+    x = torch.arange(12).view(2, 3, 2)
+    real = torch.tensor([[True, False, True], [False, False, True]])
+    assert tokens_of(x, real).tolist() == [[0, 1], [4, 5], [10, 11]]
+    assert tokens_of(x, real[:, :2]).shape == tokens_of(x, None).shape == (6, 2)

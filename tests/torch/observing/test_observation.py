@@ -1,0 +1,96 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from tidegate.torch.observing.observation import (
+    HISTOGRAM_EDGES,
+    GateSummary,
+    LayerObservation,
+    Moments,
+    Observation,
+    ResidualSummary,
+)
+
+
+def moments(mean, statistic="mass", count=3):
+    num_bins = len(HISTOGRAM_EDGES[statistic]) - 1
+    return Moments(count=count, mean=mean, std=0.1, low=0.0, high=1.0, histogram=(count,) + (0,) * (num_bins - 1))
+
+
+def layer(name="model.layers.0.self_attn", gates=True, num_positions=3):
+    means = {"entropy": 1.5, "effective_keys": 4.25, "mass": 0.125, "impact": 0.0625, "mean_score": -1.0}
+    curve = tuple(float(i) for i in range(num_positions))
+    gate = GateSummary(mean=(0.25, 0.75), below=(0.0, 0.5), saturated=None, token_spread=(0.1, 0.2), head_spread=0.25)
+    return LayerObservation(
+        name=name,
+        num_heads=4,
+        heads={
+            statistic: tuple(moments(mean + head, statistic) for head in range(4)) for statistic, mean in means.items()
+        },
+        positions=tuple(range(0, 2 * num_positions, 2)),
+        by_position=dict.fromkeys(means, (curve,) * 4),
+        gates={"value": gate, "dense": replace(gate, mean=(0.5,), saturated=(0.0,))} if gates else {},
+        residual=ResidualSummary(largest=7.0, effective_rank=3.0) if gates else None,
+    )
+
+
+OBSERVATION = Observation(layers=(layer(), layer("b", gates=False)), num_batches=2, keys="the first key")
+
+
+def test_json_gives_back_the_same():
+    assert Observation.from_json(OBSERVATION.to_json()) == OBSERVATION
+
+
+def test_a_number_that_is_not_finite_is_null_and_comes_back_as_nan():
+    stream = ResidualSummary(largest=math.inf, effective_rank=math.nan)
+    text = replace(OBSERVATION, layers=(replace(layer(), residual=stream),)).to_json()
+    assert '"largest": null' in text
+    residual = Observation.from_json(text).layers[0].residual
+    assert math.isnan(residual.largest)
+    assert math.isnan(residual.effective_rank)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"layers": [{}], "num_batches": 1, "keys": ""}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match=r"text must be what Observation.to_json wrote"):
+        Observation.from_json(text)
+
+
+def test_the_table_has_a_line_for_each_head():
+    title, header, *rows = OBSERVATION.table().splitlines()
+    assert title == "2 batches; mass and impact of the first key"
+    assert header.split("  ")[0].strip() == "layer"
+    assert [name in header for name in ("sink mass", "sink impact", "value gate", "dense gate")] == [True] * 4
+    assert len({len(line) for line in (header, *rows)}) == 1
+    cells = [row.split() for row in rows]
+    assert [(row[0], row[1]) for row in cells] == [
+        (name, str(head)) for name in ("model.layers.0.self_attn", "b") for head in range(4)
+    ]
+    assert cells[1][2:] == ["2.500", "5.25", "1.1250", "1.0625", "0.2500", "0.5000"]
+    assert cells[2][6:] == ["0.7500", "0.5000"]
+    assert cells[4][6:] == ["-", "-"]
+
+
+def test_the_table_of_other_keys_speaks_of_no_sink():
+    table = replace(OBSERVATION, keys="the keys at 3, 5", num_batches=1).table()
+    assert table.startswith("1 batch; mass and impact of the keys at 3, 5\n")
+    assert "sink" not in table
+
+
+def test_a_head_that_saw_nothing_has_no_numbers_in_the_table():
+    empty = replace(layer(), heads={name: (moments(0.0, name, count=0),) * 4 for name in layer().heads})
+    assert replace(OBSERVATION, layers=(empty,)).table().splitlines()[2].split()[2:6] == ["-"] * 4
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, (0,)), (2, (0, 8)), (3, (0, 6, 12)), (7, tuple(range(0, 14, 2)))])
+def test_thinning_keeps_evenly_spaced_positions(limit, kept):
+    (thin,) = replace(OBSERVATION, layers=(layer(num_positions=7),)).thinned(limit).layers
+    assert thin.positions == kept
+    assert thin.by_position["mass"][0] == tuple(position / 2 for position in kept)
+    assert thin.heads == layer().heads
+
+
+def test_thinning_to_nothing_is_refused():
+    with pytest.raises(ValueError, match="num_positions must be at least 1; got 0"):
+        OBSERVATION.thinned(0)

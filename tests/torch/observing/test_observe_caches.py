@@ -1,0 +1,174 @@
+"""Decoding with a cache, which may drop keys or have unwritten places, is seen as the same tokens in one pass are."""
+
+from functools import partial
+
+import pytest
+import torch
+from closeness import assert_close
+from observed import Attention, qkv
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
+
+from tidegate.config import TransformerConfig
+from tidegate.torch import TransformerLM
+from tidegate.torch.hf import TidegateConfig, TidegateForCausalLM
+from tidegate.torch.observing.watcher import observe
+
+TOKENS = torch.randint(3, 50, (3, 10), generator=torch.Generator().manual_seed(0))
+LEFT = torch.arange(10) >= torch.tensor([[4], [0], [2]])
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+OURS = {"gate": "g1", "vocab_size": 50, "d_model": 32, "num_layers": 2, "num_heads": 4, "window": 4}
+BUILD = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "ours": lambda: TidegateForCausalLM(TidegateConfig(**OURS, pad_token_id=0)),
+}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+def built(make):
+    torch.manual_seed(0)
+    model = make().double().eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            parameter.data.mul_(6)
+    return model
+
+
+def assert_same(found, expected):
+    """Both say the same of every head and position."""
+    for one, other in zip(found.layers, expected.layers, strict=True):
+        assert one.positions == other.positions
+        for statistic in one.heads:
+            assert [each.count for each in one.heads[statistic]] == [each.count for each in other.heads[statistic]]
+            for field in ("mean", "std", "low", "high"):
+                mine, theirs = ([getattr(each, field) for each in layer.heads[statistic]] for layer in (one, other))
+                assert_close(mine, theirs, what="finite difference")
+            assert_close(one.by_position[statistic], other.by_position[statistic], what="finite difference")
+
+
+@pytest.mark.parametrize("keys", [1, 3, (0, 5), torch.arange(8) % 3 == 1], ids=["one", "three", "places", "tensor"])
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+@pytest.mark.parametrize("kind", BUILD)
+@torch.no_grad()
+def test_generation_is_seen_as_one_pass_over_its_tokens(kind, options, keys):
+    model = built(BUILD[kind])
+    with observe(model, keys=keys) as watcher:
+        tokens = model.generate(TOKENS, max_new_tokens=8, do_sample=False, **options)
+    with observe(model, keys=keys) as whole:
+        model(tokens[:, :-1], use_cache=False)
+    assert_same(watcher.observation(), whole.observation())
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["from the masks", "given"])
+@pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 2}], ids=["dynamic", "static", "beams"])
+@pytest.mark.parametrize("kind", BUILD)
+@torch.no_grad()
+def test_generation_after_padding_is_seen_as_one_pass(kind, options, given):
+    model = built(BUILD[kind])
+    mask = LEFT.repeat_interleave(options.get("num_beams", 1), 0)
+    with observe(model, padding=mask if given else None) as watcher:
+        tokens = model.generate(TOKENS, attention_mask=LEFT.long(), max_new_tokens=6, do_sample=False, **options)
+    if "num_beams" in options:
+        # Beams that were given up are in no sequence that comes out.
+        found = watcher.observation().layers[0]
+        assert found.positions == tuple(range(15))
+        assert found.heads["mass"][0].count == int(mask.sum()) + 5 * len(mask)
+        return
+    mask = F.pad(mask, (0, 5), value=True)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with observe(model) as whole:
+        model(tokens[:, :-1], attention_mask=mask.long(), position_ids=positions, use_cache=False)
+    assert_same(watcher.observation(), whole.observation())
+
+
+@pytest.mark.parametrize("chunks", [(6, 1, 1, 1, 1), (3, 4, 3), (1,) * 10], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 4])
+@torch.no_grad()
+def test_our_cache_in_chunks_is_seen_as_one_pass(window, chunks):
+    model = built(lambda: TransformerLM(TransformerConfig(**{**OURS, "window": window})))
+    caches = model.new_caches(10)
+    with observe(model, keys=2) as watcher:
+        for chunk in TOKENS.split(chunks, dim=1):
+            model(chunk, caches=caches)
+    with observe(model, keys=2) as whole:
+        model(TOKENS)
+    if window == 1 and 1 in chunks:
+        # One query and one key begin a sequence: nothing tells them from its first token.
+        assert watcher.observation().layers[0].positions == tuple(range(chunks[0]))
+        return
+    assert_same(watcher.observation(), whole.observation())
+
+
+@torch.no_grad()
+def test_a_turned_static_cache_in_chunks_is_seen_as_one_pass():
+    model = built(BUILD["ours"])
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    with observe(model) as watcher:
+        for chunk in TOKENS.split((1, 1, 3, 4, 1), dim=1):
+            model(chunk, past_key_values=cache)
+    with observe(model) as whole:
+        model(TOKENS, use_cache=False)
+    assert_same(watcher.observation(), whole.observation())
+
+
+@torch.no_grad()
+def test_each_sequence_begins_anew():
+    model = built(BUILD["mistral"])
+    generate = partial(model.generate, max_new_tokens=6, do_sample=False)
+    with observe(model) as watcher:
+        generate(TOKENS)
+        generate(TOKENS[:2])
+    found = watcher.observation()
+    assert found.layers[0].positions == tuple(range(15))
+    assert found.layers[0].heads["mass"][0].count == 5 * 15
+
+
+def calls(*shapes, rows=2):
+    """Attention calls on one long sequence, each by the first key, the first query and the end."""
+    q, k, v = qkv(B=rows, T=12, S=12)
+    model = Attention()
+    with observe(model) as watcher:
+        for start, first, end in shapes:
+            model(q[:, :, first:end], k[:, :, start:end], v[:, :, start:end])
+    return watcher.observation().layers[0].positions
+
+
+def test_a_cache_that_was_cut_back_starts_where_its_keys_end():
+    assert calls((0, 0, 4), (0, 4, 6), (0, 4, 5)) == tuple(range(6))
+    assert calls((0, 0, 4), (0, 8, 9)) == (*range(4), 8)
+
+
+def test_a_sequence_whose_beginning_was_not_seen_has_the_keys_that_it_has():
+    assert calls((3, 8, 9), (4, 9, 10)) == (5, 6)
+
+
+def test_given_padding_longer_than_the_keys_says_where_they_end():
+    q, k, v = qkv(T=1, S=4)
+    padding = torch.arange(9) >= torch.tensor([[2], [6]])
+    model = Attention()
+    with observe(model, padding=padding) as watcher:
+        model(q, k, v)
+    (layer,) = watcher.observation().layers
+    assert layer.positions == (8,)
+    # The first real key is gone in the first row, and the second key in the other.
+    weights = (q @ k.mT / 8**0.5).softmax(-1)
+    assert_close(layer.heads["mass"][0].mean, float(weights[1, 0, 0, 1]) / 2)
+
+
+def test_rows_of_given_padding_are_checked_after_a_cache_too():
+    model = Attention()
+    with (
+        pytest.raises(ValueError, match="padding has 3 rows, but attention was called on 2 rows of 4 keys"),
+        observe(model, padding=torch.ones(3, 4, dtype=torch.bool)),
+    ):
+        model(*qkv(T=1, S=4))

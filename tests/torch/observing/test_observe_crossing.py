@@ -1,0 +1,106 @@
+"""Attention to another sequence: its queries are not the source's, however many there are."""
+
+import pytest
+import torch
+from closeness import assert_close
+from torch import nn
+from torch.nn import functional as F
+from transformers import BartConfig, BartModel
+
+from tidegate.torch import GatedAttention
+from tidegate.torch.observing.watcher import observe
+
+REAL = torch.arange(6) < torch.tensor([[4], [6]])
+X, SOURCE = torch.randn(2, 2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def multihead(**options):
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64, **options).eval()
+
+
+class Spelled(nn.Module):
+    """Attention that does not say by its arguments where it attends."""
+
+    def forward(self, x, memory, mask):
+        x, memory = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in (x, memory))
+        return F.scaled_dot_product_attention(x, memory, memory, attn_mask=mask)
+
+
+def through_multihead(x, need_weights=False):
+    layer = multihead()
+    return layer, {}, lambda: layer(x, SOURCE, SOURCE, key_padding_mask=~REAL, need_weights=need_weights)
+
+
+def through_ours(x):
+    layer = GatedAttention(16, 4, gate="none", causal=False, dtype=torch.float64)
+    return layer, {}, lambda: layer(x, context=SOURCE, mask=REAL[:, None, None])
+
+
+def through_a_name(x):
+    layer = nn.ModuleDict({"across": Spelled()})
+    return layer, {"crossing": ("across",)}, lambda: layer["across"](x, SOURCE, REAL[:, None, None])
+
+
+WAYS = {
+    "multihead": through_multihead,
+    "multihead with weights": lambda x: through_multihead(x, need_weights=True),
+    "ours": through_ours,
+    "by name": through_a_name,
+}
+
+
+@pytest.mark.parametrize("num_queries", [6, 2, 9])
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_every_query_counts_at_its_own_position(way, num_queries):
+    x = torch.cat((X, X.flip(1)), dim=1)[:, :num_queries]
+    layer, options, run = WAYS[way](x)
+    with observe(layer, **options) as watcher:
+        run()
+    (found,) = watcher.observation().layers
+    assert found.positions == tuple(range(num_queries))
+    assert {moments.count for moments in found.heads["mass"]} == {2 * num_queries}
+
+
+@torch.no_grad()
+def test_given_padding_is_not_that_of_the_source():
+    layer, _, run = through_multihead(X[:, :3])
+    with observe(layer, padding=torch.zeros(2, 3, dtype=torch.bool)) as watcher:
+        run()
+    assert watcher.observation().layers[0].heads["mass"][0].count == 6
+
+
+@torch.no_grad()
+def test_a_decoder_of_equal_length_keeps_its_queries():
+    sizes = {"vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    torch.manual_seed(0)
+    model = BartModel(BartConfig(**sizes, **heads, attn_implementation="sdpa")).eval()
+    tokens = torch.randint(50, (2, 6), generator=torch.Generator().manual_seed(0))
+    with observe(model) as watcher:
+        model(tokens, attention_mask=REAL.long(), decoder_input_ids=tokens)
+    counts = {layer.name: layer.heads["mass"][0].count for layer in watcher.observation().layers}
+    assert counts == {
+        "encoder.layers.0.self_attn": 10,
+        "decoder.layers.0.self_attn": 12,
+        "decoder.layers.0.encoder_attn": 12,
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=["bias", "zero"])
+@torch.no_grad()
+def test_keys_that_a_layer_adds_are_no_positions(added, need_weights, causal):
+    layer = multihead(**added)
+    mask = nn.Transformer.generate_square_subsequent_mask(6).isinf() if causal else None
+    options = {"key_padding_mask": ~REAL, "attn_mask": mask}
+    with observe(layer) as watcher:
+        layer(X, X, X, need_weights=need_weights, **options)
+    (found,) = watcher.observation().layers
+    _, weights = layer(X, X, X, average_attn_weights=False, **options)
+    assert found.positions == tuple(range(6))
+    for head, moments in enumerate(found.heads["mass"]):
+        assert moments.count == 10
+        assert_close(moments.mean, float(weights[:, head, :, 0][REAL].mean()))

@@ -1,0 +1,163 @@
+"""Every statistic of an observation, on every kind of mask, against the whole matrix of weights in float64."""
+
+import pytest
+import torch
+from observed import INF, Attention, assert_curves, assert_moments, plain_statistics, qkv, weights_and_scores
+
+from tidegate.torch.observing import statistics
+from tidegate.torch.observing.watcher import observe
+
+LENGTHS = torch.tensor([4, 7])
+RIGHT = torch.arange(7) < LENGTHS[:, None]
+LEFT = RIGHT.flip(-1)
+CAUSAL = torch.ones(7, 7, dtype=torch.bool).tril()
+DISTANCE = torch.arange(7)[:, None] - torch.arange(7)
+ALIBI = -0.3 * DISTANCE.abs().double() * torch.arange(1, 5)[:, None, None]
+LEAST = torch.finfo(torch.float64).min
+
+
+def by_key(real):
+    return real[:, None, None, :]
+
+
+def additive(allowed, forbidding=-INF):
+    return torch.zeros(allowed.shape, dtype=torch.float64).masked_fill(~allowed, forbidding)
+
+
+def somewhere(seed=3):
+    return torch.rand(2, 4, 7, 7, generator=torch.Generator().manual_seed(seed)) < 0.6
+
+
+def written(num_written, num_keys, num_queries):
+    """A static cache of which some places are written, the queries being the last of them."""
+    queries = torch.arange(num_written - num_queries, num_written)
+    return torch.arange(num_keys) <= queries[:, None]
+
+
+CALLS = {
+    "none": ({}, {}, None),
+    "causal": ({}, {"is_causal": True}, None),
+    "scaled": ({}, {"is_causal": True, "scale": 0.8}, None),
+    "bool": ({}, {"attn_mask": somewhere() | torch.eye(7, dtype=torch.bool)}, None),
+    "additive": ({}, {"attn_mask": ALIBI}, None),
+    "additive and causal": ({}, {"attn_mask": ALIBI.masked_fill(~CAUSAL, -INF)}, None),
+    "additive with the least number": ({}, {"attn_mask": ALIBI.masked_fill(~CAUSAL, LEAST)}, None),
+    "window": ({}, {"attn_mask": CAUSAL & (DISTANCE < 3)}, None),
+    "padding on the right": ({}, {"attn_mask": by_key(RIGHT)}, RIGHT),
+    "padding on the left": ({}, {"attn_mask": by_key(LEFT)}, LEFT),
+    "causal, padding on the right": ({}, {"attn_mask": by_key(RIGHT) & CAUSAL}, RIGHT),
+    "causal, padding on the left": ({}, {"attn_mask": by_key(LEFT) & CAUSAL}, LEFT),
+    "additive padding on the left": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL)}, LEFT),
+    "padding by the least number": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, LEAST)}, LEFT),
+    "padding by -1e9": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, -1e9)}, LEFT),
+    "additive and padding by -10,000": ({}, {"attn_mask": ALIBI.masked_fill(~(by_key(LEFT) & CAUSAL), -1e4)}, LEFT),
+    "grouped heads": ({"G": 2}, {"is_causal": True, "enable_gqa": True}, None),
+    "grouped heads, padding": ({"G": 2}, {"attn_mask": by_key(LEFT) & CAUSAL, "enable_gqa": True}, LEFT),
+    "one query after a cache": ({"T": 1, "S": 9}, {}, None),
+    "queries after a cache": ({"T": 3, "S": 9}, {"attn_mask": torch.ones(3, 9, dtype=torch.bool).tril(6)}, None),
+    "causal, more keys": ({"T": 3, "S": 9}, {"is_causal": True}, None),
+    "causal, more queries": ({"T": 9, "S": 3}, {"is_causal": True}, None),
+    "across, fewer keys": ({"T": 9, "S": 3}, {}, None),
+    "an unwritten cache": ({"T": 2, "S": 9}, {"attn_mask": written(5, 9, 2)}, None),
+}
+
+
+@pytest.fixture(params=["fused", "blocked"], autouse=True)
+def route(request, monkeypatch):
+    if request.param == "blocked":
+        monkeypatch.setattr(statistics, "_fits_fused_kernel", lambda call, heat: False)
+
+
+def first_real(real, num):
+    return real & (real.cumsum(-1) <= num)
+
+
+def position_of_first(name, T, S):
+    return {"an unwritten cache": 3, "causal, more keys": 0}.get(name, max(S - T, 0))
+
+
+@pytest.mark.parametrize("heat", [False, True])
+@pytest.mark.parametrize("num_keys", [1, 2])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_statistic_on_every_mask(name, num_keys, heat):
+    shape, options, real = CALLS[name]
+    q, k, v = qkv(**shape)
+    B, H, T, _ = q.shape
+    S = k.shape[2]
+    model = Attention()
+    with observe(model, keys=num_keys, heat=heat) as watcher:
+        model(q, k, v, **options)
+    (layer,) = watcher.observation().layers
+
+    weights, scores = weights_and_scores(q, k, v, **options)
+    real_keys = torch.ones(B, S, dtype=torch.bool) if real is None else real
+    norms = v.norm(dim=-1).repeat_interleave(H // v.shape[1], 1)
+    expected = plain_statistics(weights, scores, norms, first_real(real_keys, num_keys)[:, None, None].double())
+    counted = weights.sum(-1) > 0.5
+    if real is not None:
+        counted = counted & real[:, None]
+    assert (
+        set(layer.heads)
+        == set(layer.by_position)
+        == set(expected) - (set() if heat else {"max_score", "heat_capacity"})
+    )
+    for statistic in layer.heads:
+        assert_moments(layer, statistic, expected[statistic], counted)
+        assert_curves(layer, statistic, expected[statistic], counted, position_of_first(name, T, S))
+
+
+@pytest.mark.parametrize("name", ["causal", "bool", "additive", "padding on the left", "grouped heads"])
+def test_the_definition_is_that_of_the_kernel(name):
+    shape, options, _ = CALLS[name]
+    q, k, v = qkv(**shape)
+    weights, _ = weights_and_scores(q, k, v, **options)
+    output = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    assert torch.allclose(output, Attention()(q, k, v, **options), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [(0, 3, 8), (), torch.arange(7) == 2, torch.arange(14).view(2, 7) % 3 == 0, torch.arange(4) == 1],
+    ids=["positions", "no positions", "tensor", "tensor by row", "shorter tensor"],
+)
+def test_mass_and_impact_of_any_key_set(keys):
+    q, k, v = qkv()
+    model = Attention()
+    with observe(model, keys=keys) as watcher:
+        model(q, k, v, is_causal=True)
+    (layer,) = watcher.observation().layers
+    in_set = torch.zeros(2, 7)
+    if isinstance(keys, tuple):
+        in_set[:, [key for key in keys if key < 7]] = 1
+    else:
+        in_set[:, : keys.shape[-1]] = keys.float()
+    weights, scores = weights_and_scores(q, k, v, is_causal=True)
+    expected = plain_statistics(weights, scores, v.norm(dim=-1), in_set[:, None, None].double())
+    for statistic in ("mass", "impact"):
+        assert_moments(layer, statistic, expected[statistic], torch.ones(2, 4, 7, dtype=torch.bool))
+
+
+def test_given_padding_rules_over_the_mask():
+    q, k, v = qkv(T=2, S=9)
+    # A window hides the first keys, which are no padding; the first row's last token is.
+    window = torch.arange(9) >= 4
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[0, -1] = False
+    model = Attention()
+    with observe(model, padding=padding) as watcher:
+        model(q, k, v, attn_mask=window[None])
+    (layer,) = watcher.observation().layers
+    assert all(moments.count == 3 for moments in layer.heads["mass"])
+    assert all(moments.high == 0 for moments in layer.heads["mass"])
+
+
+def test_a_query_that_may_see_nothing_is_left_out():
+    q, k, v = qkv()
+    mask = CAUSAL.clone()
+    mask[2] = False
+    model = Attention()
+    with observe(model) as watcher:
+        model(q, k, v, attn_mask=mask)
+    (layer,) = watcher.observation().layers
+    assert layer.positions == (0, 1, 3, 4, 5, 6)
+    assert {moments.count for moments in layer.heads["entropy"]} == {12}

@@ -1,0 +1,238 @@
+from contextlib import nullcontext
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from observed import Attention, qkv
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    DefaultFlowCallback,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import CallbackHandler
+
+from tidegate.config import TransformerConfig
+from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.run import Run, Training
+from tidegate.lab.training.train import make_optimizer, train_step
+from tidegate.torch import TransformerLM
+from tidegate.torch.observing.observer import Observer
+from tidegate.torch.observing.trainer_callback import ObserverCallback
+
+TOKENS = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(0))
+
+
+def language_model():
+    torch.manual_seed(0)
+    return TransformerLM(TransformerConfig(vocab_size=40, d_model=32, num_layers=2, num_heads=4, gate="g1"))
+
+
+def train(model, observer, num_steps=7):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(num_steps):
+        if observer is None:
+            loss = F.cross_entropy(model(TOKENS[:, :-1]).mT, TOKENS[:, 1:])
+        else:
+            with observer.step():
+                loss = F.cross_entropy(model(TOKENS[:, :-1]).mT, TOKENS[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_plain_loop_is_watched_every_so_many_steps_and_trains_the_same():
+    model = language_model()
+    observer = Observer(model, every=3, keys=2, heat=True)
+    assert train(model, observer) == train(language_model(), None)
+    assert [step for step, _ in observer.history] == [0, 3, 6]
+    for _, observation in observer.history:
+        assert observation.num_batches == 1
+        assert observation.keys == "the first 2 keys"
+        assert len(observation.layers) == 2
+        assert "heat_capacity" in observation.layers[0].heads
+        assert observation.layers[0].gates["output"].mean
+    means = [observation.layers[0].heads["mean_score"][0].mean for _, observation in observer.history]
+    assert all(before != after for before, after in pairwise(means))
+
+
+def test_the_update_of_the_lab_is_watched_and_trains_the_same():
+    def trained(every):
+        model = language_model()
+        run = Run(
+            variant="g1",
+            block=0,
+            seed=0,
+            model=model.config,
+            task=task_of("lm", length=8),
+            training=Training(steps=3, batch_size=4),
+        )
+        optimizer, observer = make_optimizer(model, run), Observer(model, every=every)
+        batch = Batch(TOKENS[:, :-1], TOKENS[:, 1:])
+        for step in range(3):
+            with nullcontext() if every > 3 else observer.step():
+                train_step(model, optimizer, batch, run, step)
+        return list(model.parameters()), observer.history
+
+    parameters, history = trained(every=2)
+    plain, nothing = trained(every=4)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, plain, strict=True))
+    assert nothing == []
+    assert [(step, found.num_batches) for step, found in history] == [(0, 1), (2, 1)]
+    assert {found.layers[0].heads["mass"][0].count for _, found in history} == {32}
+
+
+def test_only_a_watched_step_has_a_watcher():
+    model = Attention()
+    observer = Observer(model, every=2)
+    watched = []
+    for _ in range(4):
+        with observer.step() as watcher:
+            model(*qkv())
+        watched.append(watcher is not None)
+    assert watched == [True, False, True, False]
+    assert not model._forward_hooks
+
+
+def test_a_long_sequence_is_kept_in_few_positions():
+    model = Attention()
+    observer = Observer(model, every=1)
+    with observer.step():
+        model(*qkv(T=200, S=200))
+    ((_, observation),) = observer.history
+    assert 32 < len(observation.layers[0].positions) <= 64
+    assert observation.layers[0].heads["mass"][0].count == 400
+
+
+def test_a_step_takes_the_padding_of_its_batch():
+    model = Attention()
+    observer = Observer(model, every=1)
+    with observer.step(padding=torch.arange(7) < torch.tensor([[2], [5]])):
+        model(*qkv())
+    assert observer.history[0][1].layers[0].heads["mass"][0].count == 7
+
+
+def test_a_step_that_raises_is_not_kept_and_the_next_goes_on():
+    model = Attention()
+    observer = Observer(model, every=1)
+    q, k, v = qkv()
+    with pytest.raises(RuntimeError, match="batch2 tensor"), observer.step():
+        model(q, k[..., :3], v)
+    assert not model._forward_hooks
+    with observer.step():
+        model(*qkv())
+    assert [step for step, _ in observer.history] == [1]
+
+
+def test_a_step_that_attends_nowhere_is_an_error():
+    observer = Observer(nn.Linear(2, 2), every=1)
+    with pytest.raises(RuntimeError, match="No attention call of Linear was seen"), observer.step():
+        pass
+    assert observer.history == []
+
+
+def test_a_step_ends_before_the_next():
+    observer = Observer(Attention(), every=1)
+    observer.begin(4)
+    with pytest.raises(RuntimeError, match=r"Step 4 has not ended. Call end\(\)"):
+        observer.begin(5)
+    observer.abandon()
+    assert observer.begin(5) is not None
+    observer.abandon()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (Attention(), {"every": 0}, ValueError, "every must be a number of steps of at least 1; got 0"),
+        (Attention(), {"every": 2.5}, ValueError, "every must be .* got 2.5"),
+        (Attention(), {"every": 1, "keys": 0}, ValueError, "keys must be at least 1"),
+        (len, {"every": 1}, TypeError, r"model must be an nn\.Module; got builtin"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(model, options, error, message):
+    with pytest.raises(error, match=message):
+        Observer(model, **options)
+
+
+def trained_by_transformers(folder, callbacks, **options):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config)
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(6, 1)]
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
+        dataloader_pin_memory=False,
+        **options,
+    )
+    made = [make(model) for make in callbacks]
+    Trainer(model=model, args=arguments, train_dataset=rows, callbacks=made).train()
+    return model, made
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str)
+def test_the_trainer_of_transformers_is_watched_and_trains_the_same(tmp_path, options):
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+    model, (callback,) = trained_by_transformers(
+        tmp_path, [lambda model: ObserverCallback(Observer(model, every=2))], **options
+    )
+    plain, _ = trained_by_transformers(tmp_path, [], **options)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+    history = callback.observer.history
+    assert [step for step, _ in history] == [0, 2, 4]
+    batches = options.get("gradient_accumulation_steps", 1)
+    for _, observation in history:
+        assert observation.num_batches == batches
+        assert [layer.name for layer in observation.layers] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+        assert observation.layers[0].heads["mass"][0].count == batches * 2 * 9
+    hooks, others = ([len(module._forward_hooks) for module in one.modules()] for one in (model, plain))
+    assert hooks == others
+
+
+def test_the_callback_follows_the_events_of_the_trainer():
+    model = Attention()
+    callback = ObserverCallback(Observer(model, every=2))
+    events = CallbackHandler([DefaultFlowCallback(), callback], model, None, None, None)
+    arguments, state, control = SimpleNamespace(logging_first_step=False), TrainerState(max_steps=5), TrainerControl()
+    # A run that broke off in a watched step.
+    callback.observer.begin(0)
+    callback.on_train_begin(arguments, state, control)
+    for step in range(5):
+        state.global_step = step
+        events.on_step_begin(arguments, state, control)
+        for _ in range(2):
+            model(*qkv())
+        state.global_step = step + 1
+        callback.on_step_end(arguments, state, control)
+    assert [(step, found.num_batches) for step, found in callback.observer.history] == [(0, 2), (2, 2), (4, 2)]
+
+
+def test_the_callback_takes_an_observer():
+    with pytest.raises(TypeError, match="observer must be an Observer; got Attention"):
+        ObserverCallback(Attention())

@@ -1,0 +1,43 @@
+from dataclasses import fields
+
+import pytest
+import torch
+from observed import qkv
+
+from tidegate.torch.observing import statistics_in_parts as module
+from tidegate.torch.observing.dispatch import AttentionCall
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.observing.statistics_in_parts import statistics_in_parts
+
+RNG = torch.Generator().manual_seed(0)
+MASKS = {
+    "none": None,
+    "by row": torch.rand(3, 1, 1, 7, generator=RNG) < 0.7,
+    "by head": torch.rand(1, 4, 7, 7, generator=RNG) < 0.7,
+    "by row and head": torch.randn(3, 4, 7, 7, generator=RNG, dtype=torch.float64),
+}
+KEYS = {"positions": (0, 2), "one set": torch.arange(7) < 3, "by row": torch.rand(3, 7, generator=RNG) < 0.5}
+
+
+@pytest.mark.parametrize("size", [1, 7 * 8 * 2, 7 * 8 * 4, 7 * 8 * 4 * 2, 10**9])
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("num_groups", [1, 2, 4])
+def test_parts_of_any_size_give_the_whole(num_groups, mask, keys, size, monkeypatch):
+    calls = []
+
+    def counted(*tensors, **options):
+        calls.append(tensors[0].numel())
+        return attention_statistics(*tensors, **options)
+
+    monkeypatch.setattr(module, "_PART", size)
+    monkeypatch.setattr(module, "attention_statistics", counted)
+    q, k, v = qkv(B=3, G=num_groups)
+    options = {"keys": KEYS[keys], "heat": True}
+    causal = mask == "none"
+    actual = statistics_in_parts(AttentionCall(q, k, v, MASKS[mask], causal, None), **options)
+    expected = attention_statistics(q, k, v, mask=MASKS[mask], causal=causal, **options)
+    assert sum(calls) == q.numel()
+    assert max(calls) <= max(size, 7 * 8 * 4 // num_groups)
+    for field in fields(AttentionStatistics):
+        torch.testing.assert_close(getattr(actual, field.name), getattr(expected, field.name), atol=1e-12, rtol=1e-12)

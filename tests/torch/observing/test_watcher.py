@@ -1,0 +1,499 @@
+import gc
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from closeness import assert_close
+from observed import Attention, assert_curves, assert_moments, plain_statistics, qkv
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tidegate.config import TransformerConfig
+from tidegate.torch import GatedAttention, TransformerLM
+from tidegate.torch.observing.running import RunningRank
+from tidegate.torch.observing.watcher import observe
+
+TOKENS = torch.randint(40, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def language_model(gate="bma+g1", dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    config = {"vocab_size": 40, "d_model": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, **options}
+    model = TransformerLM(TransformerConfig(gate=gate, **config)).to(dtype)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "embedding" not in name:
+            parameter.data.mul_(8)
+    return model
+
+
+def whole_statistics(trace):
+    """Every statistic of a layer of ours from its trace and the whole matrix of its weights."""
+    q, k, v = trace.query, trace.key, trace.value
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).mT * trace.scale
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    if trace.causal:
+        allowed = allowed.tril()
+    if trace.mask is not None:
+        allowed = allowed & trace.mask
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    norms = v.norm(dim=-1).repeat_interleave(groups, 1)
+    in_set = torch.arange(scores.shape[-1]) == 0
+    return plain_statistics(weights, scores, norms, in_set.double())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 3}, {"num_kv_heads": 4, "qk_norm": True}], ids=["plain", "window", "norms"]
+)
+@torch.no_grad()
+def test_our_language_model_is_seen_layer_by_layer(options):
+    model = language_model(**options)
+    _, traces = model(TOKENS, return_traces=True)
+    with observe(model, heat=True) as watcher:
+        model(TOKENS)
+    found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    for layer, trace in zip(found.layers, traces, strict=True):
+        everything = torch.ones(3, 4, 9, dtype=torch.bool)
+        for statistic, values in whole_statistics(trace).items():
+            assert_moments(layer, statistic, values, everything)
+            assert_curves(layer, statistic, values, everything)
+
+
+@torch.no_grad()
+def test_gates_are_summed_up_by_site():
+    model = language_model("value:query+output:input:head+dense:input:twosigmoid")
+    _, traces = model(TOKENS, return_traces=True)
+    with observe(model) as watcher:
+        model(TOKENS)
+    for layer, trace in zip(watcher.observation().layers, traces, strict=True):
+        assert set(layer.gates) == {"value", "output", "dense"}
+        assert [len(layer.gates[site].mean) for site in ("value", "output", "dense")] == [2, 4, 1]
+        for site, gate in layer.gates.items():
+            values = trace.gates[site].unsqueeze(-2) if site == "dense" else trace.gates[site]
+            tokens = values.flatten(0, 1)
+            by_head = tokens.transpose(0, 1).flatten(1)
+            assert_close(torch.tensor(gate.mean, dtype=torch.float64), by_head.mean(1))
+            assert_close(torch.tensor(gate.below, dtype=torch.float64), (by_head < 0.1).double().mean(1))
+            assert_close(torch.tensor(gate.token_spread, dtype=torch.float64), tokens.std(0, correction=0).mean(-1))
+            assert_close(gate.head_spread, by_head.mean(1).std(correction=0))
+            top = 2 if site == "dense" else 1
+            ends = (by_head <= 0.05) | (by_head >= top - 0.05)
+            assert_close(torch.tensor(gate.saturated, dtype=torch.float64), ends.double().mean(1))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padding_is_left_out_of_gates_and_the_stream(side):
+    layer = GatedAttention(16, 4, gate="bma+g1", dtype=torch.float64)
+    model = nn.ModuleDict({"blocks": nn.ModuleList([_Block(layer)])})
+    x = torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    real = torch.arange(6) < torch.tensor([[3], [6]])
+    real = real.flip(-1) if side == "left" else real
+    with observe(model) as watcher:
+        y = model["blocks"][0](x, mask=real[:, None, None])
+    (found,) = watcher.observation().layers
+    _, trace = layer(x, mask=real[:, None, None], return_trace=True)
+    for site in ("value", "output"):
+        expected = trace.gates[site][real].mean(dim=(0, 2))
+        assert_close(torch.tensor(found.gates[site].mean, dtype=torch.float64), expected)
+    stream = RunningRank()
+    stream.add(y[real])
+    assert found.residual.largest == stream.largest
+    assert_close(found.residual.effective_rank, stream.effective_rank())
+
+
+class _Block(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, **options):
+        return x + self.attention(x, **options)
+
+
+def test_two_batches_are_one_twice_as_large():
+    model = language_model()
+    more = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
+    with observe(model, heat=True) as watcher:
+        model(TOKENS)
+        model(more)
+    apart = watcher.observation()
+    with observe(model, heat=True) as watcher:
+        model(torch.cat((TOKENS, more)))
+    together = watcher.observation()
+    assert (apart.num_batches, together.num_batches) == (2, 1)
+    for one, other in zip(apart.layers, together.layers, strict=True):
+        assert one.positions == other.positions
+        for statistic in one.heads:
+            for mine, theirs in zip(one.heads[statistic], other.heads[statistic], strict=True):
+                assert (mine.count, mine.histogram) == (theirs.count, theirs.histogram)
+                assert_close(
+                    [mine.mean, mine.std, mine.low, mine.high], [theirs.mean, theirs.std, theirs.low, theirs.high]
+                )
+            assert_close(one.by_position[statistic], other.by_position[statistic])
+        for site in one.gates:
+            assert_close(one.gates[site].mean, other.gates[site].mean)
+            assert_close(one.gates[site].token_spread, other.gates[site].token_spread)
+        assert_close(one.residual.effective_rank, other.residual.effective_rank, what="finite difference")
+
+
+def held_by(watcher):
+    """Bytes of all tensors that a watcher keeps alive, those of modules apart."""
+    seen, waiting, total = set(), [watcher], 0
+    while waiting:
+        thing = waiting.pop()
+        # Modules, classes and functions can be called; sums cannot.
+        if id(thing) in seen or callable(thing):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            total += thing.untyped_storage().nbytes()
+        else:
+            waiting.extend(gc.get_referents(thing))
+    return total
+
+
+def test_memory_does_not_grow_with_the_number_of_batches():
+    model = language_model()
+    sizes = []
+    with observe(model, heat=True) as watcher:
+        for batch in range(30):
+            model(TOKENS)
+            if batch in (2, 29):
+                sizes.append(held_by(watcher))
+    assert sizes[0] == sizes[1] > 0
+    watcher._tally.layers["one more"] = torch.zeros(10)
+    assert held_by(watcher) == sizes[1] + 40
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements that any operator's result has."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [
+            x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if isinstance(x, torch.Tensor)
+        ]
+        self.num_elements = max([self.num_elements, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("heat", [False, True])
+@torch.no_grad()
+def test_no_tensor_of_queries_times_keys_is_made(heat):
+    model = Attention()
+    with LargestTensor() as largest, observe(model, heat=heat):
+        model(*qkv(B=1, H=2, G=2, T=512, S=512, D=16), is_causal=True)
+    assert 512 * 2 * 16 <= largest.num_elements < 512 * 512
+
+
+MODES = {
+    "gradients": nullcontext,
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_observing_changes_nothing(mode, dtype):
+    model = language_model(dtype=dtype)
+    with MODES[mode]():
+        expected = model(TOKENS)
+        with observe(model, heat=True) as watcher:
+            actual = model(TOKENS)
+    assert torch.equal(actual, expected)
+    assert actual.requires_grad == expected.requires_grad
+    (first, _) = watcher.observation().layers
+    assert 0 < first.heads["entropy"][0].mean < 3
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"checkpoint_blocks": True}, {"recompute_gate": True}, {"attention_dropout": 0.3}]
+)
+def test_gradients_are_the_same_and_each_call_is_counted_once(options):
+    model = language_model(dtype=torch.float32, **options)
+
+    def gradients(context):
+        model.zero_grad()
+        torch.manual_seed(5)
+        with context as watcher:
+            for _ in range(2):
+                model(TOKENS).square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()], watcher
+
+    expected, _ = gradients(nullcontext())
+    actual, watcher = gradients(observe(model))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, expected, strict=True))
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {54}
+
+
+def test_inference_and_training_batches_mix():
+    model = language_model(dtype=torch.float32)
+    with observe(model) as watcher:
+        with torch.inference_mode():
+            model(TOKENS)
+        model(TOKENS).mean().backward()
+        with torch.inference_mode():
+            model(TOKENS[:, :5])
+    assert watcher.observation().num_batches == 3
+    assert watcher.observation().layers[0].heads["mass"][0].count == 27 + 27 + 15
+
+
+def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
+    model = language_model(dtype=torch.float32)
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    expected = compiled(TOKENS)
+    before = len(graphs)
+    with observe(compiled) as watcher:
+        actual = compiled(TOKENS)
+    assert before > 0
+    assert len(graphs) == before
+    torch.testing.assert_close(actual, expected)
+    found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    torch._dynamo.reset()
+    graphs.clear()
+    compiled(TOKENS)
+    assert graphs
+
+
+def test_padding_can_be_set_for_each_batch():
+    model = Attention()
+    q, k, v = qkv(B=2, T=4, S=4)
+    with observe(model) as watcher:
+        for real in ([4, 1], [2, 3]):
+            watcher.padding = torch.arange(4) < torch.tensor(real)[:, None]
+            model(q, k, v)
+    assert watcher.observation().layers[0].heads["mass"][0].count == 10
+
+
+def test_a_module_that_attends_with_other_heads_has_an_entry_for_each():
+    model = Attention()
+    with observe(model) as watcher:
+        for num_heads in (4, 2, 4):
+            model(*qkv(H=num_heads, G=num_heads))
+    layers = watcher.observation().layers
+    assert [(layer.name, layer.num_heads) for layer in layers] == [("Attention", 4), ("Attention (2 heads)", 2)]
+    assert [layer.heads["mass"][0].count for layer in layers] == [28, 14]
+
+
+def test_calls_outside_the_model_are_not_its_own():
+    model, q = language_model(), qkv()[0]
+    with observe(model) as watcher:
+        F.scaled_dot_product_attention(q, q, q)
+        model(TOKENS)
+    assert len(watcher.observation().layers) == 2
+
+
+def test_calls_without_queries_and_inside_transforms_are_left_out():
+    model, parts = language_model("bma+g1"), []
+    with observe(model) as watcher:
+        model(TOKENS)
+        model(TOKENS[:0])
+        parts.append(torch.func.vmap(model)(TOKENS[:, None]))
+        expected = watcher.observation()
+    assert parts[0].shape == (3, 1, 9, 40)
+    assert {moments.count for layer in expected.layers for moments in layer.heads["mass"]} == {27}
+    assert expected.num_batches == 1
+
+
+def test_two_models_are_watched_at_once():
+    one, other = language_model(), language_model("none")
+    with observe(one) as first, observe(other) as second:
+        one(TOKENS)
+        other(TOKENS)
+        other(TOKENS)
+    assert (first.observation().num_batches, second.observation().num_batches) == (1, 2)
+    assert first.observation().layers[0].gates
+    assert not second.observation().layers[0].gates
+
+
+class Breaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, q, k, v, fail):
+        output = self.attention(q, k, v)
+        if fail:
+            raise ArithmeticError("on purpose")
+        return output
+
+
+def test_an_error_in_the_model_leaves_nothing_behind():
+    model = Breaks()
+    with observe(model) as watcher:
+        with pytest.raises(ArithmeticError):
+            model(*qkv(), fail=True)
+        model(*qkv(), fail=False)
+    (layer,) = watcher.observation().layers
+    assert layer.name == "attention"
+    assert watcher.observation().num_batches == 1
+    assert layer.heads["mass"][0].count == 14
+    with pytest.raises(ArithmeticError), observe(model):
+        model(*qkv(), fail=True)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with observe(model):
+        pass
+
+
+def sums_of(watcher):
+    """All that was seen but effective ranks, which differ in their last digits from one computation to the next."""
+    found = watcher.observation()
+    return found.num_batches, [replace(layer, residual=layer.residual.largest) for layer in found.layers]
+
+
+def breaking_off(model, error):
+    """Let the second block fail after it has attended."""
+
+    def fail(*_):
+        raise error
+
+    return model.stack.blocks[1].feedforward.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.inference_mode], ids=["gradients", "inference"])
+def test_a_batch_that_breaks_off_is_not_counted(gradients):
+    model = language_model()
+    with gradients(), observe(model, heat=True) as watcher:
+        model(TOKENS)
+        expected = sums_of(watcher)
+        hook = breaking_off(model, ArithmeticError("on purpose"))
+        with pytest.raises(ArithmeticError):
+            model(2 * TOKENS % 40)
+        assert sums_of(watcher) == expected
+        hook.remove()
+        model(TOKENS)
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {54}
+
+
+def test_an_interrupted_batch_is_not_counted():
+    model = language_model()
+    with pytest.raises(KeyboardInterrupt), observe(model) as watcher:  # noqa: PT012
+        model(TOKENS)
+        expected = sums_of(watcher)
+        breaking_off(model, KeyboardInterrupt())
+        model(TOKENS)
+    assert sums_of(watcher) == expected
+
+
+def test_calls_of_other_threads_are_not_counted():
+    model = language_model()
+    entered, waits = threading.Event(), threading.Event()
+
+    def wait(*_):
+        if threading.current_thread() is other:
+            entered.set()
+            waits.wait()
+
+    model.stack.blocks[1].register_forward_pre_hook(wait)
+    other = threading.Thread(target=model, args=(TOKENS,))
+    with observe(model) as watcher:
+        # The other thread is inside the model all the time that this one calls it.
+        other.start()
+        entered.wait()
+        model(TOKENS)
+        model(TOKENS)
+        waits.set()
+        other.join()
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {54}
+
+
+def test_the_residual_stream_may_be_left_out():
+    model = language_model()
+    with observe(model, residual=False) as watcher:
+        model(TOKENS)
+    assert [layer.residual for layer in watcher.observation().layers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (1, "the first key"),
+        (4, "the first 4 keys"),
+        ((0, 3), "the keys at 0, 3"),
+        ((), "no keys"),
+        (torch.ones(7, dtype=torch.bool), "a given set of keys"),
+    ],
+)
+def test_the_key_set_is_said_in_words(keys, words):
+    model = Attention()
+    with observe(model, keys=keys) as watcher:
+        model(*qkv())
+    assert watcher.observation().keys == words
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"keys": 0}, ValueError, "keys must be at least 1 .* got 0"),
+        ({"keys": True}, TypeError, "keys must be how many .* got True"),
+        ({"keys": "sink"}, TypeError, "keys must be how many .* got 'sink'"),
+        ({"keys": (0, -1)}, ValueError, r"keys as positions must be whole numbers from 0; got \[-1\]"),
+        ({"keys": torch.tensor([0])}, ValueError, r"keys as a tensor must be bool.*got torch.int64 \(1,\)"),
+        ({"padding": torch.ones(2, 7)}, ValueError, r"padding must be a bool tensor .* attention_mask.bool\(\)"),
+        ({"crossing": "attn"}, TypeError, "crossing must be a tuple of names .* got 'attn'"),
+        ({"padding": [True]}, ValueError, r"padding must be a bool tensor .* got \[True\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(options, error, message):
+    with pytest.raises(error, match=message), observe(Attention(), **options):
+        pass
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module; got function"), observe(F.softmax):
+        pass
+
+
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("", "attention"), ("attention", "")])
+def test_a_model_is_watched_once_at_a_time(first, second):
+    model = Breaks().attention if first == second else Breaks()
+    again = pytest.raises(RuntimeError, match="model, or a part of it, is being observed already")
+    with observe(model.get_submodule(first)), again, observe(model.get_submodule(second)):
+        pass
+    model = Attention()
+    with observe(model) as watcher:
+        model(*qkv())
+    assert watcher.observation().num_batches == 1
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (2, 8)])
+def test_padding_of_another_batch_is_refused(shape):
+    model = Attention()
+    with (
+        pytest.raises(ValueError, match=r"padding has .* but attention was called on 2 rows of 7 keys"),
+        observe(model, padding=torch.ones(shape, dtype=torch.bool)),
+    ):
+        model(*qkv())
+
+
+def test_nothing_seen_is_an_error_with_a_remedy():
+    with observe(language_model()) as watcher:
+        pass
+    with pytest.raises(RuntimeError, match=r"No attention call of TransformerLM was seen\. Call it inside"):
+        watcher.observation()
