@@ -7,8 +7,6 @@ import typing
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin
 
-__all__ = ["read_as"]
-
 
 def read_as(kind: Any, value: Any) -> Any:
     """A value of the annotated type, from JSON: dataclasses, tuples and dictionaries of them, and unions.

@@ -12,8 +12,6 @@ from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["StackConfig", "TransformerConfig", "VisionConfig"]
-
 FeedForwardKind: TypeAlias = Literal["swiglu", "gelu"]
 MetricKind: TypeAlias = Literal["diagonal", "learned"]
 NormKind: TypeAlias = Literal["rms", "layer"]

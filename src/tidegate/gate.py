@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from tidegate.sizes import HeadShape
 
-__all__ = ["PRESETS", "SITE_ORDER", "Gate", "legal_gates"]
-
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
 Reads: TypeAlias = Literal["input", "query", "value", "output"]
 Grain: TypeAlias = Literal["element", "head"]

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias, cast, final
 
 from tidegate.gate import SITE_ORDER, Gate, Site
 
-__all__ = ["GateLike", "Gates"]
-
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
 """What everything that takes a gate takes: a spelling, a `Gate`, or several. None is no gate."""
 

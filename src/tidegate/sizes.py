@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["HeadShape", "require_sizes"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 from layering import source_files
+from tensors_surface import SURFACE
 
 
 def public_modules() -> list[str]:
@@ -22,11 +23,16 @@ def dotted(file: PurePosixPath) -> str:
 
 def complaints(module: ModuleType, source: str) -> Iterator[str]:
     """What keeps a module's `__all__` from being its public names, and its public names from being described."""
+    defined = definitions(module)
+    yield from (f"{name} has no docstring" for name, value in defined.items() if not has_own_docstring(value))
+    if not module.__doc__:
+        yield "has no docstring"
     names = getattr(module, "__all__", None)
     if names is None:
-        yield "has no __all__"
+        yield from ["has no __all__"] * says_what_is_public(module)
         return
-    defined = definitions(module)
+    if not says_what_is_public(module):
+        yield "has an __all__, though its package says what is public"
     exposed = set(defined) | (package_imports(source) if is_package(module) else set())
     yield from (f"{name} is in __all__ twice" for name in sorted({n for n in names if names.count(n) > 1}))
     yield from (f"{name} is in __all__ but private" for name in names if is_private(name))
@@ -34,9 +40,6 @@ def complaints(module: ModuleType, source: str) -> Iterator[str]:
     yield from (f"{name} is public but not in __all__" for name in sorted(exposed.difference(names)))
     if list(names) != sorted(names, key=constants_then_classes_then_the_rest):
         yield "__all__ is not sorted"
-    yield from (f"{name} has no docstring" for name, value in defined.items() if not has_own_docstring(value))
-    if not module.__doc__:
-        yield "has no docstring"
 
 
 def definitions(module: ModuleType) -> dict[str, object]:
@@ -65,6 +68,12 @@ def is_package(module: ModuleType) -> bool:
     return hasattr(module, "__path__")
 
 
+def says_what_is_public(module: ModuleType) -> bool:
+    """A package does, and a module of `tensors` whose own path is promised to users."""
+    parent, _, name = module.__name__.rpartition(".")
+    return is_package(module) or (parent == "tidegate.tensors" and name in SURFACE)
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and name != "__version__"
 
@@ -91,12 +100,12 @@ def test_the_public_names_are_all(name):
 def test_the_walk_finds_the_public_modules_and_no_others():
     modules = public_modules()
     assert {"tidegate", "tidegate.gate", "tidegate.tensors", "tidegate.tensors.random"} <= set(modules)
-    assert "tidegate.tensors._namespace" not in modules
+    assert "tidegate.tensors._checks" not in modules
 
 
-def made_of(source: str, *, package: bool = False) -> tuple[ModuleType, str]:
+def made_of(source: str, *, name: str = "tidegate.tensors.softmax", package: bool = False) -> tuple[ModuleType, str]:
     source = textwrap.dedent(source)
-    module = ModuleType("tidegate.made")
+    module = ModuleType(name)
     if package:
         module.__path__ = []
     exec(compile(source, "made.py", "exec"), vars(module))
@@ -153,3 +162,9 @@ def test_the_checker_compares_a_package_with_its_imports():
     untidy = tidy.replace('"PRESETS", ', "")
     assert list(complaints(*made_of(untidy, package=True))) == ["PRESETS is public but not in __all__"]
     assert list(complaints(*made_of(untidy))) == []
+
+
+def test_the_checker_wants_no_list_in_a_module_of_a_package():
+    (found,) = complaints(*made_of(GOOD, name="tidegate.torch.made"))
+    assert found.startswith("has an __all__")
+    assert list(complaints(*made_of(GOOD.replace("__all__ = [", "_all = ["), name="tidegate.torch.made"))) == []

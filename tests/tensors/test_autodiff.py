@@ -4,8 +4,8 @@ import torch
 from closeness import assert_close, to_numpy
 from libraries import JAX, NUMPY, TORCH
 
-from tidegate.tensors._namespace import namespace_of
 from tidegate.tensors.autodiff import central_differences, gradients
+from tidegate.tensors.namespace import namespace_of
 
 A, B = np.random.default_rng(0).standard_normal((2, 2, 3))
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.tensors import einsum
-from tidegate.tensors._namespace import namespace_of
 from tidegate.tensors.einsum import EINSUM_EXAMPLES, explain_einsum, parse_einsum
+from tidegate.tensors.namespace import namespace_of
 
 T = np.matrix_transpose
 ROOT = np.sqrt(5)

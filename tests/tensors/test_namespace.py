@@ -5,7 +5,7 @@ import pytest
 import torch
 from closeness import to_numpy
 
-from tidegate.tensors._namespace import accumulate, is_floating, namespace_of, unify
+from tidegate.tensors.namespace import accumulate, is_floating, namespace_of, unify
 
 NAMES = {
     "numpy": "array_api_compat.numpy",

@@ -14,8 +14,6 @@ from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="tidegate",
     no_args_is_help=True,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tidegate.lab.compare.summary import Summary, VariantSummary
     from tidegate.lab.training.run import Run
 
-__all__ = ["compare"]
-
 _DATA, _BUDGET, _WORK = "Data", "Budget and fairness", "Running"
 _WIDE = 160
 

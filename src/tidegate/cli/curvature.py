@@ -20,8 +20,6 @@ from tidegate.cli.parts import parts_display
 if TYPE_CHECKING:
     from tidegate.lab.training.measurements import ModelCurvature
 
-__all__ = ["curvature"]
-
 
 def curvature(
     model: ModelArgument,

@@ -8,8 +8,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["BAD_INPUT", "FAILED", "INTERRUPTED", "stop"]
-
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["require_apart", "require_no_comparison", "require_writable"]
-
 
 def require_apart(folder: Path, data: str | None) -> None:
     """Refuse a folder inside that of the data: what is written there would be read as data the next time."""

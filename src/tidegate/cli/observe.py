@@ -15,8 +15,6 @@ from tidegate.cli.folders import require_apart, require_no_comparison, require_w
 from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
 from tidegate.cli.parts import parts_display
 
-__all__ = ["observe"]
-
 _LENGTH = 512
 
 

@@ -7,8 +7,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["DataOption", "FieldOption", "GatesOption", "ModelArgument"]
-
 ModelArgument: TypeAlias = Annotated[
     Path,
     typer.Argument(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tidegate.lab.training.events import Ended, Event, Phase
     from tidegate.lab.training.events import Progress as RunProgress
 
-__all__ = ["Display", "display"]
-
 _SECONDS_BETWEEN_LINES = 15.0
 
 

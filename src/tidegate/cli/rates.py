@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tidegate.lab.studies.rates.result import RateSettings, RatesResult
     from tidegate.lab.studies.rates.run import Step
 
-__all__ = ["rates"]
-
 _SECONDS_BETWEEN_LINES = 10.0
 
 

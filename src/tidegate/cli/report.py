@@ -10,8 +10,6 @@ from rich.console import Console
 
 from tidegate.cli.errors import stop
 
-__all__ = ["report"]
-
 
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that a comparison wrote to.", show_default=False)],

@@ -12,8 +12,6 @@ from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_no_comparison, require_writable
 from tidegate.cli.parts import parts_display
 
-__all__ = ["study"]
-
 
 def study(
     name: Annotated[str, typer.Argument(help="Which one; `list` names them with their questions.", show_default=False)],

@@ -21,8 +21,6 @@ from tidegate.experts.layers import Floats, as_layer_arrays
 from tidegate.experts.transform import change_basis, channels_may_move
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["HeadMatch", "canonical_layer", "canonicalize", "match_heads"]
-
 _Model = TypeVar("_Model")
 # The annotations of scipy are partial.
 _optimize: Any = optimize

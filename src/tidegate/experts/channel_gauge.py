@@ -22,8 +22,6 @@ from tidegate.experts.freedom import basis_freedom, reads_values, why_unpredicte
 from tidegate.experts.head_jacobian import spread_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 
-__all__ = ["ChannelGauge", "channel_gauge", "model_gauge"]
-
 _TOLERANCE = 1e-11
 _FEWEST_POSITIONS = 64
 

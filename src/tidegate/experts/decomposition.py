@@ -20,8 +20,6 @@ from tidegate.tensors.gating import GateSources, gate_reads, gate_values
 from tidegate.tensors.heads import merge_groups, repeat_heads
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["Decomposition", "decompose", "with_input_gates"]
-
 Form: TypeAlias = Literal["signed", "convex"]
 ExpertKind: TypeAlias = Literal["linear", "gated"]
 

@@ -14,8 +14,6 @@ from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Position, default_design, default_truth
 from tidegate.experts.voronoi import Atoms, VoronoiLoss
 
-__all__ = ["METRICS", "ExpertExperiment", "RateData", "draw_cells", "run_experiment"]
-
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 """Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
 together, of the regression function, and of the score matrix."""

@@ -14,8 +14,6 @@ import numpy as np
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel
 
-__all__ = ["CellData", "Fits", "fit_batch"]
-
 _FIRST_DAMPING = 1e-3
 _LEAST_DAMPING = 1e-9
 _MOST_DAMPING = 1e12

@@ -20,8 +20,6 @@ from tidegate.gate import Gate, Site
 from tidegate.gates import Gates
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["SIDES", "GaugePrediction", "basis_freedom", "predict_gauge", "reads_values", "why_unpredicted"]
-
 Basis: TypeAlias = Literal["linear", "scaling", "fixed"]
 """What a head's channels may undergo: any invertible matrix, a factor each and a change of order, or nothing known."""
 Side: TypeAlias = Literal["query-key", "value-output"]

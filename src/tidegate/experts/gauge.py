@@ -18,8 +18,6 @@ from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["GaugeReport", "GaugeRow", "HeadGauge", "gauge_report", "gauge_table", "head_gauge", "random_layer"]
-
 _TOLERANCE = 1e-11
 """Singular values below this share of the largest count as 0: rounding leaves some 1e-16, soft directions 1e-8."""
 _CLEAR_GAP = 100.0

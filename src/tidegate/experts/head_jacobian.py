@@ -18,8 +18,6 @@ from tidegate.experts.decomposition import decompose
 from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["spread_positions", "value_singular_values"]
-
 
 def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
     """(G, parameters of a group), falling: by each group's own `W_V` and `W_O`, all else held still.

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["as_float64", "as_layer_arrays"]
-
 Layer: TypeAlias = Any
 """An attention layer with a method `arrays()`, or its `AttentionArrays`."""
 

@@ -21,8 +21,6 @@ from scipy.special import expit
 
 from tidegate.experts.layers import Floats
 
-__all__ = ["POSITIONS", "Design", "ExpertModel", "ExpertTruth", "default_design", "default_truth"]
-
 Position: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
 POSITIONS: tuple[Position, ...] = get_args(Position)
 """Where the gate stands: nowhere, on the query, the key or the result; or on each expert, read from the input (`g1` at

@@ -11,8 +11,6 @@ from tidegate.experts.fitting import CellData, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, default_design
 
-__all__ = ["Modulus", "profile_modulus"]
-
 _ZERO = 1e-12
 _TOLERANCE = 1e-30
 

@@ -10,8 +10,6 @@ import numpy as np
 from tidegate.experts.estimate import METRICS, RateData
 from tidegate.experts.layers import Floats
 
-__all__ = ["Rate", "estimate_rate"]
-
 Verdict: TypeAlias = Literal["identified", "not identified", "inconclusive"]
 
 _FLAT = -0.2

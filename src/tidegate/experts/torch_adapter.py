@@ -18,8 +18,6 @@ from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch.attention import GatedAttention
 
-__all__ = ["FoundLayer", "attention_inputs", "attention_layers", "canonical_model", "layer_jacobian"]
-
 _CHUNK = 256
 """Directions taken at once: memory grows with it."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

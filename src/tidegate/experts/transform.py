@@ -21,8 +21,6 @@ from tidegate.gate import Gate
 from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = ["change_basis", "channels_may_move", "random_gauge", "rotation_generator"]
-
 _ROUNDING = 1e-9
 
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from tidegate.experts.layers import Floats
 
-__all__ = ["Atoms", "LossParts", "VoronoiLoss"]
-
 LossKind: TypeAlias = Literal["vector_mass", "scalar_mass", "raw"]
 _LARGEST_SEARCH = 100_000
 

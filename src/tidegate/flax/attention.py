@@ -25,8 +25,6 @@ from tidegate.gate import Site
 from tidegate.tensors.layer import AttentionArrays, rms_norm
 from tidegate.tensors.layer_inputs import require_layer_inputs, require_positions_shape
 
-__all__ = ["Params", "attended_reads", "attention_arrays", "gated_attention", "init_attention"]
-
 Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""
 

@@ -10,8 +10,6 @@ from tidegate.sizes import HeadShape
 from tidegate.tensors.layer_inputs import require_layer_options
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["AttentionConfig"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:

@@ -23,19 +23,6 @@ from tidegate.flax.initialize import initialize
 from tidegate.tensors.layer import rms_norm
 from tidegate.tensors.model_inputs import require_num_caches
 
-__all__ = [
-    "apply_block",
-    "apply_norm",
-    "apply_stack",
-    "attention_config",
-    "drop",
-    "init_block",
-    "init_stack",
-    "residual_block",
-    "stack_layers",
-    "unstack_layers",
-]
-
 Caches: TypeAlias = Sequence[KVCache] | KVCache
 """A cache for each block, or for stacked blocks one whose arrays have a first axis of layers."""
 

@@ -14,8 +14,6 @@ from jax.core import Tracer
 
 from tidegate.sizes import HeadShape
 
-__all__ = ["KVCache", "init_cache", "update_cache"]
-
 
 class KVCache(NamedTuple):
     """The cache of one attention layer, a pytree of fixed shapes: rotated keys and gated values."""

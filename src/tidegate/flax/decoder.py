@@ -24,8 +24,6 @@ from tidegate.flax.params import named_shapes, require_params
 from tidegate.tensors.layer_inputs import require_positions_shape
 from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 
-__all__ = ["apply_model", "embed", "init_caches", "init_model", "place", "project_logits"]
-
 
 def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Starting parameters of a language model, a plain pytree, as `initialize` draws them.

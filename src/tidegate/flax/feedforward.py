@@ -14,8 +14,6 @@ from jax import Array
 from tidegate.config import FeedForwardKind
 from tidegate.flax.attention import Params
 
-__all__ = ["apply_feedforward", "init_feedforward"]
-
 
 def init_feedforward(
     key: Array,

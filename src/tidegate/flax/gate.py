@@ -17,8 +17,6 @@ from tidegate.gate import Activation, Gate
 from tidegate.sizes import HeadShape
 from tidegate.tensors.gating import init_gate_parameters
 
-__all__ = ["GateReads", "activate", "apply_gate", "gate_logits", "gate_values", "init_gate", "widened"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReads:

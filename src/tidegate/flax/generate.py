@@ -29,8 +29,6 @@ from tidegate.tensors.model_inputs import (
     require_tokens,
 )
 
-__all__ = ["generate", "next_token_probabilities"]
-
 
 def generate(
     params: Params,

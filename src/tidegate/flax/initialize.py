@@ -12,8 +12,6 @@ from jax import Array
 from tidegate.flax.attention import Params
 from tidegate.flax.params import dotted
 
-__all__ = ["initialize"]
-
 _STD = 0.02
 _MATRICES = ("kernel", "embedding")
 _WRITERS = ("o_proj", "down_proj")

@@ -13,8 +13,6 @@ from jax import Array
 
 from tidegate.tensors.attention import attention_weights
 
-__all__ = ["attend", "attend_plainly"]
-
 # Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block is
 # compiled by itself, so that there are not too many.
 _SHORTEST_BLOCK, _LONGEST_BLOCK, _MOST_BLOCKS = 64, 512, 16

@@ -11,8 +11,6 @@ from jax import Array
 from tidegate.flax.cache import KVCache
 from tidegate.tensors.layer_inputs import require_mask_shape
 
-__all__ = ["cached_mask", "require_mask", "segment_mask"]
-
 
 def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
     """The mask with all four axes; it must be bool or floating and broadcast to (B, H, T, S)."""

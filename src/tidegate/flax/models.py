@@ -23,8 +23,6 @@ from tidegate.flax.precision import cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
 from tidegate.tensors.model_inputs import require_num_logits
 
-__all__ = ["TransformerBlock", "TransformerLM"]
-
 
 class TransformerBlock(SwitchedModule):
     """x + attention(norm(x)), and of that x + feedforward(norm(x))."""

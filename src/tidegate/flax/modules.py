@@ -23,8 +23,6 @@ from tidegate.sizes import require_sizes
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["NNX_NAMES", "GatedAttention"]
-
 NNX_NAMES: dict[str, str] = {
     "num_heads": "num_heads",
     "in_features": "d_model",

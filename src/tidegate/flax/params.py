@@ -8,8 +8,6 @@ import jax
 
 from tidegate.tensors.model_files import require_shapes
 
-__all__ = ["dotted", "named_shapes", "require_params"]
-
 
 def dotted(path: tuple[Any, ...]) -> str:
     """The path of a leaf, its parts joined by dots."""

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from tidegate.flax.attention import Params
 from tidegate.flax.params import dotted
 
-__all__ = ["cast_params"]
-
 
 def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
     """The parameters in the dtype of a computation; those of gates in float32 or better, as their logits are.

@@ -8,8 +8,6 @@ from jax import Array
 
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["rotary_angles", "rotate"]
-
 
 def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, dtype: jax.typing.DTypeLike) -> Array:
     """Angles (T, 1, pairs) of positions (T,), or (B, T, 1, pairs) of positions (B, T), in float32 or better."""

@@ -16,8 +16,6 @@ from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import dotted
 
-__all__ = ["partition_specs", "specs_for"]
-
 _GATES = "attn_gate"
 _SPLIT_AXES: dict[tuple[str, ...], int] = {
     ("q_proj", "kernel"): 1,

@@ -14,8 +14,6 @@ from tidegate.flax.cache import KVCache
 from tidegate.flax.gate import gate_values
 from tidegate.gate import Site
 
-__all__ = ["trace_gates"]
-
 
 def trace_gates(
     params: Params,

@@ -14,8 +14,6 @@ from tidegate.flax.attention import Params
 from tidegate.flax.params import named_shapes, require_params
 from tidegate.flax.sharding import specs_for
 
-__all__ = ["SwitchedModule", "as_variables", "given_or_drawn", "plain_params"]
-
 
 class SwitchedModule(nnx.Module):
     """A module with the switches `deterministic` and `decode`, and a stream of keys for dropout.

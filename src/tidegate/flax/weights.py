@@ -25,8 +25,6 @@ from tidegate.flax.params import dotted
 from tidegate.gate import SITE_ORDER
 from tidegate.tensors.model_files import file_metadata, require_metadata, require_shapes
 
-__all__ = ["BLOCK_NAMES", "MODEL_NAMES", "TorchName", "from_torch", "load_params", "save_params", "to_torch"]
-
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
 
 

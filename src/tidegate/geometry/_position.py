@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from tidegate.geometry._arrays import Array, namespace_of
 from tidegate.geometry.chart import Chart
 from tidegate.geometry.differentiation import Function
 from tidegate.tensors.gating import GateSources
 from tidegate.tensors.layer import AttentionArrays, LayerTrace
-
-__all__ = ["Position", "index", "require_sequence"]
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 @dataclass(frozen=True, kw_only=True)

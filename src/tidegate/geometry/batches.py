@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.differentiation import (
     Differentiator,
     Function,
@@ -19,8 +18,7 @@ from tidegate.geometry.differentiation import (
 )
 from tidegate.geometry.errors import GeometryError
 from tidegate.geometry.tangents import require_finite
-
-__all__ = ["MAX_BYTES", "Batch"]
+from tidegate.tensors.namespace import Array
 
 MAX_BYTES = 2**30
 """Working memory that one call aims to stay within, unless told otherwise."""

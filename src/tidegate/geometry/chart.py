@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.differentiation import Function
-
-__all__ = ["Chart"]
+from tidegate.tensors.namespace import Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array, namespace_of
 from tidegate.geometry._position import Position, index, require_sequence
 from tidegate.geometry.chart import Chart
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources
 from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.layer import AttentionArrays, project
-
-__all__ = ["depth_chart", "frozen_weight_chart", "input_chart", "query_chart", "weight_chart"]
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:

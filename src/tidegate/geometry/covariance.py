@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.differentiation import Numbers
 from tidegate.geometry.errors import GeometryError
-
-__all__ = ["Whitening"]
+from tidegate.tensors.namespace import Array
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
 from tidegate.geometry.errors import GeometryError
 from tidegate.geometry.metric import jacobian_rows
 from tidegate.geometry.tangents import independent_frame, normal_part, orthonormal_plane
-
-__all__ = ["gaussian_curvature", "scalar_curvature", "second_fundamental_form", "sectional_curvature"]
+from tidegate.tensors.namespace import Array
 
 _NOT_IMMERSED = {
     "problem": "The Jacobian of f does not have full rank",

@@ -10,18 +10,8 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.errors import GeometryError, PrecisionWarning
-
-__all__ = [
-    "Differentiator",
-    "Function",
-    "Numbers",
-    "differentiator",
-    "refuse_dtype",
-    "refuse_step",
-    "warn_of_single_precision",
-]
+from tidegate.tensors.namespace import Array
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from one point, an array (n,) of PyTorch or JAX, to one array of the same kind; its result is flattened."""

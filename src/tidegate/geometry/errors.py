@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GeometryError", "PrecisionWarning"]
-
 
 class GeometryError(ValueError):
     """A point, plane or function that has no curvature to measure.

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
 from tidegate.geometry.errors import GeometryError
-
-__all__ = ["christoffel_symbols", "intrinsic_curvature", "intrinsic_scalar_curvature", "riemann_tensor"]
+from tidegate.tensors.namespace import Array
 
 
 def christoffel_symbols(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:

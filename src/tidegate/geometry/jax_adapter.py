@@ -14,8 +14,6 @@ import numpy as np
 
 from tidegate.geometry.differentiation import Function, Numbers, refuse_dtype, refuse_step
 
-__all__ = ["JaxDifferentiator"]
-
 # The annotations of JAX are partial.
 jax: Any = _typed_jax
 

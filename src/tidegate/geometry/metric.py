@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array, namespace_of
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
-
-__all__ = ["categorical_chart", "fisher_rao_metric", "jacobian_rows"]
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 def fisher_rao_metric(

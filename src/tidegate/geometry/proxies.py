@@ -14,14 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from tidegate.geometry._arrays import Array
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.curvature import sectional_curvature
 from tidegate.geometry.differentiation import Function, Numbers, differentiator
 from tidegate.geometry.errors import GeometryError
 from tidegate.geometry.tangents import require_finite
-
-__all__ = ["Agreement", "StepLinearity", "agreement_with_curvature", "second_difference_ratio", "step_linearity"]
+from tidegate.tensors.namespace import Array
 
 
 def second_difference_ratio(f: Function, x: Array, direction: Array, *, step: float = 1e-3) -> Array:

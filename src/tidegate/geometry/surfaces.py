@@ -9,24 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tidegate.geometry._arrays import Array, Namespace, namespace_of
 from tidegate.geometry.differentiation import Function
-
-__all__ = [
-    "Surface",
-    "catenoid",
-    "clifford_torus",
-    "cone",
-    "cylinder",
-    "paraboloid",
-    "plane",
-    "product",
-    "pseudosphere",
-    "saddle",
-    "sphere",
-    "surfaces",
-    "torus",
-]
+from tidegate.tensors.namespace import Array, Namespace, namespace_of
 
 _Formula: TypeAlias = Callable[[Namespace, Any, Any], Any]
 

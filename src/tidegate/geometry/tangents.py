@@ -7,8 +7,6 @@ import numpy as np
 from tidegate.geometry.differentiation import Numbers
 from tidegate.geometry.errors import GeometryError
 
-__all__ = ["independent_frame", "normal_part", "orthonormal_plane", "require_finite"]
-
 
 def require_finite(what: str, numbers: Numbers) -> None:
     """Every number of a batch (P, ...) is finite; names the first point where one is not."""

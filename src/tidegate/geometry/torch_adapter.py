@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch has no pub
 from tidegate.geometry.differentiation import Function, Numbers, refuse_dtype, refuse_step
 from tidegate.torch import plain_kernel
 
-__all__ = ["TorchDifferentiator"]
-
 # The annotations of these transforms are partial.
 _func: Any = torch.func
 

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 from tidegate.report.formats import finite
 from tidegate.report.page import Numbers
 
-__all__ = ["Figure", "axis", "base_layout", "horizontal_line", "label", "plot_numbers", "vertical_line"]
-
 Figure: TypeAlias = dict[str, Any]
 """`data` and `layout`, as plotly.js takes them, without a width: the page gives each chart its own.
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from tidegate.report.page import Estimate, Intervals, Lines, Page, Single, Verdicts, Views
 
-__all__ = ["DIVERGING", "SEQUENTIAL", "Palette", "palette_of"]
-
 SEQUENTIAL = tuple(f"var(--sequential-{stop})" for stop in range(5))
 DIVERGING = tuple(f"var(--diverging-{stop})" for stop in range(5))
 

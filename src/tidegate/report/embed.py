@@ -10,8 +10,6 @@ from typing import Any, cast
 
 from tidegate.report.formats import finite
 
-__all__ = ["embedded_json", "json_text", "packed", "script_hash"]
-
 
 def json_text(value: Any) -> str:
     """Any JSON value as text; nan and infinities, which JSON does not have, become null."""

@@ -8,18 +8,6 @@ from collections.abc import Iterable
 
 from tidegate.report.page import CellValue, Column, Estimate
 
-__all__ = [
-    "cell_text",
-    "estimate_digits",
-    "estimate_text",
-    "finite",
-    "heading",
-    "number_text",
-    "scale_digits",
-    "slug",
-    "typographic",
-]
-
 _MOST_DIGITS = 6
 
 

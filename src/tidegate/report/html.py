@@ -21,8 +21,6 @@ from tidegate.report.maps import colour_scale, map_figures, map_size
 from tidegate.report.page import Check, Page, Section
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
 
-__all__ = ["html_page"]
-
 _PLAIN_DATA = 400_000
 """Letters of data up to which they stand in the page as they are; more are compressed, so that the page stays small."""
 

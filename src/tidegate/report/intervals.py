@@ -11,8 +11,6 @@ from tidegate.report.colours import Palette
 from tidegate.report.formats import estimate_digits, estimate_text, finite, typographic
 from tidegate.report.page import Estimate, Intervals
 
-__all__ = ["Whisker", "intervals_figure", "whisker"]
-
 _ROW = 46
 """Pixels for one estimate: its words above, its interval below."""
 _TALL_ROW = 64

@@ -13,8 +13,6 @@ from tidegate.report.formats import finite
 from tidegate.report.page import Lines, Numbers, Series
 from tidegate.report.ticks import log_ticks, tick_text
 
-__all__ = ["lines_figure"]
-
 _HEIGHT = 370
 _MOST_TICKS = 12
 _FEW_POINTS = 14

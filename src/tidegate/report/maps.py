@@ -10,8 +10,6 @@ from tidegate.report.colours import DIVERGING, SEQUENTIAL
 from tidegate.report.formats import finite, number_text, scale_digits, typographic
 from tidegate.report.page import Map, Maps
 
-__all__ = ["ColourScale", "colour_scale", "map_figures", "map_size"]
-
 _COLUMNS_WITH_TEXT = 6
 """Up to so many columns the cells are wide enough to show their numbers."""
 

@@ -27,8 +27,6 @@ from tidegate.report.page import (
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
 from tidegate.report.ticks import tick_text
 
-__all__ = ["markdown_page"]
-
 _MARKS = {"holds": "✓ holds", "violated": "✗ **violated**", "warning": "⚠ warning", "note": "· note"}
 
 

@@ -11,28 +11,6 @@ from typing import Any, Literal, Self, TypeAlias
 
 from tidegate._json import read_as
 
-__all__ = [
-    "Check",
-    "Checks",
-    "Column",
-    "Estimate",
-    "Intervals",
-    "Lines",
-    "Map",
-    "Maps",
-    "Page",
-    "Panel",
-    "Prose",
-    "Section",
-    "Series",
-    "Snippet",
-    "Table",
-    "VerdictWord",
-    "Verdicts",
-    "View",
-    "Views",
-]
-
 VerdictWord: TypeAlias = Literal[
     "control", "better", "worse", "equivalent", "inconclusive", "identical", "diverged", "undecided"
 ]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from tidegate.report.formats import cell_text, finite, heading
 from tidegate.report.page import CellValue, Column, Estimate, Map, Table
 
-__all__ = ["Cell", "estimates_table", "map_table", "numeric_columns", "written_rows"]
-
 _STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["log_ticks", "tick_text"]
-
 _FEW = 9
 """Up to so many different values each has its own tick."""
 

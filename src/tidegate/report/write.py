@@ -11,8 +11,6 @@ from tidegate.report.html import html_page
 from tidegate.report.markdown import markdown_page
 from tidegate.report.page import Page
 
-__all__ = ["write_page"]
-
 
 def write_page(page: Page, folder: Path) -> Path:
     """Write `report.html`, `report.md` and `results.json`, and give the path of the first.

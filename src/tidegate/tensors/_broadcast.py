@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.tensors._namespace import Array, namespace_of
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 def sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from tidegate.tensors._namespace import is_floating, namespace_of
+from tidegate.tensors.namespace import is_floating, namespace_of
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 
 def require_floating(**arrays: Array | None) -> None:

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tidegate.tensors._checks import require_floating
-from tidegate.tensors._namespace import accumulate, is_floating, unify
+from tidegate.tensors.namespace import accumulate, is_floating, unify
 from tidegate.tensors.softmax import attention_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 # Okabe and Ito's palette without its yellow, which is too pale for lines.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.tensors._checks import require_floating, require_mask, require_positive, require_rank
-from tidegate.tensors._namespace import accumulate, namespace_of, unify
+from tidegate.tensors.namespace import accumulate, namespace_of, unify
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array, Namespace
+    from tidegate.tensors.namespace import Array, Namespace
 
 
 class Boltzmann(NamedTuple):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.gate import Activation
-from tidegate.tensors._namespace import Array, Namespace, namespace_of
-
-__all__ = ["activate", "activation_slope"]
+from tidegate.tensors.namespace import Array, Namespace, namespace_of
 
 
 def activate(activation: Activation, logits: Array) -> Array:

@@ -17,12 +17,12 @@ from tidegate.tensors._checks import (
     require_mask,
     require_rank,
 )
-from tidegate.tensors._namespace import unify
 from tidegate.tensors.bilinear import bilinear_form_batch
+from tidegate.tensors.namespace import unify
 from tidegate.tensors.softmax import gibbs_distribution, partition_function
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 __all__ = [
     "attention_output",

@@ -8,9 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tidegate.tensors._namespace import Array, namespace_of
-
-__all__ = ["central_differences", "gradients"]
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 def gradients(function: Callable[[Mapping[str, Array]], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:

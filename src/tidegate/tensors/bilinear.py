@@ -16,10 +16,10 @@ from tidegate.tensors._checks import (
     require_positive,
     require_rank,
 )
-from tidegate.tensors._namespace import accumulate, namespace_of, unify
+from tidegate.tensors.namespace import accumulate, namespace_of, unify
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array, Namespace
+    from tidegate.tensors.namespace import Array, Namespace
 
 __all__ = [
     "bilinear_form",

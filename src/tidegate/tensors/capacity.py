@@ -7,8 +7,6 @@ import sys
 
 from tidegate.tensors._checks import require_count, require_positive
 
-__all__ = ["classical_capacity", "modern_capacity"]
-
 
 def classical_capacity(N: float) -> float:
     r"""Random ±1 patterns that N classical neurons can store: $0.138 N$ (Amit, Gutfreund and Sompolinsky 1985).

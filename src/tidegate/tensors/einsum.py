@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict
 
 from tidegate.tensors._checks import require_batches_broadcast, require_equal, require_floating, require_rank
-from tidegate.tensors._namespace import unify
+from tidegate.tensors.namespace import unify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 __all__ = [
     "EINSUM_EXAMPLES",

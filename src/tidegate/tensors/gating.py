@@ -11,22 +11,11 @@ from typing import Any, Literal
 
 from tidegate.gate import Gate
 from tidegate.tensors._checks import require_equal, require_floating, require_rank
-from tidegate.tensors._namespace import Array, Namespace, accumulate, unify
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.heads import merge_groups, repeat_heads
+from tidegate.tensors.namespace import Array, Namespace, accumulate, unify
 from tidegate.tensors.random import normal, split
-
-__all__ = [
-    "GateSources",
-    "apply_gate",
-    "bilinearly_modulated_attention",
-    "gate_logits",
-    "gate_reads",
-    "gate_values",
-    "init_gate_parameters",
-    "naive_query_modulated_attention",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

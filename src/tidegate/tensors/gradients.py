@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_equal, require_floating, require_rank
-from tidegate.tensors._namespace import Array, namespace_of, unify
 from tidegate.tensors.activations import activate, activation_slope
 from tidegate.tensors.attention import (
     attention_output,
@@ -21,6 +20,7 @@ from tidegate.tensors.attention import (
 )
 from tidegate.tensors.autodiff import central_differences, gradients
 from tidegate.tensors.gating import bilinearly_modulated_attention
+from tidegate.tensors.namespace import Array, namespace_of, unify
 
 __all__ = [
     "attention_backward",

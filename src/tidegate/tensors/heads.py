@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from tidegate.tensors._checks import require_rank
-from tidegate.tensors._namespace import Array, namespace_of
-
-__all__ = ["merge_groups", "repeat_heads", "split_groups", "sum_groups"]
+from tidegate.tensors.namespace import Array, namespace_of
 
 
 def repeat_heads(x: Array, num_heads: int) -> Array:

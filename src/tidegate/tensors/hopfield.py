@@ -19,13 +19,13 @@ from tidegate.tensors._checks import (
     require_positive,
     require_rank,
 )
-from tidegate.tensors._namespace import namespace_of, unify
 from tidegate.tensors.capacity import classical_capacity, modern_capacity
+from tidegate.tensors.namespace import namespace_of, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import free_energy, gibbs_distribution
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array, Namespace
+    from tidegate.tensors.namespace import Array, Namespace
 
 __all__ = [
     "Retrieval",

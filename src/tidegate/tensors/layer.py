@@ -21,15 +21,13 @@ from tidegate.tensors._checks import (
     require_positive,
     require_rank,
 )
-from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
 from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.layer_inputs import require_layer_options
 from tidegate.tensors.masking import causal_mask, causal_mask_with_window
+from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
-
-__all__ = ["AttentionArrays", "LayerTrace", "project", "rms_norm"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tidegate.gate import Gate, Site
 from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_floating
-from tidegate.tensors._namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.activations import activate, activation_slope
 from tidegate.tensors.autodiff import gradients
 from tidegate.tensors.gating import GateSources, gate_logits, gate_reads
@@ -23,9 +22,8 @@ from tidegate.tensors.gradients import (
 )
 from tidegate.tensors.heads import repeat_heads, split_groups, sum_groups
 from tidegate.tensors.layer import AttentionArrays, LayerTrace, project
+from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import rotate
-
-__all__ = ["GateGradients", "gate_backward", "layer_backward", "verify_layer_gradients"]
 
 
 class GateGradients(NamedTuple):

@@ -6,8 +6,6 @@ import math
 
 from tidegate.gates import Gates
 
-__all__ = ["require_layer_inputs", "require_layer_options", "require_mask_shape", "require_positions_shape"]
-
 
 def require_layer_options(*, dropout: float, window: int | None, temperature: float) -> None:
     """The options of a layer lie in their ranges."""

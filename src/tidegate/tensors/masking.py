@@ -15,12 +15,12 @@ from tidegate.tensors._checks import (
     require_mask,
     require_rank,
 )
-from tidegate.tensors._namespace import namespace_of, unify
+from tidegate.tensors.namespace import namespace_of, unify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.tensors._namespace import Array, Namespace
+    from tidegate.tensors.namespace import Array, Namespace
 
 __all__ = [
     "apply_mask",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-__all__ = ["file_metadata", "require_metadata", "require_shapes"]
-
 _FORMAT = "tidegate"
 _VERSION = "1"
 

@@ -5,18 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = [
-    "require_generation",
-    "require_learned_positions",
-    "require_left_padding",
-    "require_num_caches",
-    "require_num_logits",
-    "require_prompt_mask",
-    "require_room",
-    "require_sampling",
-    "require_tokens",
-]
-
 
 def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
     """Tokens are (batch, positions) integers; the dtype is given by its name, with or without its library's."""

@@ -17,13 +17,13 @@ from tidegate.tensors._checks import (
     require_head_mask,
     require_rank,
 )
-from tidegate.tensors._namespace import accumulate, unify
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
+from tidegate.tensors.namespace import accumulate, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import attention_entropy
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array, Namespace
+    from tidegate.tensors.namespace import Array, Namespace
 
 __all__ = [
     "decompose_multihead",

@@ -46,7 +46,7 @@ from tidegate.tensors.softmax import attention_entropy, entropy, max_entropy, te
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 __all__ = [
     "compare_metrics",

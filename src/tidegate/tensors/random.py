@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array
-
-__all__ = ["normal", "split"]
+    from tidegate.tensors.namespace import Array
 
 
 def normal(key: Any, shape: tuple[int, ...]) -> Array:

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tidegate.tensors._checks import require_batches_broadcast, require_equal, require_floating, require_rank
-from tidegate.tensors._namespace import Array, accumulate, unify
-
-__all__ = ["Rotary", "rotary_angles", "rotate"]
+from tidegate.tensors.namespace import Array, accumulate, unify
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 
 from tidegate.tensors._checks import require_count, require_floating, require_positive, require_rank
 from tidegate.tensors._gibbs import boltzmann_factors, gibbs_arguments
-from tidegate.tensors._namespace import accumulate, unify
+from tidegate.tensors.namespace import accumulate, unify
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array
+    from tidegate.tensors.namespace import Array
 
 __all__ = [
     "attention_entropy",

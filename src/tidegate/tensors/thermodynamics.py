@@ -22,20 +22,11 @@ from tidegate.tensors._checks import (
     require_rank,
 )
 from tidegate.tensors._gibbs import boltzmann_factors, gibbs_arguments, split_number
-from tidegate.tensors._namespace import accumulate, namespace_of, unify
+from tidegate.tensors.namespace import accumulate, namespace_of, unify
 from tidegate.tensors.softmax import softmax_jacobian
 
 if TYPE_CHECKING:
-    from tidegate.tensors._namespace import Array
-
-__all__ = [
-    "entropy_from_log_partition",
-    "fisher_metric",
-    "heat_capacity",
-    "internal_energy",
-    "mean_score",
-    "natural_gradient",
-]
+    from tidegate.tensors.namespace import Array
 
 
 def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:

@@ -27,8 +27,6 @@ from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
 
-__all__ = ["AttentionTrace", "GatedAttention"]
-
 Rope: TypeAlias = Rotary | bool | None
 """A rotary embedding; True is the usual one, None and False none."""
 

@@ -20,8 +20,6 @@ from tidegate.torch.cache import KVCache
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.kernel import inside_transform
 
-__all__ = ["TransformerBlock", "TransformerStack"]
-
 
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), and of that x + feedforward(norm(x))."""

@@ -10,8 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["KVCache"]
-
 
 @final
 class KVCache:

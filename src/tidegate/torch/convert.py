@@ -16,8 +16,6 @@ from tidegate.gate import PRESETS
 from tidegate.sizes import HeadShape
 from tidegate.torch.precision import widened
 
-__all__ = ["from_fused_query_gate", "from_stacked_qkv", "to_fused_query_gate"]
-
 _Layout: TypeAlias = dict[str, tuple[str, ...]]
 """What a state dict holds: each tensor's axes by name. An axis is a product, such as 2HD."""
 

@@ -21,8 +21,6 @@ from tidegate.torch.generate import generate
 from tidegate.torch.initialize import initialize
 from tidegate.torch.masks import document_ids
 
-__all__ = ["TransformerLM"]
-
 
 class TransformerLM(nn.Module):
     """Tokens in, for each position the logits of the next token out."""

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from tidegate.config import FeedForwardKind
 from tidegate.torch.kernel import silu
 
-__all__ = ["FeedForward"]
-
 
 class FeedForward(nn.Module):
     """`swiglu`: (silu(x W_gate) ⊙ x W_up) W_down; `gelu`: gelu(x W_up) W_down."""

@@ -19,8 +19,6 @@ from tidegate.sizes import HeadShape
 from tidegate.torch.kernel import silu, unfollowed
 from tidegate.torch.precision import widened
 
-__all__ = ["AttentionGate", "AttentionGates", "GateReads", "activate", "gate_parameters", "repeat_heads"]
-
 _LARGE = 2**16
 """Numbers from which on memory of its own costs a result more than finding out that it needs none."""
 

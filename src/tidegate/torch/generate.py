@@ -24,8 +24,6 @@ from tidegate.torch.precision import widened
 if TYPE_CHECKING:
     from tidegate.torch.decoder import TransformerLM
 
-__all__ = ["generate", "next_token_probabilities"]
-
 
 @torch.no_grad()
 def generate(

@@ -13,8 +13,6 @@ from tidegate.torch.block import TransformerBlock
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.metric import HeadMetric
 
-__all__ = ["initialize"]
-
 
 def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """Start a model of transformer blocks anew.

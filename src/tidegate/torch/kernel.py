@@ -13,16 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = [
-    "attend",
-    "attend_packed",
-    "inside_transform",
-    "packed_kernel_serves",
-    "plain_kernel",
-    "silu",
-    "unfollowed",
-]
-
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 

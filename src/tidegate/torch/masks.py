@@ -10,8 +10,6 @@ from torch import Tensor
 
 from tidegate.tensors.layer_inputs import require_mask_shape
 
-__all__ = ["combine_masks", "document_ids", "require_mask"]
-
 
 def combine_masks(
     mask: Tensor | None,

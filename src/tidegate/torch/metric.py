@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from tidegate.config import MetricKind
 from tidegate.sizes import HeadShape
 
-__all__ = ["HeadMetric"]
-
 
 class HeadMetric(nn.Module):
     """Queries with their index lowered by a metric: `diagonal` is m ⊙ q, `learned` is (Wᵀ W) q; identity at the start.

@@ -10,8 +10,6 @@ from tidegate.config import MetricKind
 from tidegate.gate import PRESETS, Gate, Grain
 from tidegate.torch.attention import GatedAttention, Rope
 
-__all__ = ["AttentionOptions", "BilinearlyModulatedAttention", "MultiHeadAttention", "PostGatedAttention"]
-
 
 class AttentionOptions(TypedDict, total=False):
     """The options of `GatedAttention` but its gate; their meanings and defaults stand there."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["wide_dtype", "widened"]
-
 _WIDE = (torch.float32, torch.float64)
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.precision import wide_dtype
 
-__all__ = ["Turn", "rotary_turn", "rotate"]
-
 
 class Turn(NamedTuple):
     """What each channel is multiplied by, (T, 1, width) or (B, T, 1, width), in float32 or better."""

@@ -14,8 +14,6 @@ from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.initialize import initialize
 
-__all__ = ["VisionTransformer"]
-
 
 class VisionTransformer(nn.Module):
     """Images in, the logits of their classes out."""

@@ -15,8 +15,6 @@ from tidegate.tensors.model_files import file_metadata, require_metadata, requir
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 
-__all__ = ["load_model", "save_model"]
-
 Model: TypeAlias = TransformerLM | VisionTransformer
 
 _KINDS: dict[str, Callable[[str], Model]] = {

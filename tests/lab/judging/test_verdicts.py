@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from tidegate.lab.judging.statistics import RULE, Comparison, compare_to_control, rule_text
+from tidegate.lab.judging.statistics import compare_to_control
+from tidegate.lab.judging.verdicts import RULE, Comparison, rule_text
 from tidegate.report.page import VerdictWord
 
 LOSSES = {

@@ -22,8 +22,6 @@ from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.decoder import TransformerLM
 
-__all__ = ["measure_costs"]
-
 _ROUNDS = 15
 
 

@@ -11,8 +11,6 @@ from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Lines, Numbers, Series, View, Views
 
-__all__ = ["difference_panel", "length_panel", "loss_views", "seeds_and_mean"]
-
 _MANY_TOKENS = 1e6
 _MANY_FLOPS = 1e12
 

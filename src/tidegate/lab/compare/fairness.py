@@ -10,8 +10,6 @@ from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Check, Checks
 
-__all__ = ["TOKENS_PER_PARAMETER", "fairness_checks", "violations_in_words"]
-
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
 _LATE_GAIN = 0.05

@@ -9,8 +9,6 @@ import numpy as np
 from tidegate.lab.training.measurements import LayerFreedom
 from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
 
-__all__ = ["gauge_panels"]
-
 _FREE = 1e-11
 
 

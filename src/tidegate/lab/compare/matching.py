@@ -9,8 +9,6 @@ import torch
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.run import ModelConfig, Run
 
-__all__ = ["matched_flops", "matched_parameters", "matched_time", "num_parameters"]
-
 
 def num_parameters(config: ModelConfig) -> int:
     """How many numbers a model of this configuration learns; none of them is made."""

@@ -11,8 +11,6 @@ from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import GateObservation, LayerByHead, Observation, Record
 from tidegate.report.page import Column, Lines, Map, Maps, Panel, Table, View, Views
 
-__all__ = ["mechanism_panels"]
-
 Seen = TypeVar("Seen", Observation, GateObservation)
 
 

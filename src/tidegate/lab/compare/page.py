@@ -28,8 +28,6 @@ from tidegate.report.page import (
     Verdicts,
 )
 
-__all__ = ["comparison_page", "main_table"]
-
 
 def comparison_page(lines: Sequence[Line]) -> Page:
     """The page of what the records hold; a `ValueError` says what is missing."""

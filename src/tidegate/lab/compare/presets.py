@@ -10,8 +10,6 @@ from tidegate.gates import Gates
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
 from tidegate.lab.training.run import ModelConfig, Training
 
-__all__ = ["PRESETS", "Preset", "PresetName"]
-
 PresetName: TypeAlias = Literal["tiny", "small", "base"]
 
 

@@ -22,8 +22,6 @@ from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import Costs, Line, Match, Plan, Record, RecordFile
 from tidegate.lab.training.run import Run, content_hash, run_label
 
-__all__ = ["CHECKPOINTS", "Failed", "Request", "base_runs", "compare", "plan_of", "records_path"]
-
 CHECKPOINTS = "checkpoints"
 """The folder, beside the records, in which runs that are under way lie."""
 

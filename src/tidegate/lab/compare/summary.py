@@ -10,8 +10,6 @@ from tidegate.lab.judging.statistics import compare_to_control, mean_and_sd
 from tidegate.lab.judging.verdicts import Comparison, VariantResult
 from tidegate.lab.training.records import Cost, Costs, Line, Plan, Record
 
-__all__ = ["Summary", "VariantSummary", "summarise"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantSummary:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 
-__all__ = ["GRID", "chosen_rates", "tuning_runs"]
-
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of a variant's own learning rate."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from tidegate.gates import Gates
 from tidegate.lab.training.records import VariantPlan
 
-__all__ = ["OVERRIDES", "Variant", "parse_variants"]
-
 OVERRIDES = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
 """The options that a variant may set for itself."""
 

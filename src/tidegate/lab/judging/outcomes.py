@@ -11,8 +11,6 @@ import numpy as np
 from tidegate.lab.judging.verdicts import Comparison, VariantResult
 from tidegate.report.page import VerdictWord
 
-__all__ = ["MIN_BLOCKS", "Rows", "describe", "mean_and_sd"]
-
 Rows: TypeAlias = Mapping[str, tuple[float | None, ...]]
 """For each variant one figure for each seed; None where the run diverged."""
 

@@ -18,21 +18,8 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from tidegate.lab.judging.outcomes import MIN_BLOCKS, Rows, describe, mean_and_sd
-from tidegate.lab.judging.verdicts import RULE, Comparison, VariantResult, rule_text, with_sentences
+from tidegate.lab.judging.verdicts import Comparison, VariantResult, with_sentences
 from tidegate.report.page import VerdictWord
-
-__all__ = [
-    "RULE",
-    "Comparison",
-    "VariantResult",
-    "compare_to_control",
-    "dunnett_critical_value",
-    "dunnett_p_value",
-    "false_positive_rate",
-    "mean_and_sd",
-    "rule_text",
-    "t_interval",
-]
 
 Array: TypeAlias = NDArray[np.float64]
 

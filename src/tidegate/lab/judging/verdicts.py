@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from tidegate.report.page import VerdictWord
 
-__all__ = ["RULE", "Comparison", "VariantResult", "rule_text", "with_sentences"]
-
 RULE = (
     "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
     "the residual of the variant × seed table, which is what the variant and the seed leave unexplained. The "

@@ -17,8 +17,6 @@ from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature, Sam
 from tidegate.lab.training.model import Model
 from tidegate.torch.decoder import TransformerLM
 
-__all__ = ["Anatomy", "measure_anatomy"]
-
 _NUM_SEQUENCES = 2
 _LENGTH = 32
 _SAMPLING = Sampling(num_positions=4, num_planes=8)

@@ -24,8 +24,6 @@ from tidegate.lab.training.events import Tell, silent, told
 from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel
 
-__all__ = ["QUANTILES", "model_curvature"]
-
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 

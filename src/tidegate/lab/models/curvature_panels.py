@@ -9,8 +9,6 @@ from dataclasses import asdict
 from tidegate.lab.training.measurements import ModelCurvature
 from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Series, Snippet, Table, View, Views
 
-__all__ = ["curvature_page", "curvature_panels", "decimals"]
-
 
 def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...]:
     """Curves over layers and a table, for models by their labels; none for no models."""

@@ -24,8 +24,6 @@ from tidegate.lab.tasks.source import read_corpus, read_tokens, resolved, source
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerLM, load_model
 
-__all__ = ["LanguageModel", "language_model_of", "load_language_model", "token_windows"]
-
 Encode: TypeAlias = Callable[[bytes], list[int]]
 
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")

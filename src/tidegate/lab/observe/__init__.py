@@ -1,1 +1,3 @@
 """What attention does in a trained model, and its page."""
+
+__all__: list[str] = []

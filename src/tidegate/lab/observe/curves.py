@@ -14,8 +14,6 @@ from tidegate.report.page import Lines, Numbers, Series, View
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import LayerObservation, Observation
 
-__all__ = ["distributions", "in_stretches", "position_curves", "residual_curves"]
-
 _STRETCHES = 128
 """Points of a curve over positions."""
 _CURVES = 7

@@ -13,8 +13,6 @@ from tidegate.report.page import Column, Map, Maps, Numbers, Page, Panel, Prose,
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import GateSummary, LayerObservation, Observation
 
-__all__ = ["observation_page", "observation_sections"]
-
 GateFigure: TypeAlias = "Callable[[GateSummary], Sequence[float] | None]"
 
 _GATE_FIGURES: tuple[tuple[str, str, GateFigure], ...] = (

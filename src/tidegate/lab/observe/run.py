@@ -11,8 +11,6 @@ from tidegate.lab.models.language_models import LanguageModel
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.observing.watcher import observe
 
-__all__ = ["model_observation"]
-
 
 @torch.no_grad()
 def model_observation(

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import LayerObservation, Observation
 
-__all__ = ["STATISTICS", "Statistic", "finite", "head_means", "known_mean", "measured", "written"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistic:

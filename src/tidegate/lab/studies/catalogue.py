@@ -14,8 +14,6 @@ from tidegate.lab.studies.study import Study
 from tidegate.lab.studies.trained_layers import run as trained_layers
 from tidegate.lab.studies.trained_layers import views as trained_layers_views
 
-__all__ = ["STUDIES"]
-
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (

@@ -8,8 +8,6 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "GREY", "new_figure", "quiet", "save_figures"]
-
 # Okabe and Ito's palette without its yellow, which is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY = "#8A8A8A"

@@ -14,8 +14,6 @@ from tidegate._json import read_as
 from tidegate.lab.training.environment import environment
 from tidegate.report.page import Page, Prose, Section, Snippet
 
-__all__ = ["Study", "page_of", "read_record", "record_of", "save_record"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Study:

@@ -22,8 +22,6 @@ import numpy as np
 from tidegate.lab.tasks.documents import Document, fingerprint
 from tidegate.lab.tasks.tokenizer import EncodedText, Tokens, read_tokenizer, tokenizers_library, trained_tokenizer
 
-__all__ = ["merged_tokens"]
-
 _FORMAT = 1
 """To be raised when the same text comes to have other tokens, or the files another shape."""
 

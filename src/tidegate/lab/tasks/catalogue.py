@@ -9,8 +9,6 @@ from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import DataError, Task, TaskKind
 from tidegate.lab.tasks.text import DEFAULT_LENGTH, text_task
 
-__all__ = ["task_of"]
-
 
 def task_of(
     kind: TaskKind,

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from tidegate.lab.tasks.documents import Document, read_bytes
 from tidegate.lab.tasks.task import DataError
 
-__all__ = ["HELD_OUT", "TRAINING", "EmbeddedCorpus", "embedded_corpus"]
-
 _TRAINING = """
 _collections_abc.py _compat_pickle.py _markupbase.py _osx_support.py _pydecimal.py _pyio.py _strptime.py
 argparse.py ast.py asyncio/base_events.py asyncio/base_subprocess.py asyncio/events.py asyncio/futures.py

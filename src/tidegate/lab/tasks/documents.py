@@ -13,20 +13,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from tidegate.lab.tasks.task import DataError
 
-__all__ = [
-    "Content",
-    "Document",
-    "character_start",
-    "exists",
-    "file_documents",
-    "files_below",
-    "fingerprint",
-    "holds_records",
-    "is_pattern",
-    "read_bytes",
-    "record_text",
-]
-
 _SNIFFED_BYTES = 8192
 """How much of a file is looked at for a zero byte, which no text has."""
 _RECORDS = "records.jsonl"

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from tidegate.lab.tasks.documents import Document, character_start
 
-__all__ = ["Split", "hold_out", "num_held_out"]
-
 
 class Split(NamedTuple):
     """A text in two parts."""

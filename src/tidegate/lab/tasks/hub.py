@@ -10,8 +10,6 @@ from typing import Any, cast
 from tidegate.lab.tasks.documents import Document, record_text
 from tidegate.lab.tasks.task import DataError
 
-__all__ = ["hub_documents"]
-
 
 def hub_documents(name: str, field: str) -> tuple[Document, ...]:
     """The rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.

@@ -18,8 +18,6 @@ from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.task import BATCH_ROWS, PROBE_ROWS, Batch, DataError
 
-__all__ = ["ImageData", "ImageTask", "image_task"]
-
 _DIGITS_SIZE = 8
 _FOLDER_SIZE = 32
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from tidegate.lab.tasks.documents import Document, exists, files_below, fingerprint, holds_records, read_bytes
 from tidegate.lab.tasks.task import DataError
 
-__all__ = ["DIGITS", "Pictures", "digit_pictures", "folder_pictures", "picture_folder"]
-
 DIGITS = "digits"
 """The source that needs no path."""
 

@@ -16,8 +16,6 @@ import torch
 from tidegate.lab.tasks.seeding import Purpose, draws
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
 
-__all__ = ["RecallData", "RecallTask"]
-
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128
 

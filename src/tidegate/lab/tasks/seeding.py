@@ -6,8 +6,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["Purpose", "draws"]
-
 Purpose: TypeAlias = Literal["training", "validation", "probe", "long"]
 """What numbers are for: those of one purpose never come up again for another, whatever the seed."""
 

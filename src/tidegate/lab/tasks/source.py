@@ -17,8 +17,6 @@ from tidegate.lab.tasks.documents import Document, exists, file_documents, finge
 from tidegate.lab.tasks.hub import hub_documents
 from tidegate.lab.tasks.task import DataError
 
-__all__ = ["EMBEDDED", "Corpus", "SourceKind", "TokenFile", "read_corpus", "read_tokens", "resolved", "source_kind"]
-
 EMBEDDED = "stdlib"
 """The source that needs no path."""
 

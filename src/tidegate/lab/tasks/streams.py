@@ -12,8 +12,6 @@ from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
 from tidegate.lab.tasks.source import Corpus, TokenFile
 from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, num_merged_tokens
 
-__all__ = ["Streams", "text_streams", "token_streams"]
-
 _BYTES_PER_TOKEN = 8
 """More than merged byte pairs average: enough bytes for a held-out window, before tokens can be counted."""
 

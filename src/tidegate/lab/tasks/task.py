@@ -10,18 +10,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-__all__ = [
-    "BATCH_ROWS",
-    "LONGER",
-    "NO_TARGET",
-    "PROBE_ROWS",
-    "Batch",
-    "DataError",
-    "Task",
-    "TaskData",
-    "TaskKind",
-]
-
 TaskKind: TypeAlias = Literal["lm", "image", "recall"]
 
 NO_TARGET = -100

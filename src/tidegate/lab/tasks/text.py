@@ -20,8 +20,6 @@ from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError
 from tidegate.lab.tasks.tokenizer import num_merged_tokens
 
-__all__ = ["DEFAULT_LENGTH", "TextData", "TextTask", "text_task"]
-
 DEFAULT_LENGTH = 128
 """Tokens of a training window."""
 

@@ -13,17 +13,6 @@ import numpy.typing as npt
 from tidegate.lab.tasks.documents import Content, Document, character_start
 from tidegate.lab.tasks.task import DataError
 
-__all__ = [
-    "EncodedText",
-    "Tokenizer",
-    "Tokens",
-    "byte_tokenizer",
-    "num_merged_tokens",
-    "read_tokenizer",
-    "tokenizers_library",
-    "trained_tokenizer",
-]
-
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """(tokens,), in the smallest of uint8, uint16 and uint32 that holds the vocabulary."""
 

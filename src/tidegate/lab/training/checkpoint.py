@@ -12,8 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-__all__ = ["checkpoint_path", "forget_checkpoint", "load_checkpoint", "save_checkpoint"]
-
 _MODEL, _OPTIMIZER = "model", "optimizer"
 
 

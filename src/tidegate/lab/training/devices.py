@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["require_device"]
-
 
 def require_device(name: str) -> None:
     """Refuse a device that PyTorch does not know, or that this machine does not have."""

@@ -9,8 +9,6 @@ import platform
 from functools import cache
 from pathlib import Path
 
-__all__ = ["environment"]
-
 _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-__all__ = ["Ended", "Event", "Interrupted", "Phase", "Progress", "Tell", "silent", "told"]
-
 Tell: TypeAlias = Callable[[int, int], None]
 """Hears how many parts of how many are done."""
 

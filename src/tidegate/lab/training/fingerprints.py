@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from tidegate.lab.tasks.task import Batch
 from tidegate.torch.gate import AttentionGate
 
-__all__ = ["batches_fingerprint", "chained_fingerprint", "weight_fingerprints"]
-
 _LEADING = 8
 """Channels that layers of any width have."""
 

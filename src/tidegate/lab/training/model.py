@@ -15,17 +15,6 @@ from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 
-__all__ = [
-    "Evaluation",
-    "Model",
-    "batch_loss",
-    "build_model",
-    "evaluate",
-    "row_parts",
-    "task_metrics",
-    "training_flops",
-]
-
 Model: TypeAlias = TransformerLM | VisionTransformer
 
 _LOGIT_BYTES = 1 << 28

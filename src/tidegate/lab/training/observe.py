@@ -21,8 +21,6 @@ from tidegate.lab.training.records import GateObservation, Observation
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["loss_by_position", "observe"]
-
 _CLOSED = 0.1
 """A gate below this lets little through."""
 _NUM_STRETCHES = 32

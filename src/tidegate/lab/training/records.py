@@ -14,19 +14,6 @@ from typing import Any, Literal, TypeAlias
 from tidegate._json import read_as
 from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature
 
-__all__ = [
-    "Cost",
-    "Costs",
-    "GateObservation",
-    "Observation",
-    "Plan",
-    "Point",
-    "Record",
-    "RecordFile",
-    "Timing",
-    "VariantPlan",
-]
-
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "study"]
 """What is made equal; a study makes its own runs."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]

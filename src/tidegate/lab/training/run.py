@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeAlias
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import Task
 
-__all__ = ["Role", "Run", "Training", "content_hash", "run_label"]
-
 ModelConfig: TypeAlias = TransformerConfig | VisionConfig
 
 Role: TypeAlias = Literal["comparison", "tuning"]

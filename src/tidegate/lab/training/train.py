@@ -37,9 +37,6 @@ from tidegate.lab.training.records import Observation, Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 
-__all__ = ["Surroundings", "execute_run", "make_optimizer", "train_step"]
-
-
 _LOST = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 

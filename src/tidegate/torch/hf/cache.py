@@ -14,8 +14,6 @@ from transformers import Cache
 
 from tidegate.torch.cache import KVCache
 
-__all__ = ["CachedKeys", "LayerCache"]
-
 
 @final
 class CachedKeys:

@@ -11,8 +11,6 @@ from tidegate.config import FeedForwardKind, MetricKind, NormKind, PositionKind,
 from tidegate.gates import GateLike, Gates
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["TidegateConfig"]
-
 _DEFAULT = TransformerConfig()
 _RENAMED = {
     "temperature": "attention_temperature",

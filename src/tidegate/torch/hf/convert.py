@@ -8,8 +8,6 @@ from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.hf.config import TidegateConfig
 from tidegate.torch.hf.model import TidegateForCausalLM
 
-__all__ = ["from_transformer_lm", "to_transformer_lm"]
-
 
 def from_transformer_lm(model: TransformerLM) -> TidegateForCausalLM:
     """The same model for transformers: copies of the weights, equal logits, the same mode of training."""

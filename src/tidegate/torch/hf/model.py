@@ -33,8 +33,6 @@ from tidegate.torch.hf.config import TidegateConfig
 from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.metric import HeadMetric
 
-__all__ = ["TidegateForCausalLM", "TidegateModel", "TidegatePreTrainedModel"]
-
 
 class TidegatePreTrainedModel(PreTrainedModel):
     """What our models have in common in transformers: how their weights start, and what they can do."""

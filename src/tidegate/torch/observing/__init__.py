@@ -1,1 +1,3 @@
 """What watches the attention of any PyTorch model while it runs."""
+
+__all__: list[str] = []

@@ -18,8 +18,6 @@ from tidegate.torch.observing.past import Past, gone_by, past_after
 from tidegate.torch.observing.statistics import AttentionStatistics
 from tidegate.torch.observing.statistics_in_parts import statistics_in_parts
 
-__all__ = ["CountedCall", "count_call", "keys_in_words", "require_keys", "require_padding"]
-
 _FORBIDDING = -1e4
 """What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from tidegate.torch.observing.module_calls import ModuleCall
 
-__all__ = ["attends_across", "require_names"]
-
 _OTHER = ("key_value_states", "encoder_hidden_states", "context")
 """What attention modules call the other sequence: those of transformers, and ours."""
 

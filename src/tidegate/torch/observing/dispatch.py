@@ -22,8 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from tidegate.torch.kernel import inside_transform
 
-__all__ = ["AttentionCall", "AttentionCalls", "in_backward"]
-
 
 class AttentionCall(NamedTuple):
     """What one call was given: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""

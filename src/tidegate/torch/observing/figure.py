@@ -14,8 +14,6 @@ from matplotlib.ticker import MaxNLocator
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import Observation
 
-__all__ = ["observation_figure"]
-
 _MAPS_IN_A_ROW = 3
 _CURVES = ("mass", "entropy")
 _NAMES = {"mass": "sink mass", "entropy": "entropy (nats)"}

@@ -13,8 +13,6 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.observing.observation import GateSummary
 from tidegate.torch.observing.running_gate import RunningGate
 
-__all__ = ["GateWatch", "nearest_layer", "tokens_of"]
-
 
 class GateWatch:
     """Holds a gate's values until its layer has attended, which tells padding, and then adds them up."""

@@ -10,8 +10,6 @@ from tidegate.torch.observing.observation import HISTOGRAM_EDGES, GateSummary, L
 from tidegate.torch.observing.past import Past
 from tidegate.torch.observing.running import RunningMoments, RunningPositions
 
-__all__ = ["STATISTICS", "STATISTICS_WITH_HEAT", "LayerRecord"]
-
 STATISTICS = ("entropy", "effective_keys", "mass", "impact", "mean_score")
 STATISTICS_WITH_HEAT = (*STATISTICS, "max_score", "heat_capacity")
 

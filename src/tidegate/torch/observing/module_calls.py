@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["ModuleCall", "ModuleFollower", "block_of", "followed"]
-
 
 class ModuleCall(NamedTuple):
     """A module's forward that runs now, and what it was given."""

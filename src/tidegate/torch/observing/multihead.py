@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["attend_without_weights", "num_added_keys"]
-
 _forward = nn.MultiheadAttention.forward
 _signature = inspect.signature(_forward)
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["HISTOGRAM_EDGES", "GateSummary", "LayerObservation", "Moments", "Observation", "ResidualSummary"]
-
 _SHARES = tuple(index / 20 for index in range(21))
 _NATS = tuple(index / 2 for index in range(25))
 _SCORES = tuple(float(score) for score in range(-32, 33, 2))

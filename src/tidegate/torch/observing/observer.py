@@ -12,8 +12,6 @@ from tidegate.torch.observing.crossing import require_names
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.observing.watcher import Watcher, observe
 
-__all__ = ["Observer"]
-
 _NUM_POSITIONS = 64
 """Query positions that are kept of an observation in the history."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from tidegate.torch.observing.dispatch import AttentionCall
 
-__all__ = ["Past", "gone_by", "past_after"]
-
 
 class Past(NamedTuple):
     """What is kept of a layer's sequence to know its next call by."""

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from tidegate.torch.observing.observation import Moments
 
-__all__ = ["RunningMoments", "RunningPositions", "RunningRank", "RunningSpread"]
-
 
 class RunningSpread:
     """Count, mean and squared deviations of each of several numbers, part after part, in float64.

@@ -14,8 +14,6 @@ from tidegate.gate import Activation
 from tidegate.torch.observing.observation import GateSummary
 from tidegate.torch.observing.running import RunningSpread
 
-__all__ = ["RunningGate"]
-
 _CLOSED = 0.1
 """A gate below this lets little through."""
 _MARGIN = 0.05

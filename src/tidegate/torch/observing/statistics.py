@@ -23,8 +23,6 @@ from torch.nn import functional as F
 from tidegate.torch.masks import require_mask
 from tidegate.torch.precision import wide_dtype
 
-__all__ = ["AttentionStatistics", "attention_statistics"]
-
 KeySet: TypeAlias = Sequence[int] | Tensor
 """Key positions, or a bool tensor (S,) or (B, S) that is True on them."""
 

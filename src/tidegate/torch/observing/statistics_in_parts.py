@@ -14,8 +14,6 @@ from torch import Tensor
 from tidegate.torch.observing.dispatch import AttentionCall
 from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["statistics_in_parts"]
-
 _PART = 2**19
 """Numbers in the queries of one part, if that is not less than one group of heads of one row."""
 

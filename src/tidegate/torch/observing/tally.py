@@ -8,8 +8,6 @@ from tidegate.torch.observing.gate_watch import GateWatch
 from tidegate.torch.observing.layer_record import LayerRecord
 from tidegate.torch.observing.running import RunningRank
 
-__all__ = ["Tally"]
-
 
 class Tally:
     """The sums of layers, gates and residual streams, and how many batches they are of."""

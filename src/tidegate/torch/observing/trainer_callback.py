@@ -9,8 +9,6 @@ from transformers import TrainingArguments as Arguments
 
 from tidegate.torch.observing.observer import Observer
 
-__all__ = ["ObserverCallback"]
-
 
 class ObserverCallback(TrainerCallback):
     """Hands the trainer's steps to an observer of its model: `Trainer(..., callbacks=[ObserverCallback(observer)])`.

@@ -27,8 +27,6 @@ from tidegate.torch.observing.observation import Observation, ResidualSummary
 from tidegate.torch.observing.running import RunningRank
 from tidegate.torch.observing.tally import Tally
 
-__all__ = ["Watcher", "observe"]
-
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 

@@ -13,8 +13,6 @@ from torch import nn
 from tidegate.sizes import HeadShape
 from tidegate.torch.retrofit.columns import Columns
 
-__all__ = ["Anatomy", "Part", "PartKind", "Spot"]
-
 PartKind: TypeAlias = Literal["query", "key", "value"]
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Columns"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:

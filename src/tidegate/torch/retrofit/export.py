@@ -21,8 +21,6 @@ from tidegate.torch.retrofit.interface import calls_interface, implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
 from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
 
-__all__ = ["to_qwen3_next", "to_qwen3_next_attention"]
-
 _AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
 

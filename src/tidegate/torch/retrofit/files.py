@@ -22,8 +22,6 @@ from tidegate.torch.retrofit.layer import acting_layers
 from tidegate.torch.retrofit.refusal import require_model
 from tidegate.torch.retrofit.wrappers import unwrapped
 
-__all__ = ["load_gates", "save_gates"]
-
 _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 1
 

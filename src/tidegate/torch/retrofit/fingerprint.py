@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 
 from tidegate.torch.retrofit.wrappers import base_modules
 
-__all__ = ["base_fingerprint"]
-
 _CIRCUMSTANCE = (
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),

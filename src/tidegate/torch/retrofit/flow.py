@@ -23,8 +23,6 @@ from tidegate.torch.retrofit.columns import Columns
 from tidegate.torch.retrofit.interface import calls_interface
 from tidegate.torch.retrofit.probe import bitwise_equal
 
-__all__ = ["find_attention", "layer_input"]
-
 
 def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Anatomy]:
     """The attention modules that a run of the model goes through, in that order.

@@ -9,8 +9,6 @@ from torch import nn
 
 from tidegate.torch.gate import gate_parameters
 
-__all__ = ["freeze_all_but_gates", "gate_optimizer_groups"]
-
 
 def freeze_all_but_gates(model: nn.Module) -> int:
     """Let gates alone learn; returns how many numbers that is. `model.requires_grad_()` undoes it."""

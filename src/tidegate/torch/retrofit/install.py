@@ -30,8 +30,6 @@ from tidegate.torch.retrofit.report import RetrofitReport
 from tidegate.torch.retrofit.start import is_neutral, starting_gates
 from tidegate.torch.retrofit.wrappers import unwrapped
 
-__all__ = ["add_gates", "install_gates", "remove_gates"]
-
 
 def add_gates(
     model: nn.Module,

@@ -16,18 +16,6 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-__all__ = [
-    "STOCK_IMPLEMENTATIONS",
-    "OutputGate",
-    "calls_interface",
-    "gated_implementation",
-    "implementation_in",
-    "implementation_of",
-    "remember_functions",
-    "stock_implementation",
-    "supported_implementations",
-]
-
 STOCK_IMPLEMENTATIONS = ("eager", "sdpa")
 """The implementations that have a gated twin."""
 

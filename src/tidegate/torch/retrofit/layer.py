@@ -23,8 +23,6 @@ from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.wrappers import acting, acting_modules
 
-__all__ = ["GATES_NAME", "GatedLayer", "LayerReads", "acting_layers", "gated_layers", "uses_interface"]
-
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
 

@@ -23,8 +23,6 @@ from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, l
 from tidegate.torch.retrofit.sharing import places_of_weights
 from tidegate.torch.retrofit.wrappers import unwrapped
 
-__all__ = ["constant_values", "merge_gates"]
-
 
 def merge_gates(model: nn.Module) -> None:
     """Fold every gate into a projection and take it out, in place; if one of them cannot be, nothing is changed.

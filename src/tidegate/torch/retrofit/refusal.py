@@ -21,8 +21,6 @@ from tidegate.torch.retrofit.interface import (
 from tidegate.torch.retrofit.layer import GATES_NAME
 from tidegate.torch.retrofit.sharing import places_of_module
 
-__all__ = ["refused", "require_gateable", "require_model", "require_reached"]
-
 
 def refused(model: nn.Module, reason: str) -> ValueError:
     """The error for a model that cannot take gates."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-__all__ = ["places_of_module", "places_of_weights"]
-
 
 def places_of_module(model: nn.Module, module: nn.Module) -> list[str]:
     """The paths at which a module stands; a layer that runs several times is one place."""

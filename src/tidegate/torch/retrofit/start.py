@@ -8,8 +8,6 @@ from typing import get_args
 from tidegate.gate import Activation, Gate
 from tidegate.gates import GateLike, Gates
 
-__all__ = ["is_neutral", "starting_gates"]
-
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
 """The activations whose value at zero changes nothing: 1 where it multiplies, 0 where it adds."""
 

@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from tidegate.torch.gate import AttentionGates
 
-__all__ = ["acting", "acting_modules", "base_modules", "unwrapped"]
-
 _ADAPTED, _ORIGINAL, _COPIES = "base_layer", "original_module", "modules_to_save"
 
 

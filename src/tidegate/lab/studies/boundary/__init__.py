@@ -1,1 +1,3 @@
 """The study boundary."""
+
+__all__: list[str] = []

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Correlation", "correlate"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:

@@ -25,8 +25,6 @@ from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier,
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.torch import plain_kernel
 
-__all__ = ["Difference", "Result", "Trial", "boundary_study", "finding"]
-
 Numbers: TypeAlias = NDArray[np.float64]
 
 

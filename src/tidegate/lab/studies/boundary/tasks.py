@@ -13,8 +13,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LINEAR", "NONLINEAR", "NUM_TOKENS", "TASKS", "WIDTH", "draw_examples", "tokens_of"]
-
 Numbers: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[Numbers, Labels]]

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from tidegate.lab.studies.boundary.tasks import TASKS, WIDTH, draw_examples
 from tidegate.torch import GatedAttention, plain_kernel
 
-__all__ = ["GATED", "POINTWISE", "VARIANTS", "Classifier", "Options", "train"]
-
 _func: Any = torch.func
 
 _HEADS = 2

@@ -13,8 +13,6 @@ from tidegate.lab.studies.boundary.tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
 
-__all__ = ["draw", "sections"]
-
 
 def sections(result: Result) -> tuple[Section, ...]:
     """Accuracy by task, what gates gain, and how curvature goes with accuracy."""

@@ -1,1 +1,3 @@
 """The study depth."""
+
+__all__: list[str] = []

@@ -27,19 +27,6 @@ from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
-__all__ = [
-    "Curve",
-    "Growth",
-    "Options",
-    "Regime",
-    "Result",
-    "depth_study",
-    "finding",
-    "fit_growth",
-    "random_stack",
-    "structured_stack",
-]
-
 Regime: TypeAlias = Literal["structured", "random"]
 Numbers: TypeAlias = NDArray[np.float64]
 

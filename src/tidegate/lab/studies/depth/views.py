@@ -12,8 +12,6 @@ from tidegate.lab.studies.depth.run import Curve, Regime, Result
 from tidegate.lab.studies.drawing import COLOURS, new_figure, quiet
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
-__all__ = ["draw", "sections"]
-
 _TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
 
 

@@ -1,1 +1,3 @@
 """The study flat_or_curved."""
+
+__all__: list[str] = []

@@ -36,20 +36,6 @@ from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
-__all__ = [
-    "CHARTS",
-    "FLAT",
-    "QUANTILES",
-    "Cell",
-    "Options",
-    "Result",
-    "charts_of",
-    "finding",
-    "flat_or_curved",
-    "random_layer",
-    "with_strength",
-]
-
 CHARTS = ("weight", "frozen-weight", "query", "input", "depth")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FLAT = 1e-9

@@ -21,19 +21,6 @@ from tidegate.gates import Gates
 from tidegate.geometry import Chart, gaussian_curvature, weight_chart
 from tidegate.tensors.layer import AttentionArrays
 
-__all__ = [
-    "PATCH",
-    "Cap",
-    "cap_chart",
-    "cap_layer",
-    "head_grain_chart",
-    "measure_cap",
-    "patch_points",
-    "simplex_frame",
-    "three_features",
-    "ungated_chart",
-]
-
 Numbers: TypeAlias = NDArray[np.float64]
 
 PATCH = 0.3

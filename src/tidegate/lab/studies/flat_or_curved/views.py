@@ -25,8 +25,6 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
 )
 from tidegate.report.page import Column, Map, Maps, Section, Table
 
-__all__ = ["draw", "sections"]
-
 
 def sections(result: Result) -> tuple[Section, ...]:
     """Shares of positive curvature, all distributions, and the caps."""

@@ -1,1 +1,3 @@
 """The study gate_tuning."""
+
+__all__: list[str] = []

@@ -31,8 +31,6 @@ from tidegate.torch.observing.watcher import observe
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-__all__ = ["CONTROL", "REMEDIES", "Change", "Measured", "Options", "Remedy", "Result", "Row", "finding", "gate_tuning"]
-
 Groups: TypeAlias = list[dict[str, Any]]
 
 

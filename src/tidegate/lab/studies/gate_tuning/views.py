@@ -11,8 +11,6 @@ from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, Result, Row
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
-__all__ = ["draw", "sections"]
-
 _CHANGES = {
     "loss": "Loss after, less loss before",
     "against_control": f"Loss less that of {CONTROL.name}",

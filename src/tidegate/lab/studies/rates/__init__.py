@@ -1,1 +1,3 @@
 """The study rates."""
+
+__all__: list[str] = []

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.rates.result import RatesResult
 
-__all__ = ["draw"]
-
 _DASHES = ("-", "--", ":", "-.")
 
 

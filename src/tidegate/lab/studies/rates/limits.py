@@ -10,8 +10,6 @@ from tidegate.lab.studies.rates.panels import names
 from tidegate.lab.studies.rates.result import NearGates, RatesResult, Slope
 from tidegate.report.page import Column, Lines, Panel, Prose, Series, Table
 
-__all__ = ["caution", "near_gates_panels", "surplus_table", "truths_table"]
-
 _SLOPE_COLUMNS = (
     Column(title="slope", digits=3, signed=True),
     Column(title="from", digits=3, signed=True),

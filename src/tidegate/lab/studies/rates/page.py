@@ -19,8 +19,6 @@ from tidegate.lab.studies.rates.panels import (
 from tidegate.lab.studies.rates.result import RatesResult
 from tidegate.report.page import Page, Panel, Section, Snippet
 
-__all__ = ["finding", "rates_page"]
-
 
 def rates_page(result: RatesResult, *, command: str = "", environment: dict[str, str] | None = None) -> Page:
     """The whole page; its data are the result, and what it was made by.

@@ -7,16 +7,6 @@ from collections.abc import Iterable, Sequence
 from tidegate.lab.studies.rates.result import Curve, GaugeCount, PositionRates, RatesResult
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Series, Table
 
-__all__ = [
-    "error_panels",
-    "gauge_table_panel",
-    "modulus_panels",
-    "names",
-    "slope_intervals",
-    "slope_table",
-    "start_panel",
-]
-
 _ZERO = 1e-12
 
 

@@ -9,20 +9,6 @@ from typing import Any, Self
 from tidegate._json import read_as
 from tidegate.experts.models import POSITIONS, ExpertModel, Position
 
-__all__ = [
-    "Curve",
-    "GaugeCount",
-    "ModulusCurve",
-    "NearGates",
-    "OtherTruth",
-    "PositionRates",
-    "RateSettings",
-    "RatesResult",
-    "Slope",
-    "StartRadius",
-    "Surplus",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateSettings:

@@ -45,8 +45,6 @@ from tidegate.lab.studies.rates.result import (
 )
 from tidegate.tensors.rotary import Rotary
 
-__all__ = ["LAYOUTS", "QUICK", "Step", "rates"]
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped, biases": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "bias": True},

@@ -1,1 +1,3 @@
 """The study trained_layers."""
+
+__all__: list[str] = []

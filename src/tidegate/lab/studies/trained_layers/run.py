@@ -21,8 +21,6 @@ from tidegate.lab.training.measurements import ModelCurvature, Sampling
 from tidegate.lab.training.model import batch_loss
 from tidegate.torch import TransformerLM
 
-__all__ = ["Measured", "Options", "Result", "finding", "trained_layers"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:

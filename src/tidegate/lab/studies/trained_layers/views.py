@@ -12,8 +12,6 @@ from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
 from tidegate.lab.studies.trained_layers.run import Measured, Result
 from tidegate.report.page import Section
 
-__all__ = ["draw", "sections"]
-
 
 def sections(result: Result) -> tuple[Section, ...]:
     """The panels of all models at the start, and at the end."""

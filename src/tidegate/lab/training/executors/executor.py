@@ -10,8 +10,6 @@ from tidegate.lab.training.events import Progress
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 
-__all__ = ["Executor", "ExecutorName", "executor_of"]
-
 ExecutorName: TypeAlias = Literal["serial", "processes", "ray"]
 
 

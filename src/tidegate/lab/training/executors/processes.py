@@ -24,8 +24,6 @@ from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
 
-__all__ = ["ProcessExecutor"]
-
 # A process that was forked from one that has used PyTorch's threads may hang.
 _context = multiprocessing.get_context("spawn")
 

@@ -18,8 +18,6 @@ from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
 
-__all__ = ["RayExecutor"]
-
 _POLL_SECONDS = 0.5
 
 

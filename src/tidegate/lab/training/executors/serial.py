@@ -14,8 +14,6 @@ from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
 
-__all__ = ["SerialExecutor", "noted_interrupt"]
-
 
 @final
 class SerialExecutor:
