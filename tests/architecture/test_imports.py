@@ -73,6 +73,8 @@ FORBIDDEN = {
         "tidegate.claims.sink",
     ),
     "an outside library in the plumbing": ("_json.py", "import numpy", 1, "numpy"),
+    "the maths in the plumbing": ("_files.py", "import tidegate.tensors", 1, "tidegate.tensors"),
+    "a framework in a refusal": ("_refusals.py", "import torch", 1, "torch"),
     "the lab in a page": ("report/page.py", "from tidegate.lab import run", 1, "tidegate.lab.run"),
     "a library of the cli elsewhere": (
         "lab/training/train.py",
@@ -119,6 +121,8 @@ ALLOWED = {
     "lab/tasks/text/words.py": "import datasets, tokenizers, sklearn",
     "claims/sink.py": "from tidegate.lab import run\nfrom tidegate.torch import attention",
     "_json.py": "import types",
+    "_files.py": "import os",
+    "_refusals.py": "from tidegate.gates import Gates",
     "report/page.py": "from tidegate._json import read_as\nimport jinja2",
     "__main__.py": "def main():\n    from tidegate.cli import app",
     "cli.py": "import typer\ndef compare():\n    from tidegate.lab import run",

@@ -25,7 +25,8 @@ class Layer:
 
 # The vocabulary is three small files, each reading those before it, and the standard library alone.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates")
-MATHS = (*VOCABULARY, "tidegate.tensors")
+PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
+MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 MODELS = (*MATHS, "tidegate.config")
 LIBRARY = (*MODELS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
 ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
@@ -35,8 +36,11 @@ LAYERS: dict[str, Layer] = {
     "sizes": Layer(),
     "gate": Layer(allowed=VOCABULARY[:1]),
     "gates": Layer(allowed=VOCABULARY[:2]),
+    "_json": Layer(),
+    "_files": Layer(),
+    "_refusals": Layer(allowed=VOCABULARY),
     "tensors": Layer(
-        allowed=(*VOCABULARY, "array_api_compat", "numpy"),
+        allowed=(*VOCABULARY, *PLUMBING, "array_api_compat", "numpy"),
         only_in={
             "plots.py": ("matplotlib",),
             "_drawing.py": ("matplotlib",),
@@ -59,9 +63,8 @@ LAYERS: dict[str, Layer] = {
         },
     ),
     "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
-    "_json": Layer(),
     "lab": Layer(
-        allowed=(*LIBRARY, "tidegate._json", "tidegate.report.page", "torch", "numpy"),
+        allowed=(*LIBRARY, "tidegate.report.page", "torch", "numpy"),
         only_in={
             "*checkpoint.py": ("safetensors",),
             "*executors/ray.py": ("ray",),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate._refusals import require_layer_inputs, require_positions_shape
 from tidegate.flax.attention_config import AttentionConfig
 from tidegate.flax.cache import KVCache, update_cache
 from tidegate.flax.gate import GateReads, apply_gate, init_gate
@@ -23,7 +24,6 @@ from tidegate.flax.params import named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Site
 from tidegate.tensors.layer import AttentionArrays, rms_norm
-from tidegate.tensors.layer_inputs import require_layer_inputs, require_positions_shape
 
 Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""

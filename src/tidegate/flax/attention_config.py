@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tidegate._refusals import require_layer_options
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
-from tidegate.tensors.layer_inputs import require_layer_options
 from tidegate.tensors.rotary import Rotary
 
 

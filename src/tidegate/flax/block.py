@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate._refusals import require_num_caches
 from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import Params, gated_attention, init_attention
 from tidegate.flax.attention_config import AttentionConfig
@@ -21,7 +22,6 @@ from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widened
 from tidegate.flax.initialize import initialize
 from tidegate.tensors.layer import rms_norm
-from tidegate.tensors.model_inputs import require_num_caches
 
 Caches: TypeAlias = Sequence[KVCache] | KVCache
 """A cache for each block, or for stacked blocks one whose arrays have a first axis of layers."""

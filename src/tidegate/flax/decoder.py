@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from tidegate._refusals import require_learned_positions, require_num_logits, require_positions_shape, require_tokens
 from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params
 from tidegate.flax.block import Caches, apply_stack, init_stack, stack_layers
@@ -21,8 +22,6 @@ from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.initialize import initialize
 from tidegate.flax.masks import segment_mask
 from tidegate.flax.params import named_shapes, require_params
-from tidegate.tensors.layer_inputs import require_positions_shape
-from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 
 
 def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:

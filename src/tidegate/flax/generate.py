@@ -15,12 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate.config import TransformerConfig
-from tidegate.flax.attention import Params
-from tidegate.flax.block import Caches, stack_layers
-from tidegate.flax.decoder import apply_model, init_caches
-from tidegate.flax.gate import widened
-from tidegate.tensors.model_inputs import (
+from tidegate._refusals import (
     require_generation,
     require_left_padding,
     require_prompt_mask,
@@ -28,6 +23,11 @@ from tidegate.tensors.model_inputs import (
     require_sampling,
     require_tokens,
 )
+from tidegate.config import TransformerConfig
+from tidegate.flax.attention import Params
+from tidegate.flax.block import Caches, stack_layers
+from tidegate.flax.decoder import apply_model, init_caches
+from tidegate.flax.gate import widened
 
 
 def generate(

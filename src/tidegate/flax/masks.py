@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate._refusals import require_mask_shape
 from tidegate.flax.cache import KVCache
-from tidegate.tensors.layer_inputs import require_mask_shape
 
 
 def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from tidegate._refusals import require_num_logits
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.attention import Params
 from tidegate.flax.block import apply_norm, attention_config, drop, init_block, residual_block
@@ -21,7 +22,6 @@ from tidegate.flax.generate import generate
 from tidegate.flax.modules import GatedAttention
 from tidegate.flax.precision import cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
-from tidegate.tensors.model_inputs import require_num_logits
 
 
 class TransformerBlock(SwitchedModule):

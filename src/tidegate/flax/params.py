@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from tidegate.tensors.model_files import require_shapes
+from tidegate._files import require_shapes
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -17,13 +17,13 @@ from jax import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
+from tidegate._files import file_metadata, require_metadata, require_shapes
 from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import dotted
 from tidegate.gate import SITE_ORDER
-from tidegate.tensors.model_files import file_metadata, require_metadata, require_shapes
 
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
+from tidegate._refusals import require_layer_options
 from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
@@ -24,7 +25,6 @@ from tidegate.tensors._checks import (
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
 from tidegate.tensors.heads import repeat_heads
-from tidegate.tensors.layer_inputs import require_layer_options
 from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate

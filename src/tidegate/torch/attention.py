@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tidegate._refusals import require_layer_inputs, require_layer_options, require_positions_shape
 from tidegate.config import MetricKind
 from tidegate.gate import Site
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.tensors.layer_inputs import require_layer_inputs, require_layer_options, require_positions_shape
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tidegate._refusals import require_num_caches
 from tidegate.config import StackConfig
-from tidegate.tensors.model_inputs import require_num_caches
 from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.cache import KVCache
 from tidegate.torch.feedforward import FeedForward

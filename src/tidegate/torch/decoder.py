@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tidegate._refusals import require_learned_positions, require_num_logits, require_positions_shape, require_tokens
 from tidegate.config import TransformerConfig
-from tidegate.tensors.layer_inputs import require_positions_shape
-from tidegate.tensors.model_inputs import require_learned_positions, require_num_logits, require_tokens
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.cache import KVCache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.tensors.model_inputs import (
+from tidegate._refusals import (
     require_generation,
     require_left_padding,
     require_prompt_mask,

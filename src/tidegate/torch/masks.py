@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tidegate.tensors.layer_inputs import require_mask_shape
+from tidegate._refusals import require_mask_shape
 
 
 def combine_masks(

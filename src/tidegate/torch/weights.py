@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tidegate._files import file_metadata, require_metadata, require_shapes
 from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.tensors.model_files import file_metadata, require_metadata, require_shapes
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 

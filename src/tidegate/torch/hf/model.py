@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from tidegate.tensors.model_inputs import require_learned_positions
+from tidegate._refusals import require_learned_positions
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.hf.cache import CachedKeys

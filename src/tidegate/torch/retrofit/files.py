@@ -14,8 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tidegate._files import require_shapes
 from tidegate.gates import Gates
-from tidegate.tensors.model_files import require_shapes
 from tidegate.torch.retrofit.fingerprint import base_fingerprint
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
