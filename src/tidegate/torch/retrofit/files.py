@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tidegate._files import require_shapes
+from tidegate._files import require_shapes, write_atomically
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.fingerprint import base_fingerprint
 from tidegate.torch.retrofit.install import install_gates, remove_gates
@@ -52,8 +51,8 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     }
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / _WEIGHTS, weights)
-    _write(folder / _DESCRIPTION, json.dumps(description, indent=1).encode())
+    write_atomically(folder / _WEIGHTS, lambda path: path.write_bytes(weights))
+    write_atomically(folder / _DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=1)))
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
@@ -135,15 +134,6 @@ def _require_base(model: PreTrainedModel, description: dict[str, Any], directory
     raise ValueError(
         f"The gates in {directory} belong to another model: {differ}. Load the model that they were trained in."
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _digest(content: bytes) -> str:
