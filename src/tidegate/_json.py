@@ -1,17 +1,23 @@
-"""Frozen dataclasses from the JSON that `dataclasses.asdict` makes of them."""
+"""Values that JSON can hold, and frozen dataclasses from the JSON that `dataclasses.asdict` makes of them."""
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 
-def read_as(kind: Any, value: Any) -> Any:
-    """A value of the annotated type, from JSON: dataclasses, tuples and dictionaries of them, and unions.
+def finite(value: float | None) -> float | None:
+    """Return the number, or None in place of nan and infinities, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
-    Dataclasses in a union are told apart by the default of their field `kind`. An unknown field or kind is refused.
+
+def read_as(kind: Any, value: Any) -> Any:
+    """Build a value of the annotated type from JSON: dataclasses, tuples and dictionaries of them, and unions.
+
+    The field `kind` says which dataclass of a union it is. An unknown field or kind is refused.
     """
     if is_dataclass(kind):
         return _read_fields(kind, value)

@@ -13,6 +13,7 @@ from tidegate.experts.fitting import CellData, Fits, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Position, default_design, default_truth
 from tidegate.experts.voronoi import Atoms, VoronoiLoss
+from tidegate.sizes import require_sizes
 
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 """Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
@@ -52,9 +53,7 @@ class ExpertExperiment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k", "k_star", "replicates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+        require_sizes(k=self.k, k_star=self.k_star, replicates=self.replicates)
         if self.k < self.k_star:
             raise ValueError(
                 f"k must be at least k_star, or no fit can be right; got k={self.k}, k_star={self.k_star}."

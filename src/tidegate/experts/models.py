@@ -20,6 +20,7 @@ import numpy as np
 from scipy.special import expit
 
 from tidegate.experts.layers import Floats
+from tidegate.sizes import require_sizes
 
 Position: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
 POSITIONS: tuple[Position, ...] = get_args(Position)
@@ -74,8 +75,7 @@ class ExpertModel:
     def __post_init__(self) -> None:
         if self.position not in POSITIONS:
             raise ValueError(f"position must be one of {', '.join(POSITIONS)}; got {self.position!r}.")
-        if self.k < 1 or self.width < 1:
-            raise ValueError(f"k and width must be at least 1; got k={self.k}, width={self.width}.")
+        require_sizes(k=self.k, width=self.width)
 
     @property
     def gated_experts(self) -> bool:

@@ -7,7 +7,6 @@ the limits: other starts, other truths, gates that nearly coincide, and more exp
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from tidegate._json import finite
 from tidegate.experts import (
     ExpertExperiment,
     ExpertModel,
@@ -149,7 +149,7 @@ def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
             predicted=report.predicted,
             value_block=report.value_block_nullity,
             predicted_value_block=report.predicted_value_block,
-            gap=_finite(report.singular_gap),
+            gap=finite(report.singular_gap),
         )
 
     return tuple(count(*item) for item in _told("flat directions", asked, tell))
@@ -162,7 +162,7 @@ def _modulus(settings: RateSettings, tell: Tell) -> tuple[ModulusCurve, ...]:
             position=position,
             radii=tuple(found.radii.tolist()),
             values=tuple(found.values.tolist()),
-            exponent=_finite(found.exponent),
+            exponent=finite(found.exponent),
         )
 
     return tuple(measure(position) for position in _told("modulus", settings.positions, tell))
@@ -279,14 +279,10 @@ def _slope(rate: Rate) -> Slope:
         verdict=rate.verdict,
         reasons=rate.reasons,
         converged=rate.converged,
-        spread_ratio=_finite(rate.spread_ratio),
+        spread_ratio=finite(rate.spread_ratio),
     )
 
 
 def _curve(x: tuple[float, ...], errors: Any) -> Curve:
     low, median, high = (tuple(row.tolist()) for row in np.quantile(errors, _BAND, axis=1))
     return Curve(x=tuple(map(float, x)), median=median, low=low, high=high)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
