@@ -28,7 +28,7 @@ from tidegate.experts import (
     profile_modulus,
     run_experiment,
 )
-from tidegate.experts.models import Position
+from tidegate.experts.models import Placement as Position
 from tidegate.gate import PRESETS, legal_gates
 from tidegate.lab.studies.rates.result import (
     Curve,
@@ -157,7 +157,7 @@ def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
 
 def _modulus(settings: RateSettings, tell: Tell) -> tuple[ModulusCurve, ...]:
     def measure(position: Position) -> ModulusCurve:
-        found = profile_modulus(ExpertModel(position=position, k=2), default_truth(position))
+        found = profile_modulus(ExpertModel(placement=position, k=2), default_truth(position))
         return ModulusCurve(
             position=position,
             radii=tuple(found.radii.tolist()),
@@ -231,7 +231,7 @@ def _surplus(settings: RateSettings, tell: Tell) -> tuple[Surplus, ...]:
 
 def _experiment(settings: RateSettings, position: Position, **options: Any) -> ExpertExperiment:
     common: dict[str, Any] = {name: getattr(settings, name) for name in _SHARED}
-    return ExpertExperiment(position=position, **(common | options))
+    return ExpertExperiment(placement=position, **(common | options))
 
 
 _SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
@@ -246,7 +246,7 @@ def _smaller_experiment(settings: RateSettings, position: Position, **options: A
 
 def _drawn_truth(position: Position, rng: np.random.Generator) -> ExpertTruth:
     """Normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
-    default, model = default_truth(position), ExpertModel(position=position, k=2)
+    default, model = default_truth(position), ExpertModel(placement=position, k=2)
     while True:
         scores, experts, gate = (
             np.sqrt(np.mean(part**2) if part.size else 0.0) * rng.standard_normal(part.shape)
