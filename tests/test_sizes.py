@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import HeadShape
+from tidegate.sizes import require_size
 
 
 @given(groups=st.integers(1, 8), group_size=st.integers(1, 8), h=st.integers(1, 64))
@@ -60,3 +61,21 @@ def test_sizes_are_frozen_and_hashable():
     with pytest.raises(FrozenInstanceError):
         shape.d_model = 4
     assert len({shape, HeadShape.of(d_model=8, num_heads=2, num_kv_heads=2, head_dim=4)}) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1.5, False])
+def test_none_is_admitted_only_where_the_message_says_so(size):
+    require_size("reach", None, otherwise="or None for all keys")
+    message = f"reach must be a whole number of at least 1, or None for all keys; got {size!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        require_size("reach", size, otherwise="or None for all keys")
+    with pytest.raises(ValueError, match=r"^reach must be a whole number of at least 1; got None\.$"):
+        require_size("reach", None)
+
+
+def test_a_size_is_refused_by_an_error_of_the_callers():
+    class MyError(ValueError):
+        pass
+
+    with pytest.raises(MyError, match="reach must be"):
+        require_size("reach", 0, error=MyError)

@@ -1,12 +1,35 @@
-"""What stands in the file of a model beside its weights, and what is refused: the same for every framework."""
+"""Files: written whole or not at all, and what a model's file says of itself, the same for every framework."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 _FORMAT = "tidegate"
 _VERSION = "1"
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+    """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
+
+    After an error the file that was there is as it was, and the new one is removed. Only a process that is killed
+    leaves a `<name>.<random>.partial` behind.
+
+    path  : in a folder that exists
+    write : is called with the path to write to, which does not exist yet
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def file_metadata(kind: str, config: str) -> dict[str, str]:

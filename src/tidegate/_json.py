@@ -1,17 +1,23 @@
-"""Frozen dataclasses from the JSON that `dataclasses.asdict` makes of them."""
+"""Values that JSON can hold, and frozen dataclasses from the JSON that `dataclasses.asdict` makes of them."""
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
+
+
+def finite(value: float | None) -> float | None:
+    """Return the number, or None in place of nan and infinities, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def read_as(kind: Any, value: Any) -> Any:
-    """A value of the annotated type, from JSON: dataclasses, tuples and dictionaries of them, and unions.
+    """Build a value of the annotated type from JSON: dataclasses, tuples and dictionaries of them, and unions.
 
-    Dataclasses in a union are told apart by the default of their field `kind`. An unknown field or kind is refused.
+    The field `kind` says which dataclass of a union it is. An unknown field or kind is refused.
     """
     if is_dataclass(kind):
         return _read_fields(kind, value)
@@ -34,16 +40,21 @@ def _read_fields(kind: Any, value: dict[str, Any]) -> Any:
 
 def _read_union(choices: tuple[Any, ...], value: Any) -> Any:
     classes = [choice for choice in choices if is_dataclass(choice)]
-    if isinstance(value, dict) and len(classes) == 1:
-        return read_as(classes[0], value)
     if isinstance(value, dict) and classes:
-        by_kind = {_kind(choice): choice for choice in classes}
-        if value.get("kind") not in by_kind:
-            raise ValueError(f"kind must be one of {', '.join(sorted(by_kind))}; got {value.get('kind')!r}.")
-        return read_as(by_kind[value["kind"]], value)
+        return read_as(_class_for(cast("dict[str, Any]", value), classes), value)
     if isinstance(value, list):
         return read_as(next(choice for choice in choices if get_origin(choice) is tuple), value)
-    return value
+    return cast("Any", value)
+
+
+def _class_for(value: dict[str, Any], classes: list[Any]) -> Any:
+    """Choose the only class, or the one whose `kind` the value names."""
+    if len(classes) == 1:
+        return classes[0]
+    by_kind = {_kind(choice): choice for choice in classes}
+    if value.get("kind") not in by_kind:
+        raise ValueError(f"kind must be one of {', '.join(sorted(by_kind))}; got {value.get('kind')!r}.")
+    return by_kind[value["kind"]]
 
 
 def _kind(choice: Any) -> str:

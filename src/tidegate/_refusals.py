@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable
 
 from tidegate.gates import Gates
+from tidegate.sizes import require_size
 
 
 def require_layer_options(*, dropout: float, window: int | None, temperature: float) -> None:
     """The options of a layer lie in their ranges."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1); got {dropout!r}.")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"window must be a whole number of at least 1, or None; got {window!r}.")
+    require_size("window", window, otherwise="or None")
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be a finite number above 0; got {temperature!r}.")
 
@@ -83,8 +83,7 @@ def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
 
 def require_num_logits(num_logits: int | None) -> None:
     """At least one position's logits are asked for."""
-    if num_logits is not None and num_logits < 1:
-        raise ValueError(f"num_logits must be at least 1, or None for all positions; got {num_logits!r}.")
+    require_size("num_logits", num_logits, otherwise="or None for all positions")
 
 
 def require_num_caches(given: int, num_blocks: int) -> None:
@@ -106,8 +105,7 @@ def require_sampling(temperature: float, top_k: int | None, top_p: float | None)
     """The options of sampling lie in their ranges."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"top_k must be a whole number of at least 1, or None; got {top_k!r}.")
+    require_size("top_k", top_k, otherwise="or None")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
 
@@ -122,8 +120,7 @@ def require_generation(
     """
     if len(prompt) != 2 or prompt[1] < 1:
         raise ValueError(f"prompt must be (batch, at least one position); got {prompt}.")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}.")
+    require_size("max_new_tokens", max_new_tokens)
     for token in named_tokens:
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens and pad_token must lie in [0, {vocab_size}); got {token!r}.")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, final, get_args
 
 from tidegate.gates import GateLike, Gates
-from tidegate.sizes import HeadShape
+from tidegate.sizes import HeadShape, require_size
 from tidegate.tensors.rotary import Rotary
 
 FeedForwardKind: TypeAlias = Literal["swiglu", "gelu"]
@@ -124,13 +124,8 @@ class StackConfig(ABC):
 
     def _require_whole(self, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
             optional = next(option for option in fields(self) if option.name == name).default is None
-            if value is None and optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                otherwise = ", or None" if optional else ""
-                raise ValueError(f"{name} must be a whole number of at least 1{otherwise}; got {value!r}.")
+            require_size(name, getattr(self, name), otherwise="or None" if optional else "")
 
     def _require_widths(self) -> None:
         if not isinstance(self.d_ff, tuple | list):

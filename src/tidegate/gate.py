@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from tidegate.sizes import HeadShape
+from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
 Reads: TypeAlias = Literal["input", "query", "value", "output"]
@@ -64,9 +64,7 @@ class Gate:
         for name, choices in _CHOICES.items():
             _require_choice(name, getattr(self, name), choices)
         for name in ("rank", "width"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"Gate.{name} must be a whole number of at least 1, or None; got {value!r}.")
+            require_size(f"Gate.{name}", getattr(self, name), otherwise="or None")
         object.__setattr__(self, "init_std", _finite("init_std", self.init_std))
         if self.init_std < 0:
             raise ValueError(f"Gate.init_std must not be negative; got {self.init_std!r}.")

@@ -52,7 +52,19 @@ class HeadShape:
 
 
 def require_sizes(**sizes: object) -> None:
-    """Each is a whole number of at least 1; the error names the one that is not."""
+    """Refuse any of these that is not a whole number of at least 1, by its name."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1; got {size!r}.")
+        require_size(name, size)
+
+
+def require_size(name: str, size: object, *, otherwise: str = "", error: type[ValueError] = ValueError) -> None:
+    """Refuse what is not a whole number of at least 1.
+
+    otherwise : admits None and says so, such as "or None for a cache that grows"; empty refuses None too
+    error     : the class of what is raised
+    """
+    if size is None and otherwise:
+        return
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        alternative = f", {otherwise}" if otherwise else ""
+        raise error(f"{name} must be a whole number of at least 1{alternative}; got {size!r}.")

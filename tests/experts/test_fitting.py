@@ -9,17 +9,17 @@ from tidegate.experts.models import Design, ExpertModel, default_design, default
 DESIGN = default_design(num_points=64)
 
 
-def problems(position="g1", *, fits=6, n=10_000):
-    experiment = ExpertExperiment(position=position, design=DESIGN, replicates=fits, ns=(n,))
+def problems(placement="g1", *, fits=6, n=10_000):
+    experiment = ExpertExperiment(placement=placement, design=DESIGN, replicates=fits, ns=(n,))
     rng = np.random.default_rng(1)
     truth = experiment.true_parameters.vector()
     return experiment, draw_cells(experiment, n, rng), truth + 0.2 * rng.standard_normal((fits, len(truth)))
 
 
-@pytest.mark.parametrize("position", ["g1", "g2"])
-def test_cells_give_the_same_estimate_as_the_raw_samples(position):
+@pytest.mark.parametrize("placement", ["g1", "g2"])
+def test_cells_give_the_same_estimate_as_the_raw_samples(placement):
     rng = np.random.default_rng(0)
-    model, truth = ExpertModel(position=position, k=2), default_truth(position).vector()
+    model, truth = ExpertModel(placement=placement, k=2), default_truth(placement).vector()
     drawn = rng.integers(len(DESIGN.points), size=1500)
     clean = model.value(truth[None], DESIGN)[0]
     samples = clean[drawn] + 0.3 * rng.standard_normal(len(drawn))
@@ -37,9 +37,9 @@ def test_cells_give_the_same_estimate_as_the_raw_samples(position):
     assert np.abs(reduced.parameters - whole.parameters).max() < 1e-8
 
 
-@pytest.mark.parametrize("position", ["dense", "g1", "bma"])
-def test_fits_end_where_those_of_scipy_do(position):
-    experiment, cells, starts = problems(position)
+@pytest.mark.parametrize("placement", ["dense", "g1", "bma"])
+def test_fits_end_where_those_of_scipy_do(placement):
+    experiment, cells, starts = problems(placement)
     fits = fit_batch(experiment.model, DESIGN, cells, starts)
     for row, start in enumerate(starts):
         scale = np.sqrt(cells.weights[row] * cells.precision[row])

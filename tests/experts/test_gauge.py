@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from layers import EXOTIC, GATES, TOGETHER, make_layer
 
-from tidegate.experts.freedom import predict_gauge, why_unpredicted
 from tidegate.experts.gauge import gauge_report, gauge_table, head_gauge, random_layer
+from tidegate.experts.gauge_theory import predict_gauge, why_unpredicted
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer_gradients import layer_backward
 from tidegate.tensors.rotary import Rotary

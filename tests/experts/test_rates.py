@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tidegate.experts.estimate import ExpertExperiment, RateData, run_experiment
-from tidegate.experts.models import POSITIONS, Design, ExpertModel, default_design, default_truth
+from tidegate.experts.models import PLACEMENTS, Design, ExpertModel, default_design, default_truth
 from tidegate.experts.modulus import profile_modulus
 from tidegate.experts.rates import estimate_rate
 
@@ -15,13 +15,13 @@ SMALL = {"ns": (1_000, 10_000, 100_000, 1_000_000), "replicates": 48, "starts": 
 
 @pytest.fixture(scope="module")
 def data():
-    return {position: run_experiment(ExpertExperiment(position=position, **SMALL)) for position in POSITIONS}
+    return {placement: run_experiment(ExpertExperiment(placement=placement, **SMALL)) for placement in PLACEMENTS}
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_experts_are_identified_where_each_has_a_gate_and_nowhere_else(position, data):
-    rate = estimate_rate(data[position])
-    if position in UNGATED:
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_experts_are_identified_where_each_has_a_gate_and_nowhere_else(placement, data):
+    rate = estimate_rate(data[placement])
+    if placement in UNGATED:
         assert rate.verdict == "not identified"
         assert rate.interval[0] > -0.2
         assert rate.spread_ratio > 0.3
@@ -31,29 +31,29 @@ def test_experts_are_identified_where_each_has_a_gate_and_nowhere_else(position,
         assert rate.spread_ratio < 1e-3
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("metric", ["regression", "scores"])
-def test_prediction_and_scores_are_as_good_without_a_gate(metric, position, data):
-    rate = estimate_rate(data[position], metric)
+def test_prediction_and_scores_are_as_good_without_a_gate(metric, placement, data):
+    rate = estimate_rate(data[placement], metric)
     assert rate.verdict == "identified"
     assert -0.6 < rate.interval[0] < rate.interval[1] < -0.4
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_the_regression_error_is_that_of_the_rank(position, data):
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_regression_error_is_that_of_the_rank(placement, data):
     # The optimiser is not the floor: squared errors average to σ² rank / n.
-    model = ExpertModel(position=position, k=2)
-    for n, errors in zip(SMALL["ns"], data[position].errors["regression"], strict=True):
+    model = ExpertModel(placement=placement, k=2)
+    for n, errors in zip(SMALL["ns"], data[placement].errors["regression"], strict=True):
         assert np.sqrt(np.mean(errors**2)) == pytest.approx(0.3 * np.sqrt(model.rank / n), rel=0.2)
 
 
 def test_an_unidentified_error_measures_the_start():
     options = SMALL | {"ns": (100_000,)}
     errors = {
-        (position, radius): np.median(
-            run_experiment(ExpertExperiment(position=position, radius=radius, **options)).errors["expert"]
+        (placement, radius): np.median(
+            run_experiment(ExpertExperiment(placement=placement, radius=radius, **options)).errors["expert"]
         )
-        for position in ("none", "g1")
+        for placement in ("none", "g1")
         for radius in (0.05, 0.4)
     }
     assert errors["none", 0.4] > 4 * errors["none", 0.05]
@@ -61,7 +61,7 @@ def test_an_unidentified_error_measures_the_start():
 
 
 def test_a_surplus_expert_is_not_called_identified_while_fits_fail_to_converge():
-    found = run_experiment(ExpertExperiment(position="g2", k=3, **SMALL), max_steps=60)
+    found = run_experiment(ExpertExperiment(placement="g2", k=3, **SMALL), max_steps=60)
     rate = estimate_rate(found)
     assert rate.converged < 0.9
     assert rate.verdict == "inconclusive"
@@ -73,7 +73,7 @@ def made_up(slope, *, spread=1e-9, converged=True):
     ns = (1_000, 10_000, 100_000)
     errors = np.array([n**slope * np.exp(0.1 * np.random.default_rng(n).standard_normal(20)) for n in ns])
     return RateData(
-        experiment=ExpertExperiment(position="none", ns=ns, replicates=20),
+        experiment=ExpertExperiment(placement="none", ns=ns, replicates=20),
         ns=ns,
         errors={"expert": errors, "over": 0 * errors},
         converged=np.full((3, 20, 4), converged),
@@ -102,12 +102,12 @@ def test_spreads_that_fall_with_n_are_enough():
     assert estimate_rate(falling).verdict == "identified"
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_the_modulus_is_zero_without_gates_and_linear_with_them(position):
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_modulus_is_zero_without_gates_and_linear_with_them(placement):
     found = profile_modulus(
-        ExpertModel(position=position, k=2), default_truth(position), design=default_design(num_points=64)
+        ExpertModel(placement=placement, k=2), default_truth(placement), design=default_design(num_points=64)
     )
-    if position in UNGATED:
+    if placement in UNGATED:
         assert not found.identified
         assert found.values.max() < 1e-12
         assert np.isnan(found.exponent)
@@ -120,12 +120,12 @@ def test_gates_that_nearly_coincide_take_the_advantage_away():
     truth = default_truth("g1")
     near = replace(truth, gate=truth.gate[[0, 0]] + [[0, 0], [0.05, 0]])
     with pytest.warns(UserWarning, match="Two true gates are 0.05 apart"):
-        experiment = ExpertExperiment(position="g1", truth=near, **SMALL)
+        experiment = ExpertExperiment(placement="g1", truth=near, **SMALL)
     assert estimate_rate(run_experiment(experiment)).verdict != "identified"
 
 
 def test_experiments_repeat():
-    experiment = ExpertExperiment(position="g1", **(SMALL | {"ns": (1_000,), "replicates": 3}))
+    experiment = ExpertExperiment(placement="g1", **(SMALL | {"ns": (1_000,), "replicates": 3}))
     calls = []
     first = run_experiment(experiment, progress=lambda done, total: calls.append((done, total)))
     np.testing.assert_array_equal(first.errors["expert"], run_experiment(experiment).errors["expert"])
@@ -138,9 +138,9 @@ BAD = {
     "no sizes": ({"ns": ()}, "ns must hold sample sizes"),
     "one start": ({"starts": 1}, "starts must be at least 2"),
     "starts at the truth": ({"radius": 0.0}, "noise and radius must be above 0"),
-    "no replicates": ({"replicates": 0}, "replicates must be at least 1"),
+    "no replicates": ({"replicates": 0}, "replicates must be a whole number of at least 1"),
     "a singular design": ({"design": Design(points=np.ones((64, 4, 2)))}, "design is singular"),
-    "a truth for another position": ({"truth": default_truth("dense")}, r"truth\.gate must be \(2, 2\)"),
+    "a truth for another placement": ({"truth": default_truth("dense")}, r"truth\.gate must be \(2, 2\)"),
     "single precision": (
         {"truth": replace(default_truth("g1"), experts=default_truth("g1").experts.astype(np.float32))},
         r"truth\.experts must be \(2, 2\) in float64",
@@ -151,15 +151,15 @@ BAD = {
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
 def test_bad_experiments_say_why(options, message):
     with pytest.raises(ValueError, match=message):
-        ExpertExperiment(position="g1", **options)
+        ExpertExperiment(placement="g1", **options)
 
 
 def test_starts_that_can_reach_a_duplicate_are_warned_of():
     with pytest.warns(UserWarning, match="exact duplicate"):
-        ExpertExperiment(position="g1", k=3, radius=1.0)
+        ExpertExperiment(placement="g1", k=3, radius=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert ExpertExperiment(position="g1", k=3).model.num_parameters == 16
+        assert ExpertExperiment(placement="g1", k=3).model.num_parameters == 16
 
 
 def test_bad_questions_to_data_say_why():
@@ -170,6 +170,6 @@ def test_bad_questions_to_data_say_why():
     with pytest.raises(ValueError, match="'over' is 0 at some size"):
         estimate_rate(made_up(-0.5), "over")
     with pytest.raises(ValueError, match="as many experts as truth, 2; got k=3"):
-        profile_modulus(ExpertModel(position="g1", k=3), default_truth("g1"))
+        profile_modulus(ExpertModel(placement="g1", k=3), default_truth("g1"))
     with pytest.raises(ValueError, match="at least two positive numbers"):
-        profile_modulus(ExpertModel(position="g1", k=2), default_truth("g1"), [0.1])
+        profile_modulus(ExpertModel(placement="g1", k=2), default_truth("g1"), [0.1])

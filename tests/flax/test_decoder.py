@@ -279,7 +279,7 @@ REFUSED = [
     ({"tokens": jnp.zeros((2, 3))}, r"tokens must be \(batch, positions\), int64 or int32; got \(2, 3\), float64"),
     ({"tokens": jnp.zeros(3, int)}, r"tokens must be .* got \(3,\)"),
     ({"positions": jnp.arange(2)}, r"positions must have shape \(3,\) or \(2, 3\); got \(2,\)"),
-    ({"num_logits": 0}, "num_logits must be at least 1, or None"),
+    ({"num_logits": 0}, "num_logits must be a whole number of at least 1, or None for all positions"),
     ({"tokens": sample(1, 17)}, "ends at max_length=16; 17 are needed"),
     ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must have shape \(2, 3\)"),
     ({"caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),

@@ -167,7 +167,7 @@ REFUSED = [
     ({"prompt": PROMPT[0]}, r"prompt must be \(batch, at least one position\); got \(5,\)"),
     ({"prompt": PROMPT[:, :0]}, r"prompt must be \(batch, at least one position\); got \(3, 0\)"),
     ({"prompt": PROMPT.astype(float)}, "tokens must be .* int64 or int32; got .* float64"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1; got 0"),
     ({"max_new_tokens": 29}, "max_new_tokens=29 after a prompt of 5 .* Ask for at most 28"),
     ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
     ({"temperature": 1.0}, "key must draw the tokens at temperature=1.0; got None"),

@@ -77,7 +77,7 @@ LAYERS: dict[str, Layer] = {
         import_free=("__init__.py", "tasks/__init__.py", "training/executors/__init__.py", "studies/__init__.py"),
     ),
     "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
-    "report": Layer(allowed=(*VOCABULARY, "tidegate._json", "jinja2", "plotly")),
+    "report": Layer(allowed=(*VOCABULARY, "tidegate._json", "tidegate._files", "jinja2", "plotly")),
     "__main__": Layer(allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
     "cli": Layer(
         allowed=("tidegate", "typer", "rich"),

@@ -244,7 +244,10 @@ REFUSED = [
         r"positions must have shape \(3,\) or \(2, 3\); got \(2,\)",
     ),
     ({"tokens": sample(2, 3), "positions": torch.zeros(2, 1)}, r"positions must have shape .* got \(2, 1\)"),
-    ({"tokens": sample(1, 3), "num_logits": 0}, "num_logits must be at least 1, or None"),
+    (
+        {"tokens": sample(1, 3), "num_logits": 0},
+        "num_logits must be a whole number of at least 1, or None",
+    ),
     ({"tokens": sample(1, 17)}, "ends at max_length=16; 17 are needed"),
     ({"tokens": sample(2, 3), "documents": torch.tensor([0, 3])}, "documents as boundaries describe one packed row"),
     ({"tokens": sample(2, 3), "caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),

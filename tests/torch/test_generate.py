@@ -229,7 +229,7 @@ REFUSED = [
     ({"prompt": PROMPT[0]}, r"prompt must be \(batch, at least one position\); got \(3,\)"),
     ({"prompt": PROMPT[:, :0]}, r"prompt must be \(batch, at least one position\); got \(2, 0\)"),
     ({"prompt": PROMPT.double()}, "tokens must be .* int64 or int32; got .* torch.float64"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1; got 0"),
     ({"max_new_tokens": 31}, "max_new_tokens=31 after a prompt of 3 .* Ask for at most 30"),
     ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
     ({"top_k": 2.5}, "top_k must be a whole number of at least 1, or None; got 2.5"),

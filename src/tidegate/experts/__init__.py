@@ -5,9 +5,9 @@ from tidegate.experts.channel_gauge import ChannelGauge, channel_gauge, model_ga
 from tidegate.experts.decomposition import Decomposition, decompose, with_input_gates
 from tidegate.experts.estimate import METRICS, ExpertExperiment, RateData, run_experiment
 from tidegate.experts.fitting import CellData, Fits, fit_batch
-from tidegate.experts.freedom import GaugePrediction, predict_gauge
 from tidegate.experts.gauge import GaugeReport, GaugeRow, HeadGauge, gauge_report, gauge_table, head_gauge, random_layer
-from tidegate.experts.models import POSITIONS, Design, ExpertModel, ExpertTruth, default_design, default_truth
+from tidegate.experts.gauge_theory import GaugePrediction, predict_gauge
+from tidegate.experts.models import PLACEMENTS, Design, ExpertModel, ExpertTruth, default_design, default_truth
 from tidegate.experts.modulus import Modulus, profile_modulus
 from tidegate.experts.rates import Rate, estimate_rate
 from tidegate.experts.transform import change_basis, random_gauge
@@ -15,7 +15,7 @@ from tidegate.experts.voronoi import Atoms, LossParts, VoronoiLoss
 
 __all__ = [
     "METRICS",
-    "POSITIONS",
+    "PLACEMENTS",
     "Atoms",
     "CellData",
     "ChannelGauge",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from tidegate.experts.freedom import basis_freedom
+from tidegate.experts.gauge_theory import basis_gauge
 from tidegate.experts.layers import Floats, as_layer_arrays
 from tidegate.experts.transform import change_basis, channels_may_move
 from tidegate.tensors.layer import AttentionArrays
@@ -118,7 +118,7 @@ def _by_group(outward: Floats, groups: int) -> Floats:
 
 def _value_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
     """R of one group; inward (d, h), outward (h, all that leaves the channels)."""
-    match basis_freedom(arrays, "value-output"):
+    match basis_gauge(arrays, "value-output"):
         case "linear":
             return _orthonormal_basis(inward, outward)
         case "scaling":
@@ -129,20 +129,20 @@ def _value_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Fl
 
 def _key_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
     """What the keys of one group are multiplied by, pair by pair where they rotate."""
-    width, freedom = arrays.shape.head_dim, basis_freedom(arrays, "query-key")
+    width, gauge = arrays.shape.head_dim, basis_gauge(arrays, "query-key")
     basis = np.eye(width)
-    if freedom == "fixed":
+    if gauge == "fixed":
         return basis
     turned = 0 if arrays.rotary is None else arrays.rotary.width(width)
     normed = arrays.q_norm is not None or arrays.k_norm is not None
     for first in range(turned // 2):
         pair = np.ix_((first, first + turned // 2), (first, first + turned // 2))
         columns = inward[:, [first, first + turned // 2]]
-        basis[pair] = _pair_basis(columns, turns=freedom == "linear" and not normed, scales=not normed)
+        basis[pair] = _pair_basis(columns, turns=gauge == "linear" and not normed, scales=not normed)
     still = slice(turned, width)
     if normed:
         basis[still, still] = np.diag(_signs(inward[:, still]))
-    elif freedom == "linear":
+    elif gauge == "linear":
         basis[still, still] = _orthonormal_basis(inward[:, still], outward[still])
     else:
         ordered = channels_may_move(arrays, "query-key")
@@ -196,7 +196,7 @@ def _signs(columns: Floats) -> Floats:
 
 def _canonical_norms(arrays: AttentionArrays) -> AttentionArrays:
     """All scale in the queries' norm: the keys' scales become ±1, or each rotating pair's geometric mean does."""
-    if arrays.q_norm is None or arrays.k_norm is None or basis_freedom(arrays, "query-key") == "fixed":
+    if arrays.q_norm is None or arrays.k_norm is None or basis_gauge(arrays, "query-key") == "fixed":
         return arrays
     factor = np.abs(arrays.k_norm)
     if np.any(factor == 0):

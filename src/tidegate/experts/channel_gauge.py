@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from tidegate.experts.decomposition import Decomposition, decompose
-from tidegate.experts.freedom import basis_freedom, reads_values, why_unpredicted
+from tidegate.experts.gauge import FREE_BELOW
+from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
 from tidegate.experts.head_jacobian import spread_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 
-_TOLERANCE = 1e-11
 _FEWEST_POSITIONS = 64
 
 
@@ -69,11 +69,11 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
         scale = np.linalg.norm(heads[:, own][chosen[0], :, chosen[1]].reshape(len(moved), -1), ord=2)
         unit = moved.reshape(-1, shape.head_dim**2) @ _to_unit(arrays.W_V[group], arrays.W_O[own])
         rows.append(_falling(unit) / max(float(scale), np.finfo(np.float64).tiny))
-    mixing = basis_freedom(arrays, "value-output")
+    mixing = basis_gauge(arrays, "value-output")
     return ChannelGauge(
         layer=name,
         gate=str(arrays.gates),
-        free=tuple(int(np.sum(row <= _TOLERANCE)) for row in rows),
+        free=tuple(int(np.sum(row <= FREE_BELOW)) for row in rows),
         predicted=None if why_unpredicted(arrays) else shape.head_dim ** (2 if mixing == "linear" else 1),
         singular_values=np.stack(rows),
     )
@@ -121,7 +121,7 @@ def _to_unit(W_V: Floats, W_O: Floats) -> Floats:
     by_inward = np.einsum("ac,bd->abcd", inward, np.eye(width))
     by_outward = np.einsum("ac,bd->abcd", np.eye(width), outward)
     sizes, turn = np.linalg.eigh((by_inward + by_outward).reshape(width**2, width**2))
-    seen = sizes > _TOLERANCE * sizes[-1]
+    seen = sizes > FREE_BELOW * sizes[-1]
     return turn * np.where(seen, 1 / np.sqrt(np.where(seen, sizes, 1.0)), 0.0)
 
 

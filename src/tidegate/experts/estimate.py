@@ -11,8 +11,9 @@ import numpy as np
 
 from tidegate.experts.fitting import CellData, Fits, fit_batch
 from tidegate.experts.layers import Floats
-from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Position, default_design, default_truth
+from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Placement, default_design, default_truth
 from tidegate.experts.voronoi import Atoms, VoronoiLoss
+from tidegate.sizes import require_sizes
 
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 """Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
@@ -33,7 +34,7 @@ class ExpertExperiment:
     or lay at the truth, would make up a rate where there is none.
     """
 
-    position: Position
+    placement: Placement
     """Where the gate stands, in truth and in the fit."""
     k: int = 2
     """Experts that are fitted."""
@@ -52,9 +53,7 @@ class ExpertExperiment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k", "k_star", "replicates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+        require_sizes(k=self.k, k_star=self.k_star, replicates=self.replicates)
         if self.k < self.k_star:
             raise ValueError(
                 f"k must be at least k_star, or no fit can be right; got k={self.k}, k_star={self.k_star}."
@@ -73,17 +72,17 @@ class ExpertExperiment:
     @property
     def model(self) -> ExpertModel:
         """What is fitted."""
-        return ExpertModel(position=self.position, k=self.k, width=self.design.points.shape[-1])
+        return ExpertModel(placement=self.placement, k=self.k, width=self.design.points.shape[-1])
 
     @property
     def true_model(self) -> ExpertModel:
         """What the data come from."""
-        return ExpertModel(position=self.position, k=self.k_star, width=self.design.points.shape[-1])
+        return ExpertModel(placement=self.placement, k=self.k_star, width=self.design.points.shape[-1])
 
     @property
     def true_parameters(self) -> ExpertTruth:
         """The truth, given or default."""
-        return default_truth(self.position) if self.truth is None else self.truth
+        return default_truth(self.placement) if self.truth is None else self.truth
 
     def _check_truth(self) -> None:
         truth, model = self.true_parameters, self.true_model
@@ -92,7 +91,7 @@ class ExpertExperiment:
             array = getattr(truth, name)
             if array.shape != shape or array.dtype != np.float64:
                 raise ValueError(
-                    f"truth.{name} must be {shape} in float64 for position {self.position!r}; "
+                    f"truth.{name} must be {shape} in float64 for placement {self.placement!r}; "
                     f"got {array.shape}, {array.dtype}."
                 )
         _, jacobian = model.value_and_jacobian(truth.vector()[None], self.design)

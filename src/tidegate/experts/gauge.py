@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.experts.freedom import basis_freedom, predict_gauge, reads_values, why_unpredicted
+from tidegate.experts.gauge_theory import basis_gauge, predict_gauge, reads_values, why_unpredicted
 from tidegate.experts.head_jacobian import value_singular_values
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 from tidegate.gate import Site
@@ -18,8 +18,8 @@ from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
-_TOLERANCE = 1e-11
-"""Singular values below this share of the largest count as 0: rounding leaves some 1e-16, soft directions 1e-8."""
+FREE_BELOW = 1e-11
+"""A direction whose singular value is at most this share of the largest is free: above rounding, below soft ones."""
 _CLEAR_GAP = 100.0
 _MARGIN = 1.5
 """Outputs for each parameter that the table asks for."""
@@ -130,7 +130,7 @@ def head_gauge(layer: Layer, x: Any) -> HeadGauge:
     _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
     followed = any(map(reads_values, arrays.gates))
     values = _followed_values(arrays, inputs) if followed else value_singular_values(arrays, inputs)
-    width, mixing = shape.head_dim, basis_freedom(arrays, "value-output")
+    width, mixing = shape.head_dim, basis_gauge(arrays, "value-output")
     covered = why_unpredicted(arrays) is None and not followed
     return HeadGauge(
         nullities=tuple(len(row) - _rank(row) for row in values),
@@ -247,7 +247,7 @@ def _singular_values(matrix: Floats) -> Floats:
 
 
 def _rank(values: Floats) -> int:
-    return int(np.sum(values > _TOLERANCE * values[0]))
+    return int(np.sum(values > FREE_BELOW * values[0]))
 
 
 def _gap(values: Floats) -> float:

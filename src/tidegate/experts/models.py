@@ -4,7 +4,7 @@ A sequence $x_1 \dots x_N$ is read at its last token $x$. With $q = B^\top x$ an
 
 $$f(x_1 \dots x_N) = \sum_c \sum_j a_j\; u_c \cdot x_j \times \text{gate},$$
 
-where the position of the gate says what it multiplies. The experts are the vectors $u_c$, value projection times output
+where the placement of the gate says what it multiplies. The experts are the vectors $u_c$, value times output
 projection, so that the scaling between the two, which is never identified, is not in the model.
 
 Shapes: `b` fits at once, `M` design points, `N` tokens, `d` width, `k` experts, `P` parameters.
@@ -20,9 +20,10 @@ import numpy as np
 from scipy.special import expit
 
 from tidegate.experts.layers import Floats
+from tidegate.sizes import require_sizes
 
-Position: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
-POSITIONS: tuple[Position, ...] = get_args(Position)
+Placement: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 """Where the gate stands: nowhere, on the query, the key or the result; or on each expert, read from the input (`g1` at
 the attending, `g2` at the attended token) or from the query (`bma-query` and `bma`)."""
 
@@ -56,7 +57,7 @@ class ExpertTruth:
     experts: Floats
     """(k, d): u"""
     gate: Floats
-    """What the position asks for: (k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,)."""
+    """What the placement asks for: (k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,)."""
 
     def vector(self) -> Floats:
         """All of it as one vector (P,)."""
@@ -65,27 +66,26 @@ class ExpertTruth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertModel:
-    """The regression function with k experts and a gate at one position; P parameters in a row: B, u, gate."""
+    """The regression function with k experts and a gate at one placement; P parameters in a row: B, u, gate."""
 
-    position: Position
+    placement: Placement
     k: int
     width: int = 2
 
     def __post_init__(self) -> None:
-        if self.position not in POSITIONS:
-            raise ValueError(f"position must be one of {', '.join(POSITIONS)}; got {self.position!r}.")
-        if self.k < 1 or self.width < 1:
-            raise ValueError(f"k and width must be at least 1; got k={self.k}, width={self.width}.")
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}; got {self.placement!r}.")
+        require_sizes(k=self.k, width=self.width)
 
     @property
     def gated_experts(self) -> bool:
         """Whether each expert has a gate of its own."""
-        return self.position in _PER_EXPERT
+        return self.placement in _PER_EXPERT
 
     @property
     def gate_shape(self) -> tuple[int, ...]:
         """Shape of the gate's parameters."""
-        match self.position:
+        match self.placement:
             case "none":
                 return (0,)
             case "dense":
@@ -137,21 +137,21 @@ class _Pass:
         self.last = self.tokens[-1]
         self.B, self.u, self.gate = model.split(parameters)
         # A gate that reads the query reads the input by B times its matrix.
-        reads_query = model.position in ("bma", "bma-query")
+        reads_query = model.placement in ("bma", "bma-query")
         self.theta = self.gate @ np.swapaxes(self.B, -1, -2) if reads_query else self.gate
         self.query = _combine(np.swapaxes(self.B, -1, -2), self.last)
         self.weights = self._attend()
         self.leaves = self._gated_leaves()
         self.mixed = _dot(self.weights, self.leaves)
-        self.value = self.mixed if model.position != "dense" else self.outside * self.mixed
+        self.value = self.mixed if model.placement != "dense" else self.outside * self.mixed
 
     def _attend(self) -> Floats:
         """Each token's weight, (N, b, M)."""
         facing, keys = self.query, self.tokens[:, :, None, :]
-        if self.model.position == "query":
+        if self.model.placement == "query":
             self.query_gate = expit(_combine(np.swapaxes(self.gate, -1, -2), self.last))
             facing = facing * self.query_gate
-        if self.model.position == "key":
+        if self.model.placement == "key":
             by_channel = np.swapaxes(self.gate, -1, -2)
             self.key_gate = expit(np.stack([_combine(by_channel, token) for token in self.tokens]))
             keys = keys * self.key_gate
@@ -161,17 +161,17 @@ class _Pass:
 
     def _gated_leaves(self) -> Floats:
         """What each token contributes, (N, b, M)."""
-        position = self.model.position
-        if position in _AT_SOURCE:
+        placement = self.model.placement
+        if placement in _AT_SOURCE:
             self.source_gate = expit(np.stack([_combine(self.theta, token) for token in self.tokens]))
             self.source_experts = np.stack([_combine(self.u, token) for token in self.tokens])
             return np.stack([_dot(*pair) for pair in zip(self.source_gate, self.source_experts, strict=True)])
-        if position in _AT_DESTINATION:
+        if placement in _AT_DESTINATION:
             self.destination_gate = expit(_combine(self.theta, self.last))
             merged = _mix(self.u, self.destination_gate)
         else:
             merged = np.sum(self.u, axis=1).T[:, :, None]
-        if position == "dense":
+        if placement == "dense":
             self.outside = expit(self.gate @ self.last)
         return np.stack([_dot(merged, token) for token in self.tokens])
 
@@ -180,7 +180,7 @@ class _Pass:
         pull = self.weights * (self.leaves - self.mixed)
         # What the query is told: the covariance of contributions and keys under the weights.
         to_query = _average(pull, self.tokens)
-        match self.model.position:
+        match self.model.placement:
             case "none":
                 parts = [self._by_scores(to_query), self._by_merged_experts()]
             case "dense":
@@ -213,7 +213,7 @@ class _Pass:
 
     def _gated_parts(self, to_query: Floats) -> list[Floats]:
         """For gates of single experts: by the experts and by theta, (k, d, b, M), and on to what theta is made of."""
-        if self.model.position in _AT_SOURCE:
+        if self.model.placement in _AT_SOURCE:
             weighted = self.weights[:, None] * self.source_gate
             slope = weighted * (1 - self.source_gate) * self.source_experts
             by_experts = np.stack([_average(weighted[:, c], self.tokens) for c in range(self.model.k)])
@@ -280,8 +280,8 @@ def default_design(*, num_points: int = 128, num_tokens: int = 4, width: int = 2
     return Design(points=1.5 * rng.standard_normal((num_points, num_tokens, width)))
 
 
-def default_truth(position: Position) -> ExpertTruth:
-    """Two experts of width 2, well apart in themselves and in their gates; the same for every position."""
+def default_truth(placement: Placement) -> ExpertTruth:
+    """Two experts of width 2, well apart in themselves and in their gates; the same for every placement."""
     gates = {
         "none": np.zeros(0),
         "dense": np.array([1.2, -0.8]),
@@ -291,5 +291,5 @@ def default_truth(position: Position) -> ExpertTruth:
     return ExpertTruth(
         scores=np.array([[0.8, 0.3], [-0.4, 0.6]]),
         experts=np.array([[1.5, 0.5], [-0.6, 1.4]]),
-        gate=gates.get(position, np.array([[1.6, -1.0], [-0.8, -1.4]])),
+        gate=gates.get(placement, np.array([[1.6, -1.0], [-0.8, -1.4]])),
     )

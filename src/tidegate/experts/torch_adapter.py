@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +14,8 @@ from torch import Tensor, nn
 from tidegate.experts.canonical import canonical_layer
 from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.torch.attention import GatedAttention
+from tidegate.torch.attention import GatedAttention, bias_by_head, weight_by_head
+from tidegate.torch.forward_mode import load_forward_mode
 
 _CHUNK = 256
 """Directions taken at once: memory grows with it."""
@@ -61,7 +60,7 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
     def slope(direction: Tensor) -> Tensor:
         return torch.func.jvp(output, (point,), (direction,))[1]
 
-    _load_forward_mode()
+    load_forward_mode()
     point = torch.cat([own[name].flatten()[indices] for name, indices in places.items()])
     columns = torch.func.vmap(slope, chunk_size=_CHUNK)(torch.eye(len(point), dtype=torch.float64))
     return {name: part.numpy().T for name, part in parted(columns).items()}
@@ -121,14 +120,6 @@ def attention_inputs(model: Any, tokens: Any) -> list[tuple[str, AttentionArrays
     return [(name, layer.arrays(), inputs[name].double().cpu().numpy()) for name, layer in layers]
 
 
-@lru_cache(maxsize=1)
-def _load_forward_mode() -> None:
-    """Use forward mode once, quietly: PyTorch then loads decompositions by a way that it warns of itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
-
-
 def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
     if isinstance(module, GatedAttention):
         yield FoundLayer(name=name, arrays=module.arrays(), query_side_known=True)
@@ -155,20 +146,12 @@ def _foreign_arrays(module: nn.Module, name: str) -> AttentionArrays:
             f"{v.out_features}."
         )
     return AttentionArrays(
-        W_Q=_by_head(q.weight, width),
-        W_K=_by_head(k.weight, width),
-        W_V=_by_head(v.weight, width),
+        W_Q=weight_by_head(q.weight, width),
+        W_K=weight_by_head(k.weight, width),
+        W_V=weight_by_head(v.weight, width),
         W_O=o.weight.t().unflatten(0, (-1, width)),
-        b_Q=_bias_by_head(q.bias, width),
-        b_K=_bias_by_head(k.bias, width),
-        b_V=_bias_by_head(v.bias, width),
+        b_Q=bias_by_head(q.bias, width),
+        b_K=bias_by_head(k.bias, width),
+        b_V=bias_by_head(v.bias, width),
         b_O=o.bias,
     )
-
-
-def _by_head(weight: Any, width: int) -> Tensor:
-    return weight.unflatten(0, (-1, width)).transpose(1, 2)
-
-
-def _bias_by_head(bias: Any, width: int) -> Tensor | None:
-    return None if bias is None else bias.unflatten(0, (-1, width))

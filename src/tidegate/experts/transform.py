@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.experts.freedom import SIDES, Basis, Side, basis_freedom, reads_values
+from tidegate.experts.gauge_theory import SIDES, Basis, Side, basis_gauge, reads_values
 from tidegate.experts.layers import Floats, Layer, as_layer_arrays
 from tidegate.gate import Gate
 from tidegate.tensors.heads import repeat_heads
@@ -33,11 +33,11 @@ def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | N
     arrays = as_layer_arrays(layer)
     if value is not None:
         _require_allowed(arrays, "value-output", value)
-        if basis_freedom(arrays, "value-output") != "fixed":
+        if basis_gauge(arrays, "value-output") != "fixed":
             arrays = _change_value(arrays, value)
     if query is not None:
         _require_allowed(arrays, "query-key", query)
-        if basis_freedom(arrays, "query-key") != "fixed":
+        if basis_gauge(arrays, "query-key") != "fixed":
             arrays = _change_query(arrays, query)
     return arrays
 
@@ -150,12 +150,12 @@ def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None
     if basis.shape != (groups, width, width):
         raise ValueError(f"{name} must have shape {(groups, width, width)}; got {basis.shape}.")
     identity = np.eye(width)
-    freedom: Basis = basis_freedom(arrays, side)
-    if freedom == "fixed" and not np.array_equal(basis, np.broadcast_to(identity, basis.shape)):
+    gauge: Basis = basis_gauge(arrays, side)
+    if gauge == "fixed" and not np.array_equal(basis, np.broadcast_to(identity, basis.shape)):
         raise ValueError(f"{name} must be identities: the layer's gates or metric leave no known change of basis.")
-    if freedom == "scaling" and np.any((np.abs(basis) > 0).sum(axis=-1) != 1):
+    if gauge == "scaling" and np.any((np.abs(basis) > 0).sum(axis=-1) != 1):
         raise ValueError(f"{name} must scale and permute channels alone: the layer has an elementwise gate there.")
-    if freedom != "linear" and not channels_may_move(arrays, side) and np.any(basis * (1 - identity)):
+    if gauge != "linear" and not channels_may_move(arrays, side) and np.any(basis * (1 - identity)):
         raise ValueError(f"{name} must keep the order of channels, which all heads share or the rotation pairs.")
     if side == "query-key":
         turning = rotation_generator(arrays)
@@ -168,8 +168,8 @@ def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None
 
 def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator) -> Floats:
     """(h, h), one that the side allows."""
-    width, freedom = arrays.shape.head_dim, basis_freedom(arrays, side)
-    if freedom == "fixed":
+    width, gauge = arrays.shape.head_dim, basis_gauge(arrays, side)
+    if gauge == "fixed":
         return np.eye(width)
     turned = 0
     if side == "query-key" and arrays.rotary is not None:
@@ -178,9 +178,9 @@ def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator)
     basis = np.zeros((width, width))
     pairs = turned // 2
     for first in range(pairs):
-        basis[np.ix_((first, first + pairs), (first, first + pairs))] = _random_pair(rng, freedom, normed=normed)
+        basis[np.ix_((first, first + pairs), (first, first + pairs))] = _random_pair(rng, gauge, normed=normed)
     still = width - turned
-    if freedom == "linear" and not normed:
+    if gauge == "linear" and not normed:
         basis[turned:, turned:] = _random_matrix(rng, still)
     else:
         sizes = np.ones(still) if normed else np.exp(rng.uniform(-1, 1, still))
@@ -190,13 +190,13 @@ def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator)
     return basis
 
 
-def _random_pair(rng: np.random.Generator, freedom: Basis, *, normed: bool) -> Floats:
+def _random_pair(rng: np.random.Generator, gauge: Basis, *, normed: bool) -> Floats:
     if normed:
         return rng.choice((-1.0, 1.0)) * np.eye(2)
     size = np.exp(rng.uniform(-1, 1))
-    angle = rng.uniform(0, 2 * np.pi) if freedom == "linear" else np.pi * rng.integers(2)
+    angle = rng.uniform(0, 2 * np.pi) if gauge == "linear" else np.pi * rng.integers(2)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    return size * (turn if freedom == "linear" else np.round(turn))
+    return size * (turn if gauge == "linear" else np.round(turn))
 
 
 def _random_matrix(rng: np.random.Generator, width: int) -> Floats:

@@ -23,13 +23,12 @@ from tidegate.flax.masks import cached_mask, require_mask, segment_mask
 from tidegate.flax.params import named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Site
-from tidegate.tensors.layer import AttentionArrays, rms_norm
+from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays, rms_norm
 
 Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""
 
 NORM_EPSILON = 1e-6
-_METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}
 
 
 def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -182,7 +181,7 @@ def attended_reads(
 
 def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, causal: bool = True) -> AttentionArrays:
     """The layer as plain arrays: the reference that it is tested against."""
-    metric = {} if config.metric is None else {_METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
+    metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
     biases = {f"b_{name}": params[f"{name.lower()}_proj"].get("bias") for name in "QKVO"}
     return AttentionArrays(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate.sizes import HeadShape
+from tidegate.sizes import HeadShape, require_sizes
 
 
 class KVCache(NamedTuple):
@@ -28,8 +28,7 @@ class KVCache(NamedTuple):
 
 def init_cache(shape: HeadShape, *, batch: int, max_length: int, dtype: jax.typing.DTypeLike = jnp.float32) -> KVCache:
     """An empty cache with room for `max_length` positions."""
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1; got {max_length!r}.")
+    require_sizes(max_length=max_length)
     empty = jnp.zeros((batch, max_length, shape.num_kv_heads, shape.head_dim), dtype)
     return KVCache(key=empty, value=empty, length=jnp.zeros((), jnp.int32))
 

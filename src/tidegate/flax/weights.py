@@ -17,7 +17,7 @@ from jax import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
-from tidegate._files import file_metadata, require_metadata, require_shapes
+from tidegate._files import file_metadata, require_metadata, require_shapes, write_atomically
 from tidegate.config import TransformerConfig
 from tidegate.flax.attention import Params
 from tidegate.flax.block import unstack_layers
@@ -82,9 +82,8 @@ def save_params(path: str | Path, params: Params, config: TransformerConfig) -> 
 
     `tidegate.torch.load_model` reads it as well.
     """
-    partial = Path(path).with_name(f"{Path(path).name}.partial")
-    save_file(to_torch(params, config), partial, metadata=file_metadata(_KIND, config.to_json()))
-    partial.replace(path)
+    arrays, metadata = to_torch(params, config), file_metadata(_KIND, config.to_json())
+    write_atomically(path, lambda file: save_file(arrays, file, metadata=metadata))
 
 
 def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) -> tuple[TransformerConfig, Params]:

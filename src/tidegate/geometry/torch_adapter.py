@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch has no pub
 
 from tidegate.geometry.differentiation import Function, Numbers, refuse_dtype, refuse_step
 from tidegate.torch import plain_kernel
+from tidegate.torch.forward_mode import load_forward_mode
 
 # The annotations of these transforms are partial.
 _func: Any = torch.func
@@ -33,7 +33,7 @@ class TorchDifferentiator:
         """For a tensor, and the tensor's numbers in float64."""
         if x.dtype not in (torch.float32, torch.float64):
             refuse_dtype(name, x.dtype)
-        _load_forward_mode()
+        load_forward_mode()
         return cls(x.dtype, x.device), _numbers(x.double())
 
     @property
@@ -114,14 +114,6 @@ class TorchDifferentiator:
             return result.reshape(-1)
 
         return flattened
-
-
-@lru_cache(maxsize=1)
-def _load_forward_mode() -> None:
-    """Use forward mode once: PyTorch then loads decompositions of its own, with a deprecation warning of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        _func.jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
 
 
 def _derivative(flat: Function) -> Callable[..., Any]:

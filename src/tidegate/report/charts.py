@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from tidegate.report.formats import finite
+from tidegate._json import finite
 from tidegate.report.page import Numbers
 
 Figure: TypeAlias = dict[str, Any]

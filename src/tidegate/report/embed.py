@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any, cast
 
-from tidegate.report.formats import finite
+from tidegate._json import finite
 
 
 def json_text(value: Any) -> str:

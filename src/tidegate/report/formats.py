@@ -6,14 +6,10 @@ import math
 import re
 from collections.abc import Iterable
 
+from tidegate._json import finite
 from tidegate.report.page import CellValue, Column, Estimate
 
 _MOST_DIGITS = 6
-
-
-def finite(value: float | None) -> float | None:
-    """The number, or None in place of nan and infinities, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def number_text(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:

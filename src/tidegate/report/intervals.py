@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate._json import finite
 from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers, vertical_line
 from tidegate.report.colours import Palette
-from tidegate.report.formats import estimate_digits, estimate_text, finite, typographic
+from tidegate.report.formats import estimate_digits, estimate_text, typographic
 from tidegate.report.page import Estimate, Intervals
 
 _ROW = 46

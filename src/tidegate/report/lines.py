@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from tidegate._json import finite
 from tidegate.report.charts import Figure, axis, base_layout, horizontal_line, label, plot_numbers, vertical_line
 from tidegate.report.colours import Palette
-from tidegate.report.formats import finite
 from tidegate.report.page import Lines, Numbers, Series
 from tidegate.report.ticks import log_ticks, tick_text
 

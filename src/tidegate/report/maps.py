@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tidegate._json import finite
 from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers
 from tidegate.report.colours import DIVERGING, SEQUENTIAL
-from tidegate.report.formats import finite, number_text, scale_digits, typographic
+from tidegate.report.formats import number_text, scale_digits, typographic
 from tidegate.report.page import Map, Maps
 
 _COLUMNS_WITH_TEXT = 6

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tidegate.report.formats import estimate_digits, estimate_text, finite, heading, number_text
+from tidegate._json import finite
+from tidegate.report.formats import estimate_digits, estimate_text, heading, number_text
 from tidegate.report.maps import colour_scale
 from tidegate.report.page import (
     Checks,

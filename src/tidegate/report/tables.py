@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tidegate.report.formats import cell_text, finite, heading
+from tidegate._json import finite
+from tidegate.report.formats import cell_text, heading
 from tidegate.report.page import CellValue, Column, Estimate, Map, Table
 
 _STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
+from tidegate._files import write_atomically
 from tidegate.report.embed import json_text
 from tidegate.report.html import html_page
 from tidegate.report.markdown import markdown_page
@@ -25,19 +24,6 @@ def write_page(page: Page, folder: Path) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        _replace(folder / name, text)
+        content = text.encode()
+        write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))
     return folder / "report.html"
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        # mkstemp makes files that only their owner may read; a page is made to be handed on.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -29,6 +29,9 @@ from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
 
+METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}
+"""The field of `AttentionArrays` that holds the parameters of a learned metric, by the metric's kind."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTrace:

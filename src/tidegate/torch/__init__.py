@@ -14,6 +14,7 @@ from tidegate.torch.cache import KVCache
 from tidegate.torch.convert import from_fused_query_gate, from_stacked_qkv, to_fused_query_gate
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import gate_parameters
+from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
 from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.named import BilinearlyModulatedAttention, MultiHeadAttention, PostGatedAttention
 from tidegate.torch.observing.observation import Observation
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from tidegate.torch.retrofit import (
         RetrofitReport,
         add_gates,
-        freeze_all_but_gates,
-        gate_optimizer_groups,
         load_gates,
         merge_gates,
         remove_gates,

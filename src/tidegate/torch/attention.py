@@ -18,7 +18,7 @@ from tidegate.config import MetricKind
 from tidegate.gate import Site
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
-from tidegate.tensors.layer import AttentionArrays
+from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
@@ -215,9 +215,13 @@ class GatedAttention(nn.Module):
 
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
-        metric = {} if self.metric is None else {_METRIC_FIELDS[self.metric.kind]: self.metric.weight}
-        heads_first = {f"W_{name}": self._by_head(projection.weight) for name, projection in self._inward()}
-        biases = {f"b_{name}": self._bias_by_head(projection) for name, projection in self._inward()}
+        metric = {} if self.metric is None else {METRIC_FIELDS[self.metric.kind]: self.metric.weight}
+        heads_first = {
+            f"W_{name}": weight_by_head(projection.weight, self.shape.head_dim) for name, projection in self._inward()
+        }
+        biases = {
+            f"b_{name}": bias_by_head(projection.bias, self.shape.head_dim) for name, projection in self._inward()
+        }
         return AttentionArrays(
             **heads_first,
             **biases,
@@ -326,12 +330,15 @@ class GatedAttention(nn.Module):
     def _inward(self) -> tuple[tuple[str, nn.Linear], ...]:
         return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)
 
-    def _by_head(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (-1, self.shape.head_dim)).transpose(1, 2)
 
-    def _bias_by_head(self, projection: nn.Linear) -> Tensor | None:
-        bias: Tensor | None = projection.bias
-        return None if bias is None else bias.unflatten(0, (-1, self.shape.head_dim))
+def weight_by_head(weight: Tensor, head_dim: int) -> Tensor:
+    """View the matrix (heads · D, M) of a projection as (heads, M, D)."""
+    return weight.unflatten(0, (-1, head_dim)).transpose(1, 2)
+
+
+def bias_by_head(bias: Tensor | None, head_dim: int) -> Tensor | None:
+    """View the bias (heads · D,) of a projection, if it has one, as (heads, D)."""
+    return None if bias is None else bias.unflatten(0, (-1, head_dim))
 
 
 def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
@@ -340,4 +347,3 @@ def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 _NORM_EPSILON = 1e-6
-_METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}

@@ -10,6 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from tidegate.sizes import require_size
+
 
 @final
 class KVCache:
@@ -21,11 +23,7 @@ class KVCache:
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        whole = isinstance(max_length, int) and not isinstance(max_length, bool)
-        if max_length is not None and (not whole or max_length < 1):
-            raise ValueError(
-                f"max_length must be a whole number of at least 1, or None for a cache that grows; got {max_length!r}."
-            )
+        require_size("max_length", max_length, otherwise="or None for a cache that grows")
         self.max_length = max_length
         self.length = 0
         self._key: Tensor | None = None

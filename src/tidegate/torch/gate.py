@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,35 @@ from tidegate.torch.precision import widened
 
 _LARGE = 2**16
 """Numbers from which on memory of its own costs a result more than finding out that it needs none."""
+
+
+class Readable(Protocol):
+    """What a gate reads from: `GateReads`, or anything with its fields; None is what no gate of the layer reads."""
+
+    @property
+    def input(self) -> Tensor:
+        """(B, T, M)."""
+        ...
+
+    @property
+    def context(self) -> Tensor:
+        """(B, S, M)."""
+        ...
+
+    @property
+    def query(self) -> Tensor | None:
+        """(B, T, H, D)."""
+        ...
+
+    @property
+    def value(self) -> Tensor | None:
+        """(B, S, G, D)."""
+        ...
+
+    @property
+    def output(self) -> Tensor | None:
+        """(B, T, H, D)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,15 +108,17 @@ class AttentionGate(nn.Module):
                 case _:
                     nn.init.normal_(parameter, std=self.gate.init_std)
 
-    def source(self, reads: GateReads) -> Tensor:
+    def source(self, reads: Readable) -> Tensor:
         """What the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
         match self.gate.reads:
             case "input":
                 source = reads.context if self.gate.on_source else reads.input
             case "query":
+                assert reads.query is not None
                 # The heads of a group stand side by side, so that a group's queries are a view.
                 source = self._by_matrix(reads.query)
             case "value":
+                assert reads.value is not None
                 source = self._by_matrix(repeat_heads(reads.value, self.num_heads))
             case "output":
                 assert reads.output is not None

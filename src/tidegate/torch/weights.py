@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tidegate._files import file_metadata, require_metadata, require_shapes
+from tidegate._files import file_metadata, require_metadata, require_shapes, write_atomically
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
@@ -30,9 +30,8 @@ def save_model(model: Model, path: str | Path) -> None:
             f"model must be one of {', '.join(_KINDS)}; got {type(model).__name__}. Save what a wrapper wraps."
         )
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    partial = Path(path).with_name(f"{Path(path).name}.partial")
-    save_file(tensors, partial, metadata=file_metadata(type(model).__name__, model.config.to_json()))
-    partial.replace(path)
+    metadata = file_metadata(type(model).__name__, model.config.to_json())
+    write_atomically(path, lambda file: save_file(tensors, file, metadata=metadata))
 
 
 def load_model(

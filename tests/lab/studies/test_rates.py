@@ -40,7 +40,7 @@ def test_the_gated_expert_is_identified_and_the_other_is_not(result):
 
 
 def test_slopes_are_those_of_the_experiment_itself(result):
-    data = run_experiment(ExpertExperiment(position="g1", ns=TINY.ns, replicates=12, starts=2))
+    data = run_experiment(ExpertExperiment(placement="g1", ns=TINY.ns, replicates=12, starts=2))
     rate, found = estimate_rate(data), result.rates[1].slopes["expert"]
     assert (found.slope, found.low, found.high) == (rate.slope, *rate.interval)
 

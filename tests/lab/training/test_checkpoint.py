@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 from lab_runs import run_of
@@ -71,4 +69,4 @@ def test_one_that_was_not_written_to_its_end_leaves_the_one_before(trained, tmp_
     with pytest.raises(OSError, match="no space left"):
         save_checkpoint(path, model, optimizer, STATE | {"step": 4})
     assert load_checkpoint(path, model, optimizer) == STATE
-    assert (tmp_path / f"a.{os.getpid()}.partial").read_bytes() == b"half"
+    assert not list(tmp_path.glob("*.partial"))

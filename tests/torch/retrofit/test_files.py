@@ -6,7 +6,7 @@ from retrofit_models import adapt, logits, stir, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tidegate.torch.retrofit import add_gates, load_gates, save_gates
-from tidegate.torch.retrofit.fingerprint import base_fingerprint
+from tidegate.torch.retrofit.files import base_fingerprint
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_sizes_and_projections_are_found(family):
     layers = layers_of(tiny(family))
     assert len(layers) == 2
     for layer in layers:
-        names = [layer.parts[kind].spot.name for kind in ("query", "key", "value")]
+        names = [layer.parts[kind].slot.name for kind in ("query", "key", "value")]
         assert (*names, layer.output.name) == PROJECTIONS.get(family, USUAL)
         assert layer.shape == SHAPES.get(family, HeadShape.of(d_model=32, num_heads=4))
 
@@ -51,13 +51,13 @@ def test_the_parts_of_a_fused_projection_lie_side_by_side_and_fill_it(family):
     (layer, _) = layers_of(tiny(family))
     columns = [column for part in layer.parts.values() for head in part.columns.heads() for column in head]
     assert sorted(columns) == list(range(len(columns)))
-    weight = layer.parts["query"].spot.module.weight
+    weight = layer.parts["query"].slot.module.weight
     assert len(columns) == max(weight.shape)
 
 
 def test_an_adapter_is_found_in_the_place_of_what_it_stands_around():
     (layer, _) = layers_of(adapt(tiny("llama")))
-    assert isinstance(layer.parts["value"].spot.module, LowRankAdapter)
+    assert isinstance(layer.parts["value"].slot.module, LowRankAdapter)
 
 
 def test_listening_leaves_nothing_behind():

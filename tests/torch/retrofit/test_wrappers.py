@@ -9,7 +9,7 @@ from torch import nn
 
 from tidegate.torch import gate_parameters
 from tidegate.torch.retrofit import add_gates, load_gates, merge_gates, remove_gates, save_gates
-from tidegate.torch.retrofit.fingerprint import base_fingerprint
+from tidegate.torch.retrofit.files import base_fingerprint
 from tidegate.torch.retrofit.wrappers import unwrapped
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tidegate.experts.gauge import FREE_BELOW
 from tidegate.lab.training.measurements import LayerFreedom
 from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
-
-_FREE = 1e-11
 
 
 def gauge_panels(models: Mapping[str, Sequence[LayerFreedom]]) -> tuple[Panel, ...]:
@@ -47,7 +46,7 @@ def _table(models: Mapping[str, Sequence[LayerFreedom]]) -> Table:
 
 def _layer_cells(layer: LayerFreedom) -> Iterator[CellValue]:
     values = np.asarray(layer.singular_values)
-    held = values[values > _FREE]
+    held = values[values > FREE_BELOW]
     yield float(values.shape[1])
     yield None if layer.predicted is None else float(layer.predicted)
     yield from (float(min(layer.free)), float(max(layer.free)))
@@ -97,11 +96,11 @@ def _falls(models: Mapping[str, Sequence[LayerFreedom]]) -> Iterator[Series]:
     for name, layers in models.items():
         for place, layer in enumerate(layers):
             middle: list[float] = np.median(layer.singular_values, axis=0).tolist()
-            if max(middle) <= _FREE:
+            if max(middle) <= FREE_BELOW:
                 continue
             yield Series(
                 label=f"{name}, layer {place}",
                 group=name,
                 x=tuple(float(number) for number in range(1, len(middle) + 1)),
-                y=tuple(value if value > _FREE else None for value in middle),
+                y=tuple(value if value > FREE_BELOW else None for value in middle),
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tidegate.experts import model_gauge
-from tidegate.experts.freedom import reads_values
+from tidegate.experts.gauge_theory import reads_values
 from tidegate.gates import Gates
 from tidegate.geometry import GeometryError
 from tidegate.lab.models.curvature import model_curvature

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tidegate.lab.observe.statistics import Statistic, finite, known_mean, measured, written
+from tidegate._json import finite
+from tidegate.lab.observe.statistics import Statistic, known_mean, measured, written
 from tidegate.report.page import Lines, Numbers, Series, View
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from tidegate._json import finite
 from tidegate.lab.observe.curves import distributions, in_stretches, position_curves, residual_curves
-from tidegate.lab.observe.statistics import finite, head_means, known_mean, measured, written
+from tidegate.lab.observe.statistics import head_means, known_mean, measured, written
 from tidegate.report.page import Column, Map, Maps, Numbers, Page, Panel, Prose, Section, Snippet, Table, View, Views
 
 if TYPE_CHECKING:

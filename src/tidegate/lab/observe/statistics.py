@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
+
+from tidegate._json import finite
 
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import LayerObservation, Observation
@@ -46,11 +47,6 @@ def measured(observation: Observation) -> list[Statistic]:
 def head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
     """A statistic's mean, head by head; None where no query was counted or a number is not finite."""
     return tuple(finite(moments.mean) if moments.count else None for moments in layer.heads[key])
-
-
-def finite(value: float | None) -> float | None:
-    """The number, or None if it is none that can be shown."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tidegate._files import write_atomically
 from tidegate.lab.tasks.documents import Document, fingerprint
 from tidegate.lab.tasks.tokenizer import EncodedText, Tokens, read_tokenizer, tokenizers_library, trained_tokenizer
 
@@ -89,17 +89,11 @@ def _keep(place: Path, made: _Made) -> None:
     about = {"num_training": made.num_training, "tokenizer": made.tokenizer, "checksum": made.checksum()}
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        _replace(place.with_suffix(".npy"), lambda file: np.save(file, made.tokens))
-        _replace(place.with_suffix(".json"), lambda file: file.write(json.dumps(about).encode()))
+        write_atomically(place.with_suffix(".npy"), lambda path: _save_tokens(path, made.tokens))
+        write_atomically(place.with_suffix(".json"), lambda path: path.write_text(json.dumps(about)))
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Put a whole file in the place of what is there, so that no process ever sees half of it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            write(file)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+def _save_tokens(path: Path, tokens: Tokens) -> None:
+    # Given a path, NumPy would add an ending to it.
+    with path.open("wb") as file:
+        np.save(file, tokens)

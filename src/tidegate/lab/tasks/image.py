@@ -17,6 +17,7 @@ import torch
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.task import BATCH_ROWS, PROBE_ROWS, Batch, DataError
+from tidegate.sizes import require_size
 
 _DIGITS_SIZE = 8
 _FOLDER_SIZE = 32
@@ -38,8 +39,7 @@ class ImageTask:
     kind: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, bool) or not isinstance(self.image_size, int) or self.image_size < 1:
-            raise DataError(f"image_size must be a whole number of at least 1; got {self.image_size!r}.")
+        require_size("image_size", self.image_size, error=DataError)
         if self.source == DIGITS and self.image_size != _DIGITS_SIZE:
             raise DataError(f"image_size of the digits is {_DIGITS_SIZE}; got {self.image_size!r}.")
         if not 0 < self.validation_share <= 0.5:

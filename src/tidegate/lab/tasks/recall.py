@@ -15,6 +15,7 @@ import torch
 
 from tidegate.lab.tasks.seeding import Purpose, draws
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
+from tidegate.sizes import require_size
 
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128
@@ -37,11 +38,8 @@ class RecallTask:
 
     def __post_init__(self) -> None:
         for name in ("num_pairs", "num_queries", "num_keys", "num_values"):
-            value = getattr(self, name)
-            if value is None and name == "num_queries":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise DataError(f"{name} must be a whole number of at least 1; got {value!r}.")
+            otherwise = "or None for all pairs" if name == "num_queries" else ""
+            require_size(name, getattr(self, name), otherwise=otherwise, error=DataError)
         if self.num_keys < self.num_pairs:
             raise DataError(f"num_keys must be at least num_pairs, {self.num_pairs}; got {self.num_keys}.")
         if self.queries > self.num_pairs:

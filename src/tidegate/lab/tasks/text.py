@@ -19,6 +19,7 @@ from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolv
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError
 from tidegate.lab.tasks.tokenizer import num_merged_tokens
+from tidegate.sizes import require_size
 
 DEFAULT_LENGTH = 128
 """Tokens of a training window."""
@@ -49,9 +50,7 @@ class TextTask:
 
     def __post_init__(self) -> None:
         for name in ("length", "num_validation_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise DataError(f"{name} must be a whole number of at least 1; got {value!r}.")
+            require_size(name, getattr(self, name), error=DataError)
         if not 0 < self.validation_share <= 0.5:
             raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
         if self.tokenizer != "none":

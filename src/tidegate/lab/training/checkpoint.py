@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from tidegate._files import write_atomically
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
 
@@ -30,19 +31,13 @@ def forget_checkpoint(folder: Path, run: str) -> None:
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Write all that is needed to go on, whole or not at all; tensors and JSON, nothing that runs when it is read."""
-    tensors = {f"{_MODEL}.{name}": value for name, value in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {f"{_MODEL}.{name}": value for name, value in model.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"{_OPTIMIZER}.{index}.{name}": value for name, value in values.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    save_file(
-        {name: value.contiguous() for name, value in tensors.items()},
-        partial,
-        metadata={"state": json.dumps(state, allow_nan=False)},
-    )
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
+    metadata = {"state": json.dumps(state, allow_nan=False)}
+    write_atomically(path, lambda file: save_file(contiguous, file, metadata=metadata))
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from tidegate.sizes import require_sizes
+
 Part: TypeAlias = Literal["attention", "block"]
 
 
@@ -21,9 +23,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_positions", "num_planes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)!r}.")
+        require_sizes(num_positions=self.num_positions, num_planes=self.num_planes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

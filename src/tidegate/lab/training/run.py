@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import Task
+from tidegate.sizes import require_size
 
 ModelConfig: TypeAlias = TransformerConfig | VisionConfig
 
@@ -50,9 +51,7 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "num_evaluations", "num_observations", "num_threads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}.")
+            require_size(name, getattr(self, name))
         for name in ("lr", "gate_lr", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
+from tidegate.sizes import require_sizes
 from tidegate.torch.observing.counting import Keys, require_keys
 from tidegate.torch.observing.crossing import require_names
 from tidegate.torch.observing.observation import Observation
@@ -41,8 +42,7 @@ class Observer:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a number of steps of at least 1; got {every!r}.")
+        require_sizes(every=every)
         require_keys(keys)
         require_names(crossing)
         self.model = model

@@ -1,11 +1,10 @@
 """Gates for loaded Hugging Face models: put in, trained, saved, merged, exported and taken out again."""
 
+from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
 from tidegate.torch.retrofit.export import to_qwen3_next, to_qwen3_next_attention
 from tidegate.torch.retrofit.files import load_gates, save_gates
-from tidegate.torch.retrofit.groups import freeze_all_but_gates, gate_optimizer_groups
-from tidegate.torch.retrofit.install import add_gates, remove_gates
+from tidegate.torch.retrofit.install import RetrofitReport, add_gates, remove_gates
 from tidegate.torch.retrofit.merge import merge_gates
-from tidegate.torch.retrofit.report import RetrofitReport
 
 __all__ = [
     "RetrofitReport",

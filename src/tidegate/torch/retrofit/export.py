@@ -38,7 +38,7 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
               `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input
     returns : new tensors; for a model with the paths of its attention modules in front
     """
-    gated = {layer.anatomy.module: layer for layer in gated_layers(module)}
+    gated = {layer.layout.module: layer for layer in gated_layers(module)}
     if not gated:
         raise ValueError(f"{type(module).__name__} has no gates to export; call add_gates(model) first.")
     if module in gated:
@@ -105,16 +105,16 @@ def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
     gate = layer.gates.at("output")
     if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
         raise ValueError(
-            f"{layer.anatomy.name} has the gates {layer.gates}; Qwen3-Next has one, at the output, that reads the input"
+            f"{layer.layout.name} has the gates {layer.gates}; Qwen3-Next has one, at the output, that reads the input"
             " and multiplies, like 'g1'."
         )
     if gate.activation not in _AS_SIGMOID:
         raise ValueError(
-            f"{layer.anatomy.name} has a gate with the activation {gate.activation!r}; "
+            f"{layer.layout.name} has a gate with the activation {gate.activation!r}; "
             f"only {', '.join(_AS_SIGMOID)} can be written as Qwen3-Next's sigmoid."
         )
     inner, outer = _AS_SIGMOID[gate.activation]
-    module, shape = cast("AttentionGate", layer.modules.at("output")), layer.anatomy.shape
+    module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
     weight = widened(first)
     for factor in rest:
@@ -122,7 +122,7 @@ def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
     weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
     repeats, width = module.num_heads // module.num_matrices, shape.head_dim
     weight = weight.repeat_interleave(repeats, dim=0).expand(-1, -1, width)
-    bias = None if gate.bias is None else widened(module._learned("bias"))
+    bias = None if gate.bias is None else widened(module.get_parameter("bias"))
     bias = None if bias is None else inner * bias.repeat_interleave(repeats, dim=0).expand(-1, width)
     return inner * weight, bias, outer
 

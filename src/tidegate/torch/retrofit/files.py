@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,25 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tidegate._files import require_shapes
+from tidegate._files import require_shapes, write_atomically
 from tidegate.gates import Gates
-from tidegate.torch.retrofit.fingerprint import base_fingerprint
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
 from tidegate.torch.retrofit.refusal import require_model
-from tidegate.torch.retrofit.wrappers import unwrapped
+from tidegate.torch.retrofit.wrappers import base_modules, unwrapped
 
 _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 1
+_CIRCUMSTANCE = (
+    *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
+    *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
+)
+"""What a configuration says about where a model comes from or how it is called, and not about what it computes.
+
+Trainers write the special tokens of a tokenizer there.
+"""
 
 
 def save_gates(model: nn.Module, directory: str | Path) -> None:
@@ -52,8 +61,8 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     }
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / _WEIGHTS, weights)
-    _write(folder / _DESCRIPTION, json.dumps(description, indent=1).encode())
+    write_atomically(folder / _WEIGHTS, lambda path: path.write_bytes(weights))
+    write_atomically(folder / _DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=1)))
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
@@ -137,14 +146,40 @@ def _require_base(model: PreTrainedModel, description: dict[str, Any], directory
     )
 
 
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def base_fingerprint(model: PreTrainedModel) -> str:
+    """A hash of the model's class, configuration, weights and persistent buffers, gates and adapters left out.
+
+    It depends on the dtype: the same weights rounded are other weights.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(type(model).__name__.encode())
+    digest.update(json.dumps(_substance(model.config.to_dict()), sort_keys=True, default=str).encode())
+    for name, tensor in _base_tensors(model):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_content(tensor))
+    return digest.hexdigest()
+
+
+def _substance(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without its circumstances, and so the configurations inside it."""
+    return {
+        name: _substance(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _CIRCUMSTANCE
+    }
+
+
+def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in base_modules(model):
+        own: dict[str, Any] = {**module._parameters, **module._buffers}
+        for name, tensor in own.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}", tensor
+
+
+def _content(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from tidegate.sizes import HeadShape
-from tidegate.torch.retrofit.anatomy import Anatomy, Part, PartKind, Spot
-from tidegate.torch.retrofit.columns import Columns
 from tidegate.torch.retrofit.interface import calls_interface
+from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
 from tidegate.torch.retrofit.probe import bitwise_equal
 
 
-def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Anatomy]:
+def find_attention(model: nn.Module, run: Callable[[], object]) -> list[AttentionLayout]:
     """The attention modules that a run of the model goes through, in that order.
 
     model : with one of the gated attention implementations switched on
@@ -33,7 +32,7 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Anatomy]
     watch = _Watch(model)
     with watch.listening(), torch.enable_grad():
         run()
-    return [trace.anatomy() for trace in watch.traces.values() if trace.shape is not None]
+    return [trace.layout() for trace in watch.traces.values() if trace.shape is not None]
 
 
 def layer_input(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Tensor:
@@ -49,17 +48,17 @@ class _Trace:
     module: nn.Module
     input_name: str
     input: Tensor | None = None
-    calls: list[tuple[Spot, Tensor]] = field(default_factory=list[tuple[Spot, Tensor]])
+    calls: list[tuple[Slot, Tensor]] = field(default_factory=list[tuple[Slot, Tensor]])
     """Projections of the input in the order in which they ran, each with its result as a leaf (B, T, W)."""
     shape: HeadShape | None = None
     parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
     merged: Tensor | None = None
     """(B, T, HD): the attention output, until the output projection has been found."""
-    output: Spot | None = None
+    output: Slot | None = None
 
-    def anatomy(self) -> Anatomy:
+    def layout(self) -> AttentionLayout:
         assert self.shape is not None
-        return Anatomy(
+        return AttentionLayout(
             name=self.name,
             module=self.module,
             input_name=self.input_name,
@@ -90,15 +89,15 @@ class _Trace:
     def _part(self, heads_BHTD: Tensor) -> Part | None:
         """Which columns of which call the heads came from; None unless it is one call and a regular layout."""
         found = [
-            (order, spot, leaf, columns)
-            for order, (spot, leaf) in enumerate(self.calls)
+            (order, slot, leaf, columns)
+            for order, (slot, leaf) in enumerate(self.calls)
             if (columns := _columns_of(heads_BHTD, leaf)) is not None
         ]
         if len(found) != 1:
             return None
-        order, spot, leaf, heads = found[0]
+        order, slot, leaf, heads = found[0]
         columns = Columns.of(heads, width=leaf.shape[-1])
-        return None if columns is None else Part(spot=spot, columns=columns, order=order)
+        return None if columns is None else Part(slot=slot, columns=columns, order=order)
 
 
 def _columns_of(heads_BHTD: Tensor, leaf_BTW: Tensor) -> list[list[int]] | None:
@@ -137,12 +136,12 @@ class _Watch:
             for module in self.names:
                 stack.enter_context(module.register_forward_pre_hook(self._entered, with_kwargs=True))
                 for name, child in module.named_children():
-                    hook = _Called(self, Spot(owner=module, name=name))
+                    hook = _Called(self, Slot(owner=module, name=name))
                     stack.enter_context(child.register_forward_hook(hook))
             for owner in self.model.modules():
                 for name, child in owner.named_children():
                     if _is_matrix(child):
-                        taken = _Taken(self, Spot(owner=owner, name=name))
+                        taken = _Taken(self, Slot(owner=owner, name=name))
                         stack.enter_context(child.register_forward_pre_hook(taken))
             yield
 
@@ -161,16 +160,16 @@ class _Called:
     """Notes a projection of the layer's input, and makes its result a leaf that gradients can be taken to."""
 
     watch: _Watch
-    spot: Spot
+    slot: Slot
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        trace = self.watch.traces.get(self.spot.owner)
+        trace = self.watch.traces.get(self.slot.owner)
         if trace is None or trace.input is None or not args or args[0] is not trace.input:
             return None
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim != 3:
             return None
         leaf = output.detach().requires_grad_()
-        trace.calls.append((self.spot, leaf))
+        trace.calls.append((self.slot, leaf))
         # A copy, since a leaf may not be changed in place.
         return leaf.clone()
 
@@ -180,7 +179,7 @@ class _Taken:
     """Notes the first matrix that takes a layer's attention output as it is."""
 
     watch: _Watch
-    spot: Spot
+    slot: Slot
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
@@ -188,7 +187,7 @@ class _Taken:
         for trace in self.watch.traces.values():
             merged = trace.merged
             if merged is not None and bitwise_equal([merged], [args[0]]):
-                trace.output, trace.merged = self.spot, None
+                trace.output, trace.merged = self.slot, None
 
 
 def _is_matrix(module: nn.Module) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tidegate.gate import Activation
+from tidegate.gate import Activation, Gate
 from tidegate.gates import GateLike, Gates
 from tidegate.torch.gate import AttentionGates
-from tidegate.torch.retrofit.anatomy import Anatomy
 from tidegate.torch.retrofit.flow import find_attention
 from tidegate.torch.retrofit.interface import (
     gated_implementation,
@@ -24,11 +24,47 @@ from tidegate.torch.retrofit.interface import (
     supported_implementations,
 )
 from tidegate.torch.retrofit.layer import GatedLayer, gated_layers, uses_interface
+from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, largest_change, probe_inputs
 from tidegate.torch.retrofit.refusal import refused, require_gateable, require_model, require_reached
-from tidegate.torch.retrofit.report import RetrofitReport
-from tidegate.torch.retrofit.start import is_neutral, starting_gates
 from tidegate.torch.retrofit.wrappers import unwrapped
+
+_NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
+"""The activations whose value at zero changes nothing: 1 where it multiplies, 0 where it adds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrofitReport:
+    """Which layers have gates now, and what a probe of the model answered before and after."""
+
+    model: str
+    """The model's class."""
+    gates: str
+    """The gates as they are spelled."""
+    layers: tuple[str, ...]
+    """The paths of the gated attention modules."""
+    num_parameters: int
+    """Numbers that the gates added to the model."""
+    implementations: tuple[str, ...]
+    """The attention implementations that the probe was run with."""
+    dtype: str
+    """The dtype that the probe was run in, the model's own."""
+    bitwise_equal: bool
+    """Whether the answers to the probe have the same bits as before."""
+    largest_change: float
+    """The largest difference between the answers; 0 if they are bitwise equal."""
+
+    def __str__(self) -> str:
+        """A few lines for a person."""
+        found = (
+            "gave the same bits as before"
+            if self.bitwise_equal
+            else f"changed by up to {self.largest_change:.3g}, since these gates do not start at the identity"
+        )
+        return (
+            f"{self.model}: {self.gates} in {len(self.layers)} layers, {self.num_parameters:,} parameters.\n"
+            f"A padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
+        )
 
 
 def add_gates(
@@ -75,7 +111,7 @@ def add_gates(
             _require_unchanged(base, gates, report)
     # Their layers were in evaluation mode until now.
     for layer in added:
-        layer.modules.train(layer.anatomy.module.training)
+        layer.modules.train(layer.layout.module.training)
     return report
 
 
@@ -86,9 +122,9 @@ def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | 
     """
     base = unwrapped(model)
     require_model(base)
-    chosen = _chosen(_anatomies(base), layers)
+    chosen = _chosen(_find_layouts(base), layers)
     require_gateable(base, chosen, gates)
-    added = {GatedLayer(anatomy, gates): _new_gates(anatomy, gates) for anatomy in chosen}
+    added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
     if uses_interface(gates):
         if not _acts_in_function(base):
             _own_configuration(model)
@@ -146,7 +182,7 @@ def _own_configuration(model: nn.Module) -> None:
                 setattr(module, name, copy.deepcopy(value, copies))
 
 
-def _anatomies(model: PreTrainedModel) -> list[Anatomy]:
+def _find_layouts(model: PreTrainedModel) -> list[AttentionLayout]:
     inputs = _inputs(model)
     now = implementation_in(model)
     with evaluating(model), _implementation(model, gated_implementation(stock_implementation(now))):
@@ -206,7 +242,7 @@ def _report(
     return RetrofitReport(
         model=type(model).__name__,
         gates=str(gates),
-        layers=tuple(layer.anatomy.name for layer in layers),
+        layers=tuple(layer.layout.name for layer in layers),
         num_parameters=sum(weight.numel() for layer in layers for weight in layer.modules.parameters()),
         implementations=tuple(before),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -215,12 +251,12 @@ def _report(
     )
 
 
-def _chosen(found: Sequence[Anatomy], layers: Iterable[int | str] | None) -> list[Anatomy]:
+def _chosen(found: Sequence[AttentionLayout], layers: Iterable[int | str] | None) -> list[AttentionLayout]:
     if layers is None:
         return list(found)
     if isinstance(layers, int | str):
         raise TypeError(f"layers must be a list of numbers, such as [{layers}]; got {layers!r}.")
-    known: dict[int | str, Anatomy] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
+    known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
     if paths := [layer for layer in wrong if isinstance(layer, str)]:
@@ -232,10 +268,37 @@ def _chosen(found: Sequence[Anatomy], layers: Iterable[int | str] | None) -> lis
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 
-def _new_gates(anatomy: Anatomy, gates: Gates) -> AttentionGates:
+def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
     """The gates with the device and dtype of the layer's weights; in float32 beside weights that are quantised."""
-    weights = list(anatomy.module.parameters())
+    weights = list(layout.module.parameters())
     floating = [weight.dtype for weight in weights if weight.is_floating_point()]
     dtype = floating[0] if floating else torch.float32
-    modules = AttentionGates(gates, anatomy.shape, device=weights[0].device, dtype=dtype)
-    return modules.train(anatomy.module.training)
+    modules = AttentionGates(gates, layout.shape, device=weights[0].device, dtype=dtype)
+    return modules.train(layout.module.training)
+
+
+def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
+    """The gates with this activation, at zero where that changes nothing; None leaves each gate as it is spelled.
+
+    A bias stays, but starts at zero with the matrix.
+    """
+    gates = Gates.parse(gate)
+    if not gates:
+        raise ValueError("gate must name at least one gate; got none. Write for example 'g1' or 'bma'.")
+    if activation is None:
+        return gates
+    if activation not in get_args(Activation):
+        known = ", ".join(get_args(Activation))
+        raise ValueError(f"activation must be one of {known}, or None for the gate's own; got {activation!r}.")
+    return Gates(_started(replace(each, activation=activation)) for each in gates)
+
+
+def is_neutral(gate: Gate) -> bool:
+    """Whether the gate, as it starts, changes nothing."""
+    return gate.activation in _NEUTRAL[gate.op] and gate.init_std == 0 and not gate.bias
+
+
+def _started(gate: Gate) -> Gate:
+    if gate.activation not in _NEUTRAL[gate.op]:
+        return gate
+    return replace(gate, init_std=0.0, bias=None if gate.bias is None else 0.0)

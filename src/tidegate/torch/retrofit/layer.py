@@ -16,11 +16,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from tidegate.gate import Gate
 from tidegate.gates import Gates
-from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
-from tidegate.torch.retrofit.anatomy import Anatomy, PartKind, Spot
-from tidegate.torch.retrofit.columns import Columns
+from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
+from tidegate.torch.retrofit.layout import AttentionLayout, Columns, PartKind, Slot
 from tidegate.torch.retrofit.wrappers import acting, acting_modules
 
 GATES_NAME = "attn_gate"
@@ -56,7 +55,7 @@ def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
 
 @dataclass(kw_only=True, slots=True)
 class LayerReads:
-    """What the gates of one call may read, as far as it is there; the fields are those of `GateReads`."""
+    """What the gates of one call may read, filled in as the projections run; a `Readable`."""
 
     input: Tensor
     """(B, T, M)"""
@@ -74,9 +73,9 @@ class LayerReads:
         """What is attended to: the input, since cross-attention is refused."""
         return self.input
 
-    def gated(self, gate: AttentionGate, target: Tensor) -> Tensor:
-        """The target under a gate that reads from here."""
-        return gate.apply_to(target, gate.source(cast("GateReads", self)))
+    def apply(self, gate: AttentionGate, target: Tensor) -> Tensor:
+        """Apply a gate that reads from here to the target."""
+        return gate.apply_to(target, gate.source(self))
 
 
 class GatedLayer:
@@ -86,8 +85,8 @@ class GatedLayer:
     projection is exchanged, so that a gate reads and gates what an adapter has added too.
     """
 
-    def __init__(self, anatomy: Anatomy, gates: Gates) -> None:
-        self.anatomy = anatomy
+    def __init__(self, layout: AttentionLayout, gates: Gates) -> None:
+        self.layout = layout
         self.gates = gates
         self.reads: LayerReads | None = None
         self.shares = any(_reads_elsewhere(gate) for gate in gates)
@@ -98,7 +97,7 @@ class GatedLayer:
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
         _hear_exchanges()
-        attention = self.anatomy.module
+        attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
         if self.shares:
@@ -108,7 +107,7 @@ class GatedLayer:
 
     def remove(self) -> None:
         """Take gates and hooks away again."""
-        attention = self.anatomy.module
+        attention = self.layout.module
         delattr(attention, GATES_NAME)
         for key in _keys(attention._forward_pre_hooks, self):
             del attention._forward_pre_hooks[key], attention._forward_pre_hooks_with_kwargs[key]
@@ -120,20 +119,20 @@ class GatedLayer:
     @property
     def modules(self) -> AttentionGates:
         """The gates that act, as they stand in the attention module or in a wrapper there."""
-        return cast("AttentionGates", acting(getattr(self.anatomy.module, GATES_NAME)))
+        return cast("AttentionGates", acting(getattr(self.layout.module, GATES_NAME)))
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
         for hook in self.hooks:
             hook.follow()
-        reads = LayerReads(input=layer_input(args, kwargs, self.anatomy.input_name))
+        reads = LayerReads(input=layer_input(args, kwargs, self.layout.input_name))
         if self.shares:
             self.reads = reads
         if not self.acts_in_function:
             return None
         if (name := implementation_of(module)) not in _OWN_IMPLEMENTATIONS:
             raise RuntimeError(
-                f"The attention implementation {name!r} would leave out the gates of {self.anatomy.name}. Call "
+                f"The attention implementation {name!r} would leave out the gates of {self.layout.name}. Call "
                 f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
             )
         return args, {**kwargs, "attn_gate": _OutputGate(self.modules.at("output"), reads)}
@@ -148,21 +147,21 @@ class _OutputGate:
 
     def __call__(self, output: Tensor) -> Tensor:
         self.reads.output = output
-        return output if self.gate is None else self.reads.gated(self.gate, output)
+        return output if self.gate is None else self.reads.apply(self.gate, output)
 
 
 class _ProjectionHook(ABC):
-    """A hook on whatever stands at a spot."""
+    """A hook on whatever stands at a slot."""
 
-    def __init__(self, layer: GatedLayer, spot: Spot) -> None:
+    def __init__(self, layer: GatedLayer, slot: Slot) -> None:
         self.layer = layer
-        self.spot = spot
+        self.slot = slot
         self.hooked: nn.Module | None = None
 
     def follow(self) -> None:
-        """Move to what stands at the spot now, if that is something else than before."""
-        if self.spot.module is not self.hooked:
-            self.move(self.spot.module)
+        """Move to what stands at the slot now, if that is something else than before."""
+        if self.slot.module is not self.hooked:
+            self.move(self.slot.module)
 
     def move(self, module: nn.Module) -> None:
         """Leave what it is on, and go to this module."""
@@ -185,8 +184,8 @@ class _ProjectionHook(ABC):
 class _PartsHook(_ProjectionHook):
     """Notes the raw query, key or value of a projection, and gates it before anything else sees it."""
 
-    def __init__(self, layer: GatedLayer, spot: Spot, parts: tuple[tuple[PartKind, Columns], ...]) -> None:
-        super().__init__(layer, spot)
+    def __init__(self, layer: GatedLayer, slot: Slot, parts: tuple[tuple[PartKind, Columns], ...]) -> None:
+        super().__init__(layer, slot)
         self.parts = parts
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -198,7 +197,7 @@ class _PartsHook(_ProjectionHook):
         for kind, columns in self.parts:
             gate = self.layer.modules.at(kind)
             if gate is not None:
-                result = columns.put(result, reads.gated(gate, getattr(reads, kind)))
+                result = columns.put(result, reads.apply(gate, getattr(reads, kind)))
         return result
 
 
@@ -210,7 +209,7 @@ class _DenseHook(_ProjectionHook):
         assert gate is not None
         assert reads is not None
         self.layer.reads = None
-        return reads.gated(gate, output)
+        return reads.apply(gate, output)
 
 
 class _Forget:
@@ -228,10 +227,10 @@ class _Forget:
 
 
 def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
-    """Called by PyTorch whenever a module is given a child: hooks move along with the spot that they belong to."""
+    """Called by PyTorch whenever a module is given a child: hooks move along with the slot that they belong to."""
     before = owner._modules.get(name)
     for hook in [] if before is None else list(before._forward_hooks.values()):
-        if isinstance(hook, _ProjectionHook) and hook.spot.owner is owner and hook.spot.name == name:
+        if isinstance(hook, _ProjectionHook) and hook.slot.owner is owner and hook.slot.name == name:
             hook.move(module)
 
 
@@ -261,13 +260,13 @@ def _reads_elsewhere(gate: Gate) -> bool:
 
 def _projection_hooks(layer: GatedLayer) -> Iterator[_ProjectionHook]:
     wanted = {gate.site for gate in layer.gates} | {gate.reads for gate in layer.gates}
-    by_spot: dict[Spot, list[tuple[PartKind, Columns]]] = {}
+    by_slot: dict[Slot, list[tuple[PartKind, Columns]]] = {}
     for kind in _PARTS:
         if kind in wanted:
-            part = layer.anatomy.parts[kind]
-            by_spot.setdefault(part.spot, []).append((kind, part.columns))
-    for spot, parts in by_spot.items():
-        yield _PartsHook(layer, spot, tuple(parts))
+            part = layer.layout.parts[kind]
+            by_slot.setdefault(part.slot, []).append((kind, part.columns))
+    for slot, parts in by_slot.items():
+        yield _PartsHook(layer, slot, tuple(parts))
     if layer.gates.at("dense") is not None:
-        assert layer.anatomy.output is not None
-        yield _DenseHook(layer, layer.anatomy.output)
+        assert layer.layout.output is not None
+        yield _DenseHook(layer, layer.layout.output)

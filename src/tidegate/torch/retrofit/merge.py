@@ -20,7 +20,7 @@ from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
 from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
-from tidegate.torch.retrofit.sharing import places_of_weights
+from tidegate.torch.retrofit.refusal import places_of_weights
 from tidegate.torch.retrofit.wrappers import unwrapped
 
 
@@ -99,7 +99,7 @@ class _Undo:
         self.weights = {
             weight: weight.detach().clone() for fold in folds for weight in fold.projection.parameters(recurse=False)
         }
-        self.gates = {layer: getattr(layer.anatomy.module, GATES_NAME) for layer in gated_layers(model)}
+        self.gates = {layer: getattr(layer.layout.module, GATES_NAME) for layer in gated_layers(model)}
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -116,7 +116,7 @@ def _gates(layer: GatedLayer) -> list[AttentionGate]:
 
 def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fold:
     def refused(reason: str) -> ValueError:
-        return ValueError(f"The gate {gate.gate} of {layer.anatomy.name} cannot be merged: {reason}.")
+        return ValueError(f"The gate {gate.gate} of {layer.layout.name} cannot be merged: {reason}.")
 
     if gate.gate.op != "multiply":
         raise refused("it adds to what it gates, which no projection's matrix can do")
@@ -124,12 +124,12 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
         raise refused("it is not constant, since its matrix is not zero")
     site = gate.gate.site
     at_output = site in ("output", "dense")
-    spot = layer.anatomy.output if at_output else layer.anatomy.parts[site].spot
-    if spot is None:
+    slot = layer.layout.output if at_output else layer.layout.parts[site].slot
+    if slot is None:
         raise refused("no projection takes the attention output as it is")
-    projection = spot.module
+    projection = slot.module
     if not isinstance(projection, nn.Linear | Conv1D):
-        raise refused(f"{spot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
+        raise refused(f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
     if len(places := places_of_weights(model, projection)) > 1:
         raise refused(f"the same weights are in {' and '.join(places)}, and would be changed there too")
     return _Fold(projection=projection, factors=_factors(layer, gate, projection, values), of_input=site == "output")
@@ -138,9 +138,9 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
 def _factors(layer: GatedLayer, gate: AttentionGate, projection: nn.Linear | Conv1D, values: Tensor) -> Tensor:
     if gate.gate.site == "dense":
         return values.flatten()
-    by_channel = values.expand(-1, layer.anatomy.shape.head_dim)
+    by_channel = values.expand(-1, layer.layout.shape.head_dim)
     if gate.gate.site == "output":
         return by_channel.flatten()
     width = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
-    columns = layer.anatomy.parts[gate.gate.site].columns
+    columns = layer.layout.parts[gate.gate.site].columns
     return columns.put(by_channel.new_ones(width), by_channel)

@@ -1,17 +1,16 @@
-"""Why a model, or a layer of it, cannot take a gate."""
+"""Refuse models and layers that cannot take a gate, or whose gate cannot be merged, and say why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tidegate.gate import Gate
 from tidegate.gates import Gates
-from tidegate.torch.retrofit.anatomy import Anatomy, PartKind, Spot
 from tidegate.torch.retrofit.interface import (
     STOCK_IMPLEMENTATIONS,
     calls_interface,
@@ -19,7 +18,7 @@ from tidegate.torch.retrofit.interface import (
     stock_implementation,
 )
 from tidegate.torch.retrofit.layer import GATES_NAME
-from tidegate.torch.retrofit.sharing import places_of_module
+from tidegate.torch.retrofit.layout import AttentionLayout, PartKind, Slot
 
 
 def refused(model: nn.Module, reason: str) -> ValueError:
@@ -51,7 +50,7 @@ def require_model(model: PreTrainedModel) -> None:
         raise refused(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
 
 
-def require_reached(model: PreTrainedModel, layers: Sequence[Anatomy]) -> None:
+def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
     """Every attention module of the model attended to its own input during the probe, keywords and all."""
     reached = {layer.module for layer in layers}
     missed = [name for name, module in model.named_modules() if calls_interface(type(module)) and module not in reached]
@@ -63,7 +62,7 @@ def require_reached(model: PreTrainedModel, layers: Sequence[Anatomy]) -> None:
         )
 
 
-def require_gateable(model: PreTrainedModel, layers: Sequence[Anatomy], gates: Gates) -> None:
+def require_gateable(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
     """Every layer has what every gate needs."""
     for layer in layers:
         if GATES_NAME in dict(layer.module.named_children()):
@@ -73,7 +72,7 @@ def require_gateable(model: PreTrainedModel, layers: Sequence[Anatomy], gates: G
                 raise refused(model, f"{gate} does not fit {layer.name}, where {reason}")
 
 
-def _objection(layer: Anatomy, gate: Gate) -> str | None:
+def _objection(layer: AttentionLayout, gate: Gate) -> str | None:
     parts: dict[str, PartKind] = {"query": "query", "key": "key", "value": "value"}
     for needed in (gate.site, gate.reads):
         if needed in parts and parts[needed] not in layer.parts:
@@ -87,12 +86,36 @@ def _objection(layer: Anatomy, gate: Gate) -> str | None:
     return None
 
 
-def _shared(model: PreTrainedModel, layer: Anatomy, gate: Gate) -> str | None:
-    spots: dict[str, Spot | None] = {kind: part.spot for kind, part in layer.parts.items()}
-    hooked = {**spots, "dense": layer.output}
+def _shared(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str | None:
+    slots: dict[str, Slot | None] = {kind: part.slot for kind, part in layer.parts.items()}
+    hooked = {**slots, "dense": layer.output}
     for needed in (gate.site, gate.reads):
-        spot = hooked.get(needed)
-        places = [] if spot is None else places_of_module(model, spot.module)
+        slot = hooked.get(needed)
+        places = [] if slot is None else places_of_module(model, slot.module)
         if len(places) > 1:
             return f"one module is {' and '.join(places)}; give each place a copy of its own"
     return None
+
+
+def places_of_module(model: nn.Module, module: nn.Module) -> list[str]:
+    """The paths at which a module stands; a layer that runs several times is one place."""
+    return list(_places(model, lambda child: child is module))
+
+
+def places_of_weights(model: nn.Module, module: nn.Module) -> list[str]:
+    """The paths of all modules with a parameter of this one, itself among them."""
+    own = list(module.parameters(recurse=False))
+    return list(
+        _places(model, lambda child: any(_same(a, b) for a in child.parameters(recurse=False) for b in own)),
+    )
+
+
+def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[str]:
+    for path, owner in model.named_modules():
+        for name, child in owner._modules.items():
+            if child is not None and wanted(child):
+                yield f"{path}.{name}" if path else name
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    return ours is theirs or (ours.data_ptr() == theirs.data_ptr() != 0)

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tidegate._json import read_as
-from tidegate.experts.models import POSITIONS, ExpertModel, Position
+from tidegate.experts.models import PLACEMENTS, ExpertModel
+from tidegate.experts.models import Placement as Position
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateSettings:
     """Everything that the study's numbers depend on."""
 
-    positions: tuple[Position, ...] = POSITIONS
+    positions: tuple[Position, ...] = PLACEMENTS
     ns: tuple[int, ...] = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
     """Sample sizes; slopes are taken over those of 1000 and more."""
     replicates: int = 96
@@ -41,8 +42,8 @@ class RateSettings:
         if not self.positions or len(set(self.positions)) != len(self.positions):
             raise ValueError(f"positions must be different, and at least one; got {', '.join(self.positions)!r}.")
         for position in self.positions:
-            if position not in POSITIONS:
-                raise ValueError(f"positions must be among {', '.join(POSITIONS)}; got {position!r}.")
+            if position not in PLACEMENTS:
+                raise ValueError(f"positions must be among {', '.join(PLACEMENTS)}; got {position!r}.")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0; got {self.seed}.")
         if sum(n >= 1000 for n in self.ns) < 3:
@@ -51,7 +52,7 @@ class RateSettings:
     @property
     def gated_positions(self) -> tuple[Position, ...]:
         """Those where each expert has a gate of its own."""
-        return tuple(position for position in self.positions if ExpertModel(position=position, k=2).gated_experts)
+        return tuple(position for position in self.positions if ExpertModel(placement=position, k=2).gated_experts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ the limits: other starts, other truths, gates that nearly coincide, and more exp
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from tidegate._json import finite
 from tidegate.experts import (
     ExpertExperiment,
     ExpertModel,
@@ -28,7 +28,7 @@ from tidegate.experts import (
     profile_modulus,
     run_experiment,
 )
-from tidegate.experts.models import Position
+from tidegate.experts.models import Placement as Position
 from tidegate.gate import PRESETS, legal_gates
 from tidegate.lab.studies.rates.result import (
     Curve,
@@ -149,7 +149,7 @@ def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
             predicted=report.predicted,
             value_block=report.value_block_nullity,
             predicted_value_block=report.predicted_value_block,
-            gap=_finite(report.singular_gap),
+            gap=finite(report.singular_gap),
         )
 
     return tuple(count(*item) for item in _told("flat directions", asked, tell))
@@ -157,12 +157,12 @@ def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
 
 def _modulus(settings: RateSettings, tell: Tell) -> tuple[ModulusCurve, ...]:
     def measure(position: Position) -> ModulusCurve:
-        found = profile_modulus(ExpertModel(position=position, k=2), default_truth(position))
+        found = profile_modulus(ExpertModel(placement=position, k=2), default_truth(position))
         return ModulusCurve(
             position=position,
             radii=tuple(found.radii.tolist()),
             values=tuple(found.values.tolist()),
-            exponent=_finite(found.exponent),
+            exponent=finite(found.exponent),
         )
 
     return tuple(measure(position) for position in _told("modulus", settings.positions, tell))
@@ -231,7 +231,7 @@ def _surplus(settings: RateSettings, tell: Tell) -> tuple[Surplus, ...]:
 
 def _experiment(settings: RateSettings, position: Position, **options: Any) -> ExpertExperiment:
     common: dict[str, Any] = {name: getattr(settings, name) for name in _SHARED}
-    return ExpertExperiment(position=position, **(common | options))
+    return ExpertExperiment(placement=position, **(common | options))
 
 
 _SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
@@ -246,7 +246,7 @@ def _smaller_experiment(settings: RateSettings, position: Position, **options: A
 
 def _drawn_truth(position: Position, rng: np.random.Generator) -> ExpertTruth:
     """Normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
-    default, model = default_truth(position), ExpertModel(position=position, k=2)
+    default, model = default_truth(position), ExpertModel(placement=position, k=2)
     while True:
         scores, experts, gate = (
             np.sqrt(np.mean(part**2) if part.size else 0.0) * rng.standard_normal(part.shape)
@@ -279,14 +279,10 @@ def _slope(rate: Rate) -> Slope:
         verdict=rate.verdict,
         reasons=rate.reasons,
         converged=rate.converged,
-        spread_ratio=_finite(rate.spread_ratio),
+        spread_ratio=finite(rate.spread_ratio),
     )
 
 
 def _curve(x: tuple[float, ...], errors: Any) -> Curve:
     low, median, high = (tuple(row.tolist()) for row in np.quantile(errors, _BAND, axis=1))
     return Curve(x=tuple(map(float, x)), median=median, low=low, high=high)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,15 +1,20 @@
-"""Where the heads of a query, key or value stand in the result of a projection.
+"""How an attention module is built: its sizes, its projections, and the columns in which their results hold the heads.
 
-Legend: B batch, T positions, H heads, D head width, W width of the projection's result.
+Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width, W width of a projection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tidegate.sizes import HeadShape
+
+PartKind: TypeAlias = Literal["query", "key", "value"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +67,45 @@ class Columns:
     def _block(self) -> tuple[int, int]:
         """Where the blocks of one stride each begin, and where a head begins in its block."""
         return self.start // self.stride * self.stride, self.start % self.stride
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """A place in a model where a projection stands. What stands there may change: adapters put themselves around it."""
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        """What stands there now."""
+        return getattr(self.owner, self.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Queries, keys or values as a projection of the layer's input gives them, before norms and rotation."""
+
+    slot: Slot
+    columns: Columns
+    order: int
+    """The place of the projection among those of its layer, in the order in which they run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLayout:
+    """One attention module."""
+
+    name: str
+    """Its path in the model."""
+    module: nn.Module
+    input_name: str
+    """The keyword under which it takes its input, where that is not the first argument."""
+    shape: HeadShape
+    parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
+    """Those of query, key and value that one projection of the layer's input gives."""
+    output: Slot | None = None
+    """The projection that takes the heads' outputs side by side; it may stand outside the module."""
 
 
 def _between(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:

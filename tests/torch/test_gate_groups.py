@@ -1,9 +1,22 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from retrofit_models import inputs_of, tiny
 
-from tidegate.torch import gate_parameters
-from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, gate_optimizer_groups
+from tidegate.torch import freeze_all_but_gates, gate_optimizer_groups, gate_parameters, retrofit
+from tidegate.torch.retrofit import add_gates
+
+WITHOUT_TRANSFORMERS = """
+import sys
+sys.modules["transformers"] = None
+from tidegate.torch import GatedAttention, freeze_all_but_gates, gate_optimizer_groups
+layer = GatedAttention(8, 2, gate="g1")
+groups = gate_optimizer_groups(layer, lr=0.01)
+assert [group["lr"] for group in groups] == [0.1, 0.01], groups
+assert freeze_all_but_gates(layer) == 64
+"""
 
 
 def gated():
@@ -25,7 +38,9 @@ def test_after_freezing_gates_alone_learn():
 
 
 def test_a_model_without_gates_cannot_be_frozen_but_for_them():
-    with pytest.raises(ValueError, match=r"OPTForCausalLM has no gates; call add_gates\(model\) first"):
+    with pytest.raises(
+        ValueError, match=r"OPTForCausalLM has no gates; build it with a gate, or call add_gates\(model\)"
+    ):
         freeze_all_but_gates(tiny("opt"))
 
 
@@ -44,3 +59,12 @@ def test_what_does_not_learn_is_in_no_group():
     model = gated()
     freeze_all_but_gates(model)
     assert [group["params"] for group in gate_optimizer_groups(model, lr=0.01)] == [list(gate_parameters(model))]
+
+
+def test_groups_need_no_transformers():
+    subprocess.run([sys.executable, "-c", WITHOUT_TRANSFORMERS], check=True, timeout=120)
+
+
+def test_the_retrofit_lists_them_too():
+    assert retrofit.gate_optimizer_groups is gate_optimizer_groups
+    assert retrofit.freeze_all_but_gates is freeze_all_but_gates

@@ -1,4 +1,4 @@
-"""Gates beside the rest of a model in training."""
+"""Train gates apart from the rest of a model: freeze all else, or give them a learning rate of their own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tidegate.torch.gate import gate_parameters
 
 
 def freeze_all_but_gates(model: nn.Module) -> int:
-    """Let gates alone learn; returns how many numbers that is. `model.requires_grad_()` undoes it."""
+    """Let only the gates learn, and return how many numbers they have. `model.requires_grad_()` undoes it."""
     gates = list(gate_parameters(model))
     if not gates:
-        raise ValueError(f"{type(model).__name__} has no gates; call add_gates(model) first.")
+        raise ValueError(f"{type(model).__name__} has no gates; build it with a gate, or call add_gates(model) first.")
     model.requires_grad_(False)
     for gate in gates:
         gate.requires_grad_()
@@ -24,10 +24,10 @@ def freeze_all_but_gates(model: nn.Module) -> int:
 def gate_optimizer_groups(
     model: nn.Module, *, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser: gates with a learning rate of their own and no decay, then the rest.
+    """Split a model's parameters into groups for an optimiser: gates, then matrices, then biases and norms.
 
-    Only parameters that require a gradient are in them, and a group without parameters is left out. Matrices decay,
-    biases and norms do not.
+    Gates have a learning rate of their own and no decay; matrices decay, biases and norms do not. Parameters that
+    require no gradient are left out, and so are groups without parameters.
 
     Args:
         model: with gates.

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tidegate.torch.retrofit.columns import Columns
+from tidegate.torch.retrofit.layout import Columns
 
 LAYOUTS = {
     "whole": (Columns(start=0, stride=3, num_heads=4, head_dim=3), 12),

@@ -80,7 +80,7 @@ def predict_gauge(layer: Layer) -> GaugePrediction | None:
     key_bias_free = arrays.b_K is not None and arrays.gates.at("key") is None and arrays.k_norm is None
     strict = GaugePrediction(
         query_key=groups * _query_key_directions(arrays, turned),
-        value_output=groups * (width**2 if basis_freedom(arrays, "value-output") == "linear" else width),
+        value_output=groups * (width**2 if basis_gauge(arrays, "value-output") == "linear" else width),
         key_bias=groups * (width - turned) if key_bias_free else 0,
         value_bias=_value_bias_directions(arrays),
         norm_scales=0 if arrays.q_norm is None else width - turned // 2,
@@ -91,7 +91,7 @@ def predict_gauge(layer: Layer) -> GaugePrediction | None:
     return strict if arrays.q_norm is None else replace(strict, soft=_soft_directions(arrays, strict))
 
 
-def basis_freedom(layer: AttentionArrays, side: Side) -> Basis:
+def basis_gauge(layer: AttentionArrays, side: Side) -> Basis:
     """Whether the channels on one side may mix: an elementwise gate there leaves each channel a factor of its own.
 
     It says `fixed` of a side where the theory is silent: a gate that adds, a gate that reads some channels alone or
@@ -147,7 +147,7 @@ def _why_gate_unpredicted(gate: Gate, num_groups: int) -> str | None:
 def _query_key_directions(arrays: AttentionArrays, turned: int) -> int:
     """Of one group. A rotation leaves each pair a complex factor; a norm leaves only rotations among equal scales."""
     still = arrays.shape.head_dim - turned
-    mixing = basis_freedom(arrays, "query-key") == "linear"
+    mixing = basis_gauge(arrays, "query-key") == "linear"
     if arrays.q_norm is not None:
         return _turns_under_norms(arrays, turned) if mixing else 0
     if not mixing:
