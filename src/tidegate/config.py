@@ -1,16 +1,23 @@
-"""What the models are made of: one frozen dataclass for each, as JSON and back."""
+"""The options of an attention layer, declared once for every framework, and the configurations of models of layers.
+
+A layer's options, with their defaults, meanings and checks, stand in `AttentionConfig`; whatever builds a layer takes
+them from there. `AttentionOptions` has their names and types once more, for keyword arguments.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, final, get_args
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
 
+from tidegate._refusals import require_layer_options
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape, require_size
-from tidegate.tensors.rotary import Rotary
 
 FeedForwardKind: TypeAlias = Literal["swiglu", "gelu"]
 MetricKind: TypeAlias = Literal["diagonal", "learned"]
@@ -20,77 +27,233 @@ Pooling: TypeAlias = Literal["class", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StackConfig(ABC):
-    """What every model says of its blocks; small by default."""
+class Rotary:
+    """How positions turn into angles: position p turns pair i by `(p + offset) / scale · base^(−2i/w)`."""
+
+    base: float = 10_000.0
+    """The slowest pair turns by nearly 1/base a position."""
+    fraction: float = 1.0
+    """Share of a head's channels that turn, the first ones; the rest stay as they are."""
+    scale: float = 1.0
+    """Positions are divided by it: 4 fits four times the trained length into the trained angles."""
+    offset: int = 0
+    """Added to every position."""
+
+    def __post_init__(self) -> None:
+        for name in ("base", "scale"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"Rotary.{name} must be a finite number above 0; got {value!r}.")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {self.fraction!r}.")
+
+    def width(self, head_dim: int) -> int:
+        """Channels that turn: `fraction` of the head, which must come to an even number."""
+        width = round(head_dim * self.fraction)
+        if width % 2 or width == 0 or not math.isclose(width, head_dim * self.fraction, abs_tol=1e-6):
+            raise ValueError(
+                f"Rotary.fraction must select an even number of the head's {head_dim} channels; "
+                f"{self.fraction} selects {head_dim * self.fraction:g}."
+            )
+        return width
+
+    def frequencies(self, head_dim: int) -> list[float]:
+        """Angle of each pair at position 1, before the scale."""
+        width = self.width(head_dim)
+        return [self.base ** (-2 * pair / width) for pair in range(width // 2)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerOptions:
+    """The options of an attention layer that a model hands on to all of its layers as they are."""
 
     gate: GateLike = "bma"
-    """The gates of every attention layer; whatever spells them is kept as `Gates`."""
-    d_model: int = 128
-    """Width of the residual stream."""
-    num_layers: int = 4
-    """Blocks, one after another."""
-    num_heads: int = 4
+    """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; kept as `Gates`. `"none"` is plain attention."""
+    d_model: int
+    """Width of a layer's input and output: of the residual stream."""
+    num_heads: int
     """Query heads."""
     num_kv_heads: int | None = None
     """Key/value heads, dividing `num_heads`; None has as many as query heads."""
     head_dim: int | None = None
     """Width of a head; None is `d_model / num_heads`."""
+    qk_norm: bool = False
+    """Whether queries and keys pass a root-mean-square norm, one scale for all heads."""
+    metric: MetricKind | None = None
+    """A metric of each head, the identity at the start; None is the plain product."""
+    temperature: float = 1.0
+    """Divides the attention scores."""
+    bias: bool = False
+    """Whether projections have biases; in models also the layer norms inside the blocks."""
+    recompute_gate: bool = False
+    """Compute gates again in the backward pass instead of keeping what they made."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gate", Gates.parse(self.gate))
+        self._require_whole("d_model", "num_heads", "num_kv_heads", "head_dim")
+        self._require_choice("metric", (*get_args(MetricKind), None))
+        require_layer_options(dropout=0.0, window=None, temperature=self.temperature)
+        shape = self.shape
+        for gate in self.gates:
+            gate.read_width(shape)
+
+    @property
+    def gates(self) -> Gates:
+        """The gates, parsed."""
+        return Gates.parse(self.gate)
+
+    @property
+    def shape(self) -> HeadShape:
+        """The sizes of a layer, the defaults filled in."""
+        return HeadShape.of(
+            d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
+
+    def _require_whole(self, *names: str) -> None:
+        for name in names:
+            optional = next(option for option in fields(self) if option.name == name).default is None
+            require_size(name, getattr(self, name), otherwise="or None" if optional else "")
+
+    def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
+        if (value := getattr(self, name)) not in choices:
+            *others, last = map(repr, choices)
+            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {value!r}.")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionConfig(LayerOptions):
+    """The options of one attention layer, the same in PyTorch and in JAX. Hashable, so static to `jax.jit`."""
+
+    causal: bool = True
+    """Whether a query sees no later position."""
+    dropout: float = 0.0
+    """Share of the attention weights that is dropped in training; it builds the score matrix."""
+    rope: Rotary | bool | None = None
+    """A rotary embedding; True is the usual one, None and False none."""
+    window: int | None = None
+    """Keys that a query sees, itself included; back alone if causal, else to both sides. None is all of them."""
+
+    def __post_init__(self) -> None:
+        # A class with slots is made anew by its decorator, so that super() without arguments would miss it.
+        LayerOptions.__post_init__(self)
+        if not isinstance(self.rope, bool | Rotary | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rope must be a Rotary, True, False or None; got {self.rope!r}.")
+        object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
+        require_layer_options(dropout=self.dropout, window=self.window, temperature=self.temperature)
+        if self.rotary is not None:
+            self.rotary.width(self.shape.head_dim)
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary embedding, if there is one."""
+        return self.rope if isinstance(self.rope, Rotary) else None
+
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.shape.head_dim**-0.5 / self.temperature
+
+
+def default_of(name: str) -> Any:
+    """Return the default of an option of `AttentionConfig`, the one place where it is written."""
+    return next(option.default for option in fields(AttentionConfig) if option.name == name)
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of `AttentionConfig` that the layers of PyTorch and of Flax take by the same names."""
+
+    num_kv_heads: int | None
+    rope: Rotary | bool | None
+    window: int | None
+    metric: MetricKind | None
+    temperature: float
+    recompute_gate: bool
+
+
+class AttentionOptions(CommonOptions, total=False):
+    """The options of `AttentionConfig` but the sizes and the gate, which a layer's constructor names itself."""
+
+    head_dim: int | None
+    causal: bool
+    dropout: float
+    bias: bool
+    qk_norm: bool
+
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def accept_options(options: type[CommonOptions]) -> Callable[[_Init], _Init]:
+    """Make a constructor with `**options: Unpack[...]` refuse unknown names and show the known ones.
+
+    Python takes any name for `**options`; the type checker alone knows better. Here a misspelt one fails with the names
+    that there are, and the signature shows each option with its default, for `help` and for completion in a notebook.
+
+    options : the TypedDict that is unpacked
+    """
+
+    def decorate(init: _Init) -> _Init:
+        declared = inspect.signature(init)
+        kept = [option for option in declared.parameters.values() if option.kind is not option.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default_of(name), annotation=hint)
+            for name, hint in options.__annotations__.items()
+        ]
+        signature = declared.replace(parameters=[*kept, *shown])
+
+        @functools.wraps(init)
+        def checked(self: object, *arguments: Any, **given: Any) -> None:
+            if unknown := [name for name in given if name not in signature.parameters]:
+                known = ", ".join(list(signature.parameters)[1:])
+                name = type(self).__name__
+                raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}. Known: {known}.")
+            init(self, *arguments, **given)
+
+        checked.__dict__["__signature__"] = signature
+        return cast("_Init", checked)
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackConfig(LayerOptions, ABC):
+    """What every model says of its blocks; small by default."""
+
+    d_model: int = 128
+    num_layers: int = 4
+    """Blocks, one after another."""
+    num_heads: int = 4
     d_ff: int | tuple[int, ...] | None = None
     """Inner width of the feed-forward layers, one for all or one for each; None derives it, see `feedforward_width`."""
     feedforward: FeedForwardKind = "swiglu"
     norm: NormKind = "rms"
-    qk_norm: bool = False
-    """Whether queries and keys pass a root-mean-square norm."""
-    metric: MetricKind | None = None
-    """The metric of each head; None is the plain product."""
-    temperature: float = 1.0
-    """Divides the attention scores."""
-    bias: bool = False
-    """Whether projections and layer norms inside the blocks have biases."""
     dropout: float = 0.0
     """Share of the embeddings and of each residual branch that is dropped in training."""
-    attention_dropout: float = 0.0
-    """Share of the attention weights that is dropped in training; it builds the score matrix."""
-    recompute_gate: bool = False
-    """Compute gates again in the backward pass instead of keeping what they made."""
+    attention_dropout: float = default_of("dropout")
+    """Share of the attention weights that is dropped in training: the `dropout` of the attention layers."""
     checkpoint_blocks: bool = False
     """Keep the input of each block alone, and compute the block again in the backward pass."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gate", Gates.parse(self.gate))
-        self._require_whole("d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        self._require_whole("num_layers")
         self._require_widths()
         self._require_choice("feedforward", get_args(FeedForwardKind))
         self._require_choice("norm", get_args(NormKind))
-        self._require_choice("metric", (*get_args(MetricKind), None))
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1); got {getattr(self, name)!r}.")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be a finite number above 0; got {self.temperature!r}.")
-        Gates.parse(self.gate).num_parameters(**asdict(self.shape))
+        LayerOptions.__post_init__(self)
 
     @property
     @abstractmethod
+    def attention(self) -> AttentionConfig:
+        """The options of each attention layer."""
+
+    @property
     def causal(self) -> bool:
         """Whether a position sees no later one."""
-
-    @property
-    @abstractmethod
-    def reach(self) -> int | None:
-        """Keys that a query sees, itself included; None is all of them."""
-
-    @property
-    @abstractmethod
-    def rope(self) -> Rotary | None:
-        """How queries and keys turn with their positions, if they do."""
-
-    @property
-    def shape(self) -> HeadShape:
-        """The sizes of an attention layer, the defaults filled in."""
-        return HeadShape.of(
-            d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
-        )
+        return self.attention.causal
 
     @property
     def feedforward_width(self) -> int:
@@ -122,11 +285,6 @@ class StackConfig(ABC):
             data["rotary"] = _from_fields(Rotary, cast("Any", data["rotary"]))
         return _from_fields(cls, cast("Any", data))
 
-    def _require_whole(self, *names: str) -> None:
-        for name in names:
-            optional = next(option for option in fields(self) if option.name == name).default is None
-            require_size(name, getattr(self, name), otherwise="or None" if optional else "")
-
     def _require_widths(self) -> None:
         if not isinstance(self.d_ff, tuple | list):
             return self._require_whole("d_ff")
@@ -135,10 +293,9 @@ class StackConfig(ABC):
             raise ValueError(f"d_ff must be one width, or one of each of {self.num_layers} blocks; got {self.d_ff!r}.")
         return None
 
-    def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
-        if (value := getattr(self, name)) not in choices:
-            *others, last = map(repr, choices)
-            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {value!r}.")
+    def _attention(self, *, causal: bool, rope: Rotary | None, window: int | None) -> AttentionConfig:
+        shared: dict[str, Any] = {option.name: getattr(self, option.name) for option in fields(LayerOptions)}
+        return AttentionConfig(**shared, causal=causal, dropout=self.attention_dropout, rope=rope, window=window)
 
 
 @final
@@ -153,37 +310,26 @@ class TransformerConfig(StackConfig):
     positions: PositionKind = "rotary"
     rotary: Rotary = field(default_factory=Rotary)
     """The details of `positions="rotary"`."""
-    window: int | None = None
+    window: int | None = default_of("window")
     """Keys that a query sees, itself included; None is all of them."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""
 
     def __post_init__(self) -> None:
-        # A class with slots is made anew by its decorator, so that super() without arguments would miss it.
         StackConfig.__post_init__(self)
-        self._require_whole("vocab_size", "max_length", "window")
+        self._require_whole("vocab_size", "max_length")
         self._require_choice("positions", get_args(PositionKind))
-        if self.rope is not None:
-            self.rope.width(self.shape.head_dim)
-        elif self.rotary != Rotary():
+        # It checks the rest.
+        if self.attention.rotary is None and self.rotary != Rotary():
             raise ValueError(
                 f"rotary holds details of positions='rotary'; positions is {self.positions!r}. Leave rotary out."
             )
 
     @property
-    def causal(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def reach(self) -> int | None:
-        """The window."""
-        return self.window
-
-    @property
-    def rope(self) -> Rotary | None:
-        """The rotary embedding, where positions are rotary."""
-        return self.rotary if self.positions == "rotary" else None
+    def attention(self) -> AttentionConfig:
+        """Causal layers within the window, rotary where positions are."""
+        rope = self.rotary if self.positions == "rotary" else None
+        return self._attention(causal=True, rope=rope, window=self.window)
 
 
 @final
@@ -213,19 +359,9 @@ class VisionConfig(StackConfig):
             )
 
     @property
-    def causal(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def reach(self) -> int | None:
-        """No limit."""
-        return None
-
-    @property
-    def rope(self) -> Rotary | None:
-        """None: positions are learned."""
-        return None
+    def attention(self) -> AttentionConfig:
+        """Layers in which every position sees every other; positions are learned."""
+        return self._attention(causal=False, rope=None, window=None)
 
     @property
     def num_patches(self) -> int:

@@ -106,7 +106,7 @@ ALLOWED = {
     "sizes.py": "from __future__ import annotations\nimport os.path",
     "gate.py": "from tidegate.sizes import HeadShape",
     "gates.py": "from .gate import Gate",
-    "config.py": "from tidegate.tensors.rotary import Rotary",
+    "config.py": "from tidegate.gates import Gates\nfrom tidegate._refusals import require_mask_shape",
     "tensors/softmax.py": "import array_api_compat.numpy\nfrom .bilinear import f\nfrom tidegate.gate import Gate",
     "tensors/plots.py": "import matplotlib.pyplot as plt",
     "tensors/autodiff.py": "if TYPE_CHECKING:\n    import torch\ndef f():\n    import torch.func, jax",

@@ -18,7 +18,7 @@ from tidegate.flax import (
     stack_layers,
     unstack_layers,
 )
-from tidegate.flax.block import attention_config, drop
+from tidegate.flax.block import drop
 from tidegate.flax.feedforward import init_feedforward
 from tidegate.tensors.rotary import Rotary
 
@@ -101,11 +101,11 @@ def test_every_option_of_the_attention_arrives():
     config = TransformerConfig(
         **SIZES | options, gate="g1+g2", window=3, attention_dropout=0.25, dropout=0.5, rotary=Rotary(scale=2.0)
     )
-    layer = attention_config(config)
+    layer = config.attention
     assert {name: getattr(layer, name) for name in options} == options
     assert (layer.window, layer.dropout, layer.rotary, layer.shape) == (3, 0.25, Rotary(scale=2.0), config.shape)
     assert str(layer.gates) == "g2+g1"
-    assert attention_config(replace(config, positions="none", rotary=Rotary())).rope is None
+    assert replace(config, positions="none", rotary=Rotary()).attention.rope is None
 
 
 def test_a_model_is_its_blocks_between_tables():

@@ -15,6 +15,7 @@ from tidegate.experts import decompose
 from tidegate.flax import (
     AttentionConfig,
     GatedAttention,
+    Rotary,
     TransformerBlock,
     TransformerLM,
     apply_block,
@@ -25,10 +26,6 @@ from tidegate.flax import (
     plain_params,
     trace_gates,
 )
-from tidegate.flax.modules import NNX_NAMES
-
-OF_MODULES = {"self", "dtype", "param_dtype", "deterministic", "decode", "params", "mesh_axis", "rngs", "keep_rngs"}
-"""What a module takes beside the options of the layer."""
 
 
 def layer_twin(layer, **options):
@@ -41,6 +38,16 @@ def language_model(config, params, **options):
 
 
 CONFIG = AttentionConfig(d_model=24, num_heads=4, bias=True)
+KEYS = nnx.Rngs(0)
+OTHERS = {
+    "num_kv_heads": 2,
+    "rope": Rotary(base=50.0),
+    "window": 3,
+    "metric": "diagonal",
+    "temperature": 0.5,
+    "recompute_gate": True,
+}
+"""The options that NNX has no names of its own for."""
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +64,21 @@ def normal(*shape, seed=0):
     return jax_layers.sample(*shape, seed=seed)
 
 
-def test_the_table_of_names_is_one_to_one():
-    assert len(set(NNX_NAMES.values())) == len(NNX_NAMES)
-    assert set(NNX_NAMES.values()) == {option.name for option in fields(AttentionConfig)}
-    assert set(NNX_NAMES) == set(inspect.signature(GatedAttention.__init__).parameters) - OF_MODULES
+def test_every_option_reaches_the_configuration_and_comes_back():
+    layer = GatedAttention(
+        4, 24, 32, gate="g1", dropout_rate=0.5, use_bias=False, normalize_qk=True, **OTHERS, rngs=KEYS
+    )
+    named = {"d_model": 24, "num_heads": 4, "head_dim": 8, "gate": "g1", "dropout": 0.5, "bias": False, "qk_norm": True}
+    # Whether it is causal is said at each call.
+    assert layer.config == AttentionConfig(**named, **OTHERS, causal=False)
+    assert GatedAttention.from_config(layer.config, rngs=KEYS).config == layer.config
+    assert {option.name for option in fields(AttentionConfig)} == {*named, *OTHERS, "causal"}
+
+
+def test_a_misspelt_option_fails_with_the_names_that_there_are():
+    message = r"GatedAttention\(\) got an unexpected keyword argument 'windw'. Known: num_heads, .*, window,"
+    with pytest.raises(TypeError, match=message):
+        GatedAttention(4, 24, windw=3, rngs=KEYS)
 
 
 @pytest.mark.parametrize("method", ["__init__", "__call__"])

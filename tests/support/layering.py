@@ -26,8 +26,8 @@ class Layer:
 # The vocabulary is three small files, each reading those before it, and the standard library alone.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates")
 PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
-MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
-MODELS = (*MATHS, "tidegate.config")
+ROOT = (*VOCABULARY, *PLUMBING, "tidegate.config")
+MODELS = (*ROOT, "tidegate.tensors")
 LIBRARY = (*MODELS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
 ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
 
@@ -39,8 +39,9 @@ LAYERS: dict[str, Layer] = {
     "_json": Layer(),
     "_files": Layer(),
     "_refusals": Layer(allowed=VOCABULARY),
+    "config": Layer(allowed=(*VOCABULARY, *PLUMBING)),
     "tensors": Layer(
-        allowed=(*VOCABULARY, *PLUMBING, "array_api_compat", "numpy"),
+        allowed=(*ROOT, "array_api_compat", "numpy"),
         only_in={
             "plots.py": ("matplotlib",),
             "_drawing.py": ("matplotlib",),
@@ -49,9 +50,8 @@ LAYERS: dict[str, Layer] = {
         },
         deferred=("torch", "jax"),
     ),
-    "config": Layer(allowed=MATHS),
-    "geometry": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
-    "experts": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
+    "geometry": Layer(allowed=(*MODELS, "numpy", "scipy"), only_in=ADAPTERS),
+    "experts": Layer(allowed=(*MODELS, "numpy", "scipy"), only_in=ADAPTERS),
     "torch": Layer(
         allowed=(*MODELS, "torch", "safetensors"),
         only_in={

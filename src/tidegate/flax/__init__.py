@@ -1,20 +1,17 @@
 """Gated attention in JAX: pure functions first, then Flax NNX modules over them."""
 
-from tidegate.config import TransformerConfig
-from tidegate.flax.attention import attention_arrays, gated_attention, init_attention
-from tidegate.flax.attention_config import AttentionConfig
+from tidegate.config import AttentionConfig, Rotary, TransformerConfig
+from tidegate.flax.attention import attention_arrays, gated_attention, init_attention, trace_gates
 from tidegate.flax.block import apply_block, init_block, stack_layers, unstack_layers
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.decoder import apply_model, init_caches, init_model
 from tidegate.flax.generate import generate
 from tidegate.flax.models import TransformerBlock, TransformerLM
 from tidegate.flax.modules import GatedAttention
-from tidegate.flax.precision import cast_params
+from tidegate.flax.params import cast_params
 from tidegate.flax.sharding import partition_specs
-from tidegate.flax.trace import trace_gates
 from tidegate.flax.variables import plain_params
 from tidegate.flax.weights import from_torch, load_params, save_params, to_torch
-from tidegate.tensors.rotary import Rotary
 
 __all__ = [
     "AttentionConfig",

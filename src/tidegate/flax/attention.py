@@ -8,25 +8,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from tidegate._refusals import require_layer_inputs, require_positions_shape
-from tidegate.flax.attention_config import AttentionConfig
+from tidegate.config import AttentionConfig
 from tidegate.flax.cache import KVCache, update_cache
-from tidegate.flax.gate import GateReads, apply_gate, init_gate
+from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate
 from tidegate.flax.kernel import attend
 from tidegate.flax.masks import cached_mask, require_mask, segment_mask
-from tidegate.flax.params import named_shapes, require_params
+from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Site
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays, rms_norm
-
-Params: TypeAlias = dict[str, Any]
-"""Nested dictionaries of arrays, a pytree."""
 
 NORM_EPSILON = 1e-6
 
@@ -64,6 +61,45 @@ def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTy
     return params
 
 
+class LayerResult(NamedTuple):
+    """What an attention layer, or a block around it, made of its input."""
+
+    output: Array
+    """(B, T, M)"""
+    cache: KVCache | None
+    """The cache that holds the new positions too, if one was given."""
+    gates: dict[Site, Array]
+    """Every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M); empty unless asked for."""
+
+
+@overload
+def gated_attention(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    *,
+    context: Array | None = None,
+    mask: Array | None = None,
+    cache: None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    is_causal: bool | None = None,
+    dropout_key: Array | None = None,
+) -> Array: ...
+@overload
+def gated_attention(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    *,
+    context: Array | None = None,
+    mask: Array | None = None,
+    cache: KVCache,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    is_causal: bool | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, KVCache]: ...
 def gated_attention(
     params: Params,
     x: Array,
@@ -74,28 +110,24 @@ def gated_attention(
     cache: KVCache | None = None,
     positions: Array | None = None,
     segment_ids: Array | None = None,
-    is_causal: bool = True,
+    is_causal: bool | None = None,
     dropout_key: Array | None = None,
-) -> Any:
-    """Multi-head attention with the gates of the configuration.
+) -> Array | tuple[Array, KVCache]:
+    """Attend with the gates of the configuration: (B, T, M), and with a cache the cache that holds the new positions.
 
-    Args:
-        params: as `init_attention` gives them.
-        x: (B, T, M).
-        config: the layer's options; static.
-        context: (B, S, M) for cross-attention, with `is_causal=False`; None attends to x.
-        mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S); S is the cache's room if there is
-            one. A row that may see nothing gives 0 (through the output projection: its bias).
-        cache: continues from the positions that it holds; the result is then (output, new cache).
-        positions: (T,) or (B, T) for the rotary embedding; None continues from the cache.
-        segment_ids: (B, T) ids of packed documents, which never attend across.
-        is_causal: whether a query sees no later position.
-        dropout_key: for the dropout of the weights; None drops nothing.
-
-    Returns:
-        (B, T, M), or with a cache also the cache that holds the new positions.
+    params      : as `init_attention` gives them
+    x           : (B, T, M)
+    config      : the layer's options; static
+    context     : (B, S, M) for cross-attention, in a layer that is not causal; None attends to x
+    mask        : bool (True = attend) or additive float, broadcasting to (B, H, T, S); S is the room of a cache. A row
+                  that may see nothing gives 0 (through the output projection: its bias)
+    cache       : continues from the positions that it holds
+    positions   : (T,) or (B, T) for the rotary embedding; None continues from the cache
+    segment_ids : (B, T) ids of packed documents, which never attend across
+    is_causal   : whether a query sees no later position; None asks the configuration
+    dropout_key : for the dropout of the weights; None drops nothing
     """
-    reads, cache = attended_reads(
+    result = run_attention(
         params,
         x,
         config,
@@ -107,33 +139,78 @@ def gated_attention(
         is_causal=is_causal,
         dropout_key=dropout_key,
     )
-    assert reads.output is not None
-    project = functools.partial(_project_out, params["o_proj"])
-    y_BTM = _gated("output", reads.output, reads, params, config, then=project)
-    y_BTM = _gated("dense", y_BTM, reads, params, config)
-    if cache is None:
-        return y_BTM
-    # A traced length cannot be refused; what would be wrong in silence is nan instead.
-    return jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM), cache
+    return result.output if result.cache is None else (result.output, result.cache)
 
 
-def attended_reads(
+def trace_gates(
     params: Params,
     x: Array,
     config: AttentionConfig,
     *,
+    context: Array | None = None,
+    mask: Array | None = None,
+    cache: KVCache | None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    is_causal: bool | None = None,
+) -> dict[Site, Array]:
+    """Return every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M), in float32 or better.
+
+    The arguments are those of `gated_attention`; the cache is the one that it was given. Compiled together with it,
+    what both compute is computed once.
+    """
+    # Arrays of JAX even where those of NumPy are given.
+    x, context = jnp.asarray(x), None if context is None else jnp.asarray(context)
+    reads, _ = _attend(params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=None)
+    return _gate_values(params, config, reads)
+
+
+def run_attention(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    *,
+    context: Array | None = None,
+    mask: Array | None = None,
+    cache: KVCache | None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    is_causal: bool | None = None,
+    dropout_key: Array | None = None,
+    trace: bool = False,
+) -> LayerResult:
+    """Attend as `gated_attention` does, and with `trace` also return the gates."""
+    reads, cache = _attend(
+        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=dropout_key
+    )
+    assert reads.output is not None
+    project = functools.partial(_project_out, params["o_proj"])
+    y_BTM = _apply_gate("output", reads.output, reads, params, config, then=project)
+    y_BTM = _apply_gate("dense", y_BTM, reads, params, config)
+    if cache is not None:
+        # A traced length cannot be refused; what would be wrong in silence is nan instead.
+        y_BTM = jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM)
+    return LayerResult(y_BTM, cache, _gate_values(params, config, reads) if trace else {})
+
+
+def _attend(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
     context: Array | None,
     mask: Array | None,
     cache: KVCache | None,
     positions: Array | None,
     segment_ids: Array | None,
-    is_causal: bool,
+    is_causal: bool | None,
+    *,
     dropout_key: Array | None,
 ) -> tuple[GateReads, KVCache | None]:
-    """All that gates read, the attention output with it, and the cache that holds the new positions.
+    """Return all that gates read, the attention output with it, and the cache that holds the new positions.
 
     The arguments are those of `gated_attention`.
     """
+    is_causal = config.causal if is_causal is None else is_causal
     require_layer_inputs(
         config.gates,
         config.d_model,
@@ -153,17 +230,17 @@ def attended_reads(
     q_BTHD = _project(params["q_proj"], x)
     k_BSGD, v_BSGD = _project(params["k_proj"], context_BSM), _project(params["v_proj"], context_BSM)
     reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
-    q_BTHD = _gated("query", q_BTHD, reads, params, config)
-    k_BSGD = _gated("key", k_BSGD, reads, params, config)
-    v_BSGD = _gated("value", v_BSGD, reads, params, config)
+    q_BTHD = _apply_gate("query", q_BTHD, reads, params, config)
+    k_BSGD = _apply_gate("key", k_BSGD, reads, params, config)
+    v_BSGD = _apply_gate("value", v_BSGD, reads, params, config)
     start = 0 if cache is None else cache.length
-    q_BTHD = _located(q_BTHD, params.get("q_norm"), config, positions, start)
-    k_BSGD = _located(k_BSGD, params.get("k_norm"), config, positions if context is None else None, start)
-    q_BTHD = _under_metric(params, config, q_BTHD)
+    q_BTHD = _apply_norm_and_rotary(q_BTHD, params.get("q_norm"), config, positions, start)
+    k_BSGD = _apply_norm_and_rotary(k_BSGD, params.get("k_norm"), config, positions if context is None else None, start)
+    q_BTHD = _apply_metric(params, config, q_BTHD)
     if cache is not None:
         cache = update_cache(cache, k_BSGD, v_BSGD)
         k_BSGD, v_BSGD = cache.key, cache.value
-    allowed, bias = _restrictions(config, q_BTHD, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
+    allowed, bias = _combine_masks(config, q_BTHD, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
     o_BTHD = attend(
         q_BTHD,
         k_BSGD.astype(q_BTHD.dtype),
@@ -179,8 +256,13 @@ def attended_reads(
     return replace(reads, output=o_BTHD), cache
 
 
-def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, causal: bool = True) -> AttentionArrays:
-    """The layer as plain arrays: the reference that it is tested against."""
+def attention_arrays(
+    params: Mapping[str, Any], config: AttentionConfig, *, causal: bool | None = None
+) -> AttentionArrays:
+    """Return the layer as plain arrays: the reference that it is tested against.
+
+    causal : whether a query sees no later position; None asks the configuration
+    """
     metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
     biases = {f"b_{name}": params[f"{name.lower()}_proj"].get("bias") for name in "QKVO"}
@@ -195,13 +277,13 @@ def attention_arrays(params: Mapping[str, Any], config: AttentionConfig, *, caus
         k_norm=params["k_norm"]["scale"] if config.qk_norm else None,
         norm_epsilon=NORM_EPSILON,
         temperature=config.temperature,
-        causal=causal,
+        causal=config.causal if causal is None else causal,
         window=config.window,
         **metric,
     )
 
 
-def _gated(
+def _apply_gate(
     site: Site,
     target: Array,
     reads: GateReads,
@@ -220,6 +302,10 @@ def _gated(
     return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
 
 
+def _gate_values(params: Params, config: AttentionConfig, reads: GateReads) -> dict[Site, Array]:
+    return {gate.site: gate_values(gate, reads, params["attn_gate"][gate.site]) for gate in config.gates}
+
+
 @functools.cache
 def _expected_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
     return named_shapes(jax.eval_shape(lambda: init_attention(jax.random.key(0), config)))
@@ -235,7 +321,7 @@ def _project_out(projection: Mapping[str, Array], heads: Array) -> Array:
     return y_BTM + projection["bias"] if "bias" in projection else y_BTM
 
 
-def _located(
+def _apply_norm_and_rotary(
     x_BTHD: Array,
     norm: Mapping[str, Array] | None,
     config: AttentionConfig,
@@ -252,7 +338,7 @@ def _located(
     return rotate(x_BTHD, rotary_angles(positions, x_BTHD.shape[-1], config.rotary, x_BTHD.dtype))
 
 
-def _under_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Array) -> Array:
+def _apply_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Array) -> Array:
     if config.metric is None:
         return q_BTHD
     weight = params["metric"]["weight"]
@@ -261,7 +347,7 @@ def _under_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Ar
     return jnp.einsum("bthk,hmk,hml->bthl", q_BTHD, weight, weight)
 
 
-def _restrictions(
+def _combine_masks(
     config: AttentionConfig,
     q_BTHD: Array,
     num_keys: int,

@@ -6,8 +6,7 @@ Legend: B batch, T positions, M model width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +14,19 @@ from jax import Array
 
 from tidegate._refusals import require_num_caches
 from tidegate.config import NormKind, StackConfig
-from tidegate.flax.attention import Params, gated_attention, init_attention
-from tidegate.flax.attention_config import AttentionConfig
+from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache
 from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widened
 from tidegate.flax.initialize import initialize
+from tidegate.flax.params import Params
+from tidegate.gate import Site
 from tidegate.tensors.layer import rms_norm
 
 Caches: TypeAlias = Sequence[KVCache] | KVCache
 """A cache for each block, or for stacked blocks one whose arrays have a first axis of layers."""
 
 _EPSILON = {"rms": 1e-6, "layer": 1e-5}
-# What the configuration of a stack calls by another name than that of a layer.
-_STACK_NAMES = {"dropout": "attention_dropout", "window": "reach"}
-
-
-def attention_config(config: StackConfig) -> AttentionConfig:
-    """The options of a block's attention layer."""
-    names = {option.name: _STACK_NAMES.get(option.name, option.name) for option in fields(AttentionConfig)}
-    return AttentionConfig(**{own: getattr(config, name) for own, name in names.items()})
 
 
 def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -45,7 +37,7 @@ def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike =
     """
     params: Params = {
         "attention_norm": _init_norm(config, dtype),
-        "attention": init_attention(key, attention_config(config), dtype=dtype),
+        "attention": init_attention(key, config.attention, dtype=dtype),
         "feedforward_norm": _init_norm(config, dtype),
         "feedforward": init_feedforward(
             key, config.d_model, config.feedforward_width, kind=config.feedforward, bias=config.bias, dtype=dtype
@@ -54,6 +46,30 @@ def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike =
     return initialize(key, params, num_layers=config.num_layers)
 
 
+@overload
+def apply_block(
+    params: Params,
+    x_BTM: Array,
+    config: StackConfig,
+    *,
+    mask: Array | None = None,
+    cache: None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    dropout_key: Array | None = None,
+) -> Array: ...
+@overload
+def apply_block(
+    params: Params,
+    x_BTM: Array,
+    config: StackConfig,
+    *,
+    mask: Array | None = None,
+    cache: KVCache,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, KVCache]: ...
 def apply_block(
     params: Params,
     x_BTM: Array,
@@ -64,36 +80,55 @@ def apply_block(
     positions: Array | None = None,
     segment_ids: Array | None = None,
     dropout_key: Array | None = None,
-) -> Any:
-    """The stream after this block (B, T, M), and with a cache also the new cache.
+) -> Array | tuple[Array, KVCache]:
+    """Return the stream after this block (B, T, M), and with a cache also the new cache.
 
     The options are those of `gated_attention`; the key serves dropout of the weights and of both branches.
     """
-    weights_key, branch_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    attended = gated_attention(
-        params["attention"],
-        apply_norm(params["attention_norm"], x_BTM, config.norm),
-        attention_config(config),
+    result = run_block(
+        params,
+        x_BTM,
+        config,
         mask=mask,
         cache=cache,
         positions=positions,
         segment_ids=segment_ids,
-        is_causal=config.causal,
-        dropout_key=weights_key,
+        dropout_key=dropout_key,
     )
-    y_BTM, cache = (attended, None) if cache is None else attended
-    x_BTM = residual_block(params, x_BTM, y_BTM, config, dropout_key=branch_key)
-    return x_BTM if cache is None else (x_BTM, cache)
+    return result.output if result.cache is None else (result.output, result.cache)
 
 
-def residual_block(
-    params: Params, x_BTM: Array, attended_BTM: Array, config: StackConfig, *, dropout_key: Array | None = None
-) -> Array:
-    """The stream x + attended, and of that x + feedforward(norm(x)): a block, once its attention is there."""
-    first, second = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    x_BTM = x_BTM + drop(attended_BTM, config.dropout, first)
+def run_block(
+    params: Params,
+    x_BTM: Array,
+    config: StackConfig,
+    *,
+    mask: Array | None = None,
+    cache: KVCache | None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    dropout_key: Array | None = None,
+    trace: bool = False,
+) -> LayerResult:
+    """Compute x + attention(norm(x)), and of that x + feedforward(norm(x)); with `trace` also return the gates.
+
+    The other arguments are those of `apply_block`.
+    """
+    weights_key, attended_key, fed_key = (None, None, None) if dropout_key is None else _split_for_block(dropout_key)
+    attended = run_attention(
+        params["attention"],
+        apply_norm(params["attention_norm"], x_BTM, config.norm),
+        config.attention,
+        mask=mask,
+        cache=cache,
+        positions=positions,
+        segment_ids=segment_ids,
+        dropout_key=weights_key,
+        trace=trace,
+    )
+    x_BTM = x_BTM + drop(attended.output, config.dropout, attended_key)
     y_BTM = apply_feedforward(params["feedforward"], apply_norm(params["feedforward_norm"], x_BTM, config.norm))
-    return x_BTM + drop(y_BTM, config.dropout, second)
+    return attended._replace(output=x_BTM + drop(y_BTM, config.dropout, fed_key))
 
 
 def init_stack(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -101,6 +136,17 @@ def init_stack(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike =
     keys = [jax.random.fold_in(key, index) for index in range(config.num_layers)]
     blocks = [init_block(key, config.block(index), dtype=dtype) for index, key in enumerate(keys)]
     return {"blocks": blocks, "norm": _init_norm(config, dtype)}
+
+
+class StackResult(NamedTuple):
+    """What a stack of blocks made of its input."""
+
+    output: Array
+    """(B, T, M), after the last norm."""
+    caches: Caches | None
+    """The caches that hold the new positions too, if some were given."""
+    gates: Any
+    """The gates of each block, as `LayerResult` has them; of stacked blocks, with a first axis of layers."""
 
 
 def apply_stack(
@@ -113,31 +159,42 @@ def apply_stack(
     positions: Array | None = None,
     segment_ids: Array | None = None,
     dropout_key: Array | None = None,
-) -> tuple[Array, Caches | None]:
-    """The embeddings (B, T, M) through all blocks and the norm, and the new caches if there were some.
+    trace: bool = False,
+) -> StackResult:
+    """Pass the embeddings (B, T, M) through all blocks and the norm.
 
     Blocks that are stacked (`stack_layers`) run under `jax.lax.scan`, so that a deep model compiles as fast as one
-    block. The other options are those of `apply_block`.
+    block. The other options are those of `run_block`.
     """
     blocks = params["blocks"]
     scanned = isinstance(blocks, Mapping)
     num_layers = jax.tree.leaves(blocks)[0].shape[0] if scanned else len(blocks)
     _require_caches(caches, num_layers, scanned=scanned)
 
-    def step(x_BTM: Array, layer: Any) -> tuple[Array, Any]:
+    def step(x_BTM: Array, layer: Any) -> tuple[Array, tuple[KVCache | None, dict[Site, Array]]]:
         block, cache, key = layer
-        options = {"mask": mask, "positions": positions, "segment_ids": segment_ids}
-        result = apply_block(block, x_BTM, config, cache=cache, dropout_key=key, **options)
-        return (result, None) if cache is None else result
+        result = run_block(
+            block,
+            x_BTM,
+            config,
+            mask=mask,
+            cache=cache,
+            positions=positions,
+            segment_ids=segment_ids,
+            dropout_key=key,
+            trace=trace,
+        )
+        return result.output, (result.cache, result.gates)
 
-    if config.checkpoint_blocks:
+    # With caches nothing is learned, and a cache can refuse what it has no room for only while its length is known.
+    if config.checkpoint_blocks and caches is None:
         # Inside a scan nothing can be merged across the recomputation, so that nothing need prevent it.
         step = jax.checkpoint(step, prevent_cse=not scanned)
-    own_key, keys = (None, None) if dropout_key is None else _split(dropout_key, num_layers)
+    own_key, keys = (None, None) if dropout_key is None else _split_for_stack(dropout_key, num_layers)
     x_BTM = drop(x_BTM, config.dropout, own_key)
-    run = jax.lax.scan if scanned else _looped
-    x_BTM, caches = run(step, x_BTM, (blocks, caches, keys))
-    return apply_norm(params["norm"], x_BTM, config.norm), caches
+    run = jax.lax.scan if scanned else _loop
+    x_BTM, (caches, gates) = run(step, x_BTM, (blocks, caches, keys))
+    return StackResult(apply_norm(params["norm"], x_BTM, config.norm), caches, gates)
 
 
 def stack_layers(layers: Sequence[Any]) -> Any:
@@ -168,21 +225,33 @@ def drop(x: Array, share: float, key: Array | None) -> Array:
     return jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0).astype(x.dtype)
 
 
-def _looped(
-    step: Callable[[Array, Any], tuple[Array, Any]], x_BTM: Array, layers: tuple[Any, ...]
-) -> tuple[Array, Any]:
-    """`jax.lax.scan` over sequences, unrolled; None is None at every step, and None comes back for it."""
+def _loop(
+    step: Callable[[Array, Any], tuple[Array, tuple[KVCache | None, dict[Site, Array]]]],
+    x_BTM: Array,
+    layers: tuple[Any, ...],
+) -> tuple[Array, tuple[list[KVCache] | None, list[dict[Site, Array]]]]:
+    """Do what `jax.lax.scan` does, over sequences and unrolled; None is None at every step, and None comes back."""
     num_layers = max(len(each) for each in layers if each is not None)
     given = [[None] * num_layers if each is None else each for each in layers]
-    results: list[Any] = []
+    caches: list[KVCache] = []
+    gates: list[dict[Site, Array]] = []
     for layer in zip(*given, strict=True):
-        x_BTM, result = step(x_BTM, layer)
-        results.append(result)
-    return x_BTM, None if results[0] is None else results
+        x_BTM, (cache, own_gates) = step(x_BTM, layer)
+        gates.append(own_gates)
+        if cache is not None:
+            caches.append(cache)
+    return x_BTM, (caches or None, gates)
 
 
-def _split(key: Array, num_layers: int) -> tuple[Array, Array]:
-    """A key for the embeddings, and one for each block."""
+def _split_for_block(key: Array) -> tuple[Array, Array, Array]:
+    """Return keys for the attention weights, for what was attended to, and for what the feed-forward layer gives."""
+    weights, branches = jax.random.split(key)
+    attended, fed = jax.random.split(branches)
+    return weights, attended, fed
+
+
+def _split_for_stack(key: Array, num_layers: int) -> tuple[Array, Array]:
+    """Return a key for the embeddings, and one for each block."""
     own, blocks = jax.random.split(key)
     return own, jax.random.split(blocks, num_layers)
 

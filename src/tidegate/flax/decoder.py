@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,11 @@ from jax.core import Tracer
 
 from tidegate._refusals import require_learned_positions, require_num_logits, require_positions_shape, require_tokens
 from tidegate.config import TransformerConfig
-from tidegate.flax.attention import Params
 from tidegate.flax.block import Caches, apply_stack, init_stack, stack_layers
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.initialize import initialize
 from tidegate.flax.masks import segment_mask
-from tidegate.flax.params import named_shapes, require_params
+from tidegate.flax.params import Params, named_shapes, require_params
 
 
 def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -47,6 +46,43 @@ def init_caches(
     return [init_cache(config.shape, batch=batch, max_length=max_length, dtype=dtype) for _ in range(config.num_layers)]
 
 
+class ModelResult(NamedTuple):
+    """What a language model made of its tokens."""
+
+    logits: Array
+    """(B, T, V)"""
+    caches: Caches | None
+    """The caches that hold the new positions too, if some were given."""
+    gates: Any
+    """The gates of each block, as `StackResult` has them."""
+
+
+@overload
+def apply_model(
+    params: Params,
+    tokens: Array,
+    config: TransformerConfig,
+    *,
+    mask: Array | None = None,
+    caches: None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    num_logits: int | None = None,
+    dropout_key: Array | None = None,
+) -> Array: ...
+@overload
+def apply_model(
+    params: Params,
+    tokens: Array,
+    config: TransformerConfig,
+    *,
+    mask: Array | None = None,
+    caches: Caches,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    num_logits: int | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, Caches]: ...
 def apply_model(
     params: Params,
     tokens: Array,
@@ -58,42 +94,67 @@ def apply_model(
     segment_ids: Array | None = None,
     num_logits: int | None = None,
     dropout_key: Array | None = None,
-) -> Any:
-    """Tokens in, for each position the logits of the next token out.
+) -> Array | tuple[Array, Caches]:
+    """Return for each position the logits of the next token (B, T, V), and with caches also the new caches.
 
-    Args:
-        params: as `init_model` gives them; the blocks may be stacked, see `apply_stack`.
-        tokens: (B, T) integers below the vocabulary's size; beyond it lies NaN.
-        config: static.
-        mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality; S is the caches'
-            room if there are some.
-        caches: one for each block, as `init_caches` gives them; the tokens continue what they hold.
-        positions: (T,) or (B, T); None counts on from the caches, learned ones anew in each segment.
-        segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
-        num_logits: give the logits of that many last positions alone; None gives all.
-        dropout_key: for the dropout of the configuration; None drops nothing.
-
-    Returns:
-        (B, T, V), or with caches also the caches that hold the new positions.
+    params      : as `init_model` gives them; the blocks may be stacked, see `stack_layers`
+    tokens      : (B, T) integers below the vocabulary's size; beyond it lies NaN
+    config      : static
+    mask        : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality; S is the room
+                  of caches
+    caches      : one for each block, as `init_caches` gives them; the tokens continue what they hold
+    positions   : (T,) or (B, T); None counts on from the caches, learned ones anew in each segment
+    segment_ids : (B, T) ids of packed documents, each a run of positions. No document sees another
+    num_logits  : give the logits of that many last positions alone; None gives all
+    dropout_key : for the dropout of the configuration; None drops nothing
     """
+    result = run_model(
+        params,
+        tokens,
+        config,
+        mask=mask,
+        caches=caches,
+        positions=positions,
+        segment_ids=segment_ids,
+        num_logits=num_logits,
+        dropout_key=dropout_key,
+    )
+    return result.logits if result.caches is None else (result.logits, result.caches)
+
+
+def run_model(
+    params: Params,
+    tokens: Array,
+    config: TransformerConfig,
+    *,
+    mask: Array | None = None,
+    caches: Caches | None = None,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    num_logits: int | None = None,
+    dropout_key: Array | None = None,
+    trace: bool = False,
+) -> ModelResult:
+    """Compute what `apply_model` gives, and with `trace` also return the gates of each block."""
     require_num_logits(num_logits)
     require_params(params, _expected_shapes(config, stacked=isinstance(params["stack"]["blocks"], Mapping)))
-    positions = place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
-    x_BTM, new_caches = apply_stack(
+    positions = _place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
+    x_BTM, new_caches, gates = apply_stack(
         params["stack"],
-        embed(params, tokens, positions),
+        _embed(params, tokens, positions),
         config,
         mask=mask,
         caches=caches,
         positions=positions,
         segment_ids=segment_ids,
         dropout_key=dropout_key,
+        trace=trace,
     )
-    logits_BTV = project_logits(params, x_BTM if num_logits is None else x_BTM[:, -num_logits:])
-    return logits_BTV if caches is None else (logits_BTV, new_caches)
+    logits_BTV = _project_logits(params, x_BTM if num_logits is None else x_BTM[:, -num_logits:])
+    return ModelResult(logits_BTV, new_caches, gates)
 
 
-def place(
+def _place(
     tokens: Array,
     config: TransformerConfig,
     *,
@@ -124,7 +185,7 @@ def place(
     return jnp.sum(jnp.tril(together_BTT, -1), axis=-1)
 
 
-def embed(params: Params, tokens: Array, positions: Array | None) -> Array:
+def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
     """(B, T, M): the tokens' embeddings, and where there is a table of learned positions theirs added."""
     x_BTM = jnp.take(params["embedding"]["embedding"], tokens, axis=0, mode="fill")
     if "position_embedding" not in params:
@@ -133,7 +194,7 @@ def embed(params: Params, tokens: Array, positions: Array | None) -> Array:
     return x_BTM + jnp.take(params["position_embedding"]["embedding"], positions, axis=0, mode="fill")
 
 
-def project_logits(params: Params, x_BTM: Array) -> Array:
+def _project_logits(params: Params, x_BTM: Array) -> Array:
     """(B, T, V), by the head, or by the embedding where there is none."""
     if "head" in params:
         return x_BTM @ params["head"]["kernel"]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tidegate.config import FeedForwardKind
-from tidegate.flax.attention import Params
+from tidegate.flax.params import Params
 
 
 def init_feedforward(

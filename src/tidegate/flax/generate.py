@@ -24,10 +24,10 @@ from tidegate._refusals import (
     require_tokens,
 )
 from tidegate.config import TransformerConfig
-from tidegate.flax.attention import Params
 from tidegate.flax.block import Caches, stack_layers
 from tidegate.flax.decoder import apply_model, init_caches
 from tidegate.flax.gate import widened
+from tidegate.flax.params import Params
 
 
 def generate(

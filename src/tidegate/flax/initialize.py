@@ -9,8 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from tidegate.flax.attention import Params
-from tidegate.flax.params import dotted
+from tidegate.flax.params import Params, dotted
 
 _STD = 0.02
 _MATRICES = ("kernel", "embedding")

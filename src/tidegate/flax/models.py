@@ -13,14 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate._refusals import require_num_logits
 from tidegate.config import StackConfig, TransformerConfig
-from tidegate.flax.attention import Params
-from tidegate.flax.block import apply_norm, attention_config, drop, init_block, residual_block
-from tidegate.flax.decoder import embed, init_model, place, project_logits
+from tidegate.flax.block import init_block, run_block
+from tidegate.flax.decoder import init_model, run_model
 from tidegate.flax.generate import generate
-from tidegate.flax.modules import GatedAttention
-from tidegate.flax.precision import cast_params
+from tidegate.flax.modules import GatedAttention, require_bool_mask
+from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
 
 
@@ -41,14 +39,14 @@ class TransformerBlock(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
-        stream = rngs.dropout.fork() if keep_rngs and config.dropout > 0 else None
+        stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
         key = rngs.params()
         params = given_or_drawn(params, lambda: init_block(key, config, dtype=param_dtype))
         self.attention_norm = as_variables(params["attention_norm"], axis=mesh_axis)
         self.attention = GatedAttention.from_config(
-            attention_config(config),
+            config.attention,
             dtype=dtype,
             deterministic=deterministic,
             decode=decode,
@@ -72,24 +70,21 @@ class TransformerBlock(SwitchedModule):
         decode: bool | None = None,
         sow_gates: bool = False,
     ) -> Array:
-        """The stream after this block (B, T, M); the options are those of `GatedAttention`."""
-        own = {
-            name: plain_params(getattr(self, name)) for name in ("attention_norm", "feedforward_norm", "feedforward")
-        }
-        own, x = cast_params(own, self.dtype), self.in_dtype(x)
-        attended = self.attention(
-            apply_norm(own["attention_norm"], x, self.config.norm),
+        """Return the stream after this block (B, T, M); the options are those of `GatedAttention`."""
+        require_bool_mask(mask)
+        result = run_block(
+            cast_params(plain_params(self), self.dtype),
+            self.in_dtype(x),
+            self.config,
             mask=mask,
+            cache=self.attention.held_cache() if self.decodes(decode) else None,
             positions=positions,
             segment_ids=segment_ids,
-            deterministic=deterministic,
-            rngs=rngs,
-            decode=self.decodes(decode),
-            is_causal=self.config.causal,
-            sow_gates=sow_gates,
+            dropout_key=self.dropout_key(_largest_dropout(self.config), deterministic, rngs),
+            trace=sow_gates,
         )
-        key = self.dropout_key(self.config.dropout, deterministic, rngs)
-        return residual_block(own, x, attended, self.config, dropout_key=key)
+        self.attention.keep(result.cache, result.gates)
+        return result.output
 
 
 class TransformerLM(SwitchedModule):
@@ -109,7 +104,7 @@ class TransformerLM(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the model; `params` are those of `init_model` or `load_params`, the rest is as in `GatedAttention`."""
-        stream = rngs.dropout.fork() if keep_rngs and config.dropout > 0 else None
+        stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
         key = rngs.params()
@@ -146,46 +141,36 @@ class TransformerLM(SwitchedModule):
         decode: bool | None = None,
         sow_gates: bool = False,
     ) -> Array:
-        """Logits (B, T, V).
+        """Return the logits (B, T, V).
 
-        Args:
-            tokens: (B, T) integers below the vocabulary's size; beyond it lies NaN.
-            mask: bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the room of a cache.
-            positions: (T,) or (B, T); None counts, on from the cache, learned ones anew in each segment.
-            segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
-            num_logits: give the logits of that many last positions alone; None gives all.
-            deterministic: whether nothing is dropped; None asks the modules.
-            rngs: keys for dropout; None takes the modules' own.
-            decode: whether to continue from the caches, and put the new positions there; None asks the module.
-            sow_gates: whether every attention layer sows its gates; see `GatedAttention`.
+        tokens        : (B, T) integers below the vocabulary's size; beyond it lies NaN
+        mask          : bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the room of a cache
+        positions     : (T,) or (B, T); None counts, on from the cache, learned ones anew in each segment
+        segment_ids   : (B, T) ids of packed documents, each a run of positions. No document sees another
+        num_logits    : give the logits of that many last positions alone; None gives all
+        deterministic : whether nothing is dropped; None asks the module
+        rngs          : keys for dropout; None takes the module's own
+        decode        : whether to continue from the caches, and put the new positions there; None asks the module
+        sow_gates     : whether every attention layer sows its gates; see `GatedAttention`
         """
-        require_num_logits(num_logits)
-        decode = self.decodes(decode)
-        start = self.stack["blocks"][0].attention.cache_length() if decode else None
-        positions = place(tokens, self.config, positions=positions, segment_ids=segment_ids, start=start)
-        own = {name: plain_params(getattr(self, name)) for name in _TABLES if hasattr(self, name)}
-        own = cast_params(own | {"norm": plain_params(self.stack["norm"])}, self.dtype)
-
-        def run(block: TransformerBlock, x_BTM: Array, rngs: nnx.Rngs | nnx.RngStream | None) -> Array:
-            return block(
-                x_BTM,
-                mask=mask,
-                positions=positions,
-                segment_ids=segment_ids,
-                deterministic=deterministic,
-                rngs=rngs,
-                decode=decode,
-                sow_gates=sow_gates,
-            )
-
-        if self.config.checkpoint_blocks and not decode and not sow_gates:
-            run = nnx.remat(run)
-        key = self.dropout_key(self.config.dropout, deterministic, rngs)
-        x_BTM = drop(embed(own, tokens, positions), self.config.dropout, key)
-        for block in self.stack["blocks"]:
-            x_BTM = run(block, x_BTM, rngs)
-        x_BTM = apply_norm(own["norm"], x_BTM, self.config.norm)
-        return project_logits(own, x_BTM if num_logits is None else x_BTM[:, -num_logits:])
+        require_bool_mask(mask)
+        layers = [block.attention for block in self.stack["blocks"]]
+        result = run_model(
+            cast_params(plain_params(self), self.dtype),
+            tokens,
+            self.config,
+            mask=mask,
+            caches=[layer.held_cache() for layer in layers] if self.decodes(decode) else None,
+            positions=positions,
+            segment_ids=segment_ids,
+            num_logits=num_logits,
+            dropout_key=self.dropout_key(_largest_dropout(self.config), deterministic, rngs),
+            trace=sow_gates,
+        )
+        caches = [None] * len(layers) if result.caches is None else result.caches
+        for layer, cache, gates in zip(layers, caches, result.gates, strict=True):
+            layer.keep(cache, gates)
+        return result.logits
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
         """An empty cache for each block.
@@ -226,3 +211,7 @@ class TransformerLM(SwitchedModule):
 
 
 _TABLES = ("embedding", "position_embedding", "head")
+
+
+def _largest_dropout(config: StackConfig) -> float:
+    return max(config.dropout, config.attention_dropout)

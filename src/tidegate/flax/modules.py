@@ -5,40 +5,27 @@ Legend: B batch, T query positions, S attended positions, M model width, H query
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Self, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate.flax.attention import Params, attention_arrays, gated_attention, init_attention
-from tidegate.flax.attention_config import AttentionConfig
+from tidegate.config import AttentionConfig, CommonOptions, accept_options, default_of
+from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
-from tidegate.flax.precision import cast_params
-from tidegate.flax.trace import trace_gates
+from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
+from tidegate.gate import Site
 from tidegate.gates import GateLike
 from tidegate.sizes import require_sizes
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.tensors.rotary import Rotary
 
-NNX_NAMES: dict[str, str] = {
-    "num_heads": "num_heads",
-    "in_features": "d_model",
-    "qkv_features": "head_dim",
-    "num_kv_heads": "num_kv_heads",
-    "gate": "gate",
-    "dropout_rate": "dropout",
-    "use_bias": "bias",
-    "normalize_qk": "qk_norm",
-    "rope": "rope",
-    "window": "window",
-    "metric": "metric",
-    "temperature": "temperature",
-    "recompute_gate": "recompute_gate",
-}
-"""What `AttentionConfig` calls each option of `GatedAttention`. `qkv_features` is the width of all heads together."""
+_GATE: GateLike = default_of("gate")
+_DROPOUT: float = default_of("dropout")
+_QK_NORM: bool = default_of("qk_norm")
 
 
 class GatedAttention(SwitchedModule):
@@ -48,79 +35,64 @@ class GatedAttention(SwitchedModule):
     mask is bool, since a floating one would be 0 and 1 there and added to the scores elsewhere.
     """
 
+    @accept_options(CommonOptions)
     def __init__(
         self,
         num_heads: int,
         in_features: int,
         qkv_features: int | None = None,
         *,
-        num_kv_heads: int | None = None,
-        gate: GateLike = "bma",
+        gate: GateLike = _GATE,
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-        dropout_rate: float = 0.0,
+        dropout_rate: float = _DROPOUT,
         deterministic: bool | None = None,
         use_bias: bool = True,
         decode: bool | None = None,
-        normalize_qk: bool = False,
-        rope: Rotary | bool | None = None,
-        window: int | None = None,
-        metric: Literal["diagonal", "learned"] | None = None,
-        temperature: float = 1.0,
-        recompute_gate: bool = False,
+        normalize_qk: bool = _QK_NORM,
         params: Params | None = None,
         mesh_axis: str | None = None,
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
+        **options: Unpack[CommonOptions],
     ) -> None:
-        """Build the layer.
+        """Build the layer, with the names and defaults of `nnx.MultiHeadAttention` where it has them.
 
-        Args:
-            num_heads: query heads.
-            in_features: width of the input and of the output.
-            qkv_features: width of all heads together; None is `in_features`.
-            num_kv_heads: key/value heads, dividing `num_heads`; None has as many as query heads.
-            gate: a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
-            dtype: of the computation; None infers it from the input and the parameters. Gate logits are float32 or
-                better.
-            param_dtype: of the parameters that are drawn.
-            dropout_rate: share of the attention weights that is dropped, unless deterministic.
-            deterministic: whether nothing is dropped; the call may say otherwise.
-            use_bias: whether the four projections have biases.
-            decode: whether to use the cache; the call may say otherwise.
-            normalize_qk: whether queries and keys pass a root-mean-square norm.
-            rope: a `Rotary`, or True for the usual one.
-            window: keys that a query sees, itself included; back alone if causal, else to both sides.
-            metric: a metric per head that starts as the identity.
-            temperature: divides the scores.
-            recompute_gate: compute gates again in the backward pass instead of keeping what they made.
-            params: as `init_attention` gives them; None draws them.
-            mesh_axis: the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`).
-            rngs: keys for the parameters and for dropout.
-            keep_rngs: whether to keep a stream of keys for dropout.
+        num_heads     : query heads
+        in_features   : width of the input and of the output, `d_model`
+        qkv_features  : width of all heads together; None is `in_features`
+        gate          : a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention
+        dtype         : of the computation; None infers it from the input and the parameters. Gate logits are float32 or
+                        better
+        param_dtype   : of the parameters that are drawn
+        dropout_rate  : share of the attention weights that is dropped, unless deterministic
+        deterministic : whether nothing is dropped; the call may say otherwise
+        use_bias      : whether the four projections have biases
+        decode        : whether to use the cache; the call may say otherwise
+        normalize_qk  : whether queries and keys pass a root-mean-square norm, `qk_norm`
+        params        : as `init_attention` gives them; None draws them
+        mesh_axis     : the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`)
+        rngs          : keys for the parameters and for dropout
+        keep_rngs     : whether to keep a stream of keys for dropout
+        options       : the other options of `AttentionConfig`, by name
         """
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
         require_sizes(num_heads=num_heads, **{name: width})
         if width % num_heads:
             raise ValueError(f"{name} must be a multiple of num_heads; got {name}={width}, num_heads={num_heads}.")
-        options: dict[str, Any] = {
-            "num_heads": num_heads,
-            "in_features": in_features,
-            "qkv_features": width // num_heads,
-            "num_kv_heads": num_kv_heads,
-            "gate": gate,
-            "dropout_rate": dropout_rate,
-            "use_bias": use_bias,
-            "normalize_qk": normalize_qk,
-            "rope": rope,
-            "window": window,
-            "metric": metric,
-            "temperature": temperature,
-            "recompute_gate": recompute_gate,
-        }
         stream = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
-        self.config = config = AttentionConfig(**{NNX_NAMES[option]: value for option, value in options.items()})
+        self.config = config = AttentionConfig(
+            d_model=in_features,
+            num_heads=num_heads,
+            head_dim=width // num_heads,
+            gate=gate,
+            causal=False,
+            dropout=dropout_rate,
+            bias=use_bias,
+            qk_norm=normalize_qk,
+            **options,
+        )
         key = rngs.params()
         params = given_or_drawn(params, lambda: init_attention(key, config, dtype=param_dtype))
         self.param_dtype = params["q_proj"]["kernel"].dtype
@@ -144,10 +116,19 @@ class GatedAttention(SwitchedModule):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ) -> Self:
-        """The layer that a configuration describes; the other arguments are those of the constructor."""
-        options: dict[str, Any] = {option: getattr(config, name) for option, name in NNX_NAMES.items()}
-        options["qkv_features"] = config.shape.num_heads * config.shape.head_dim
+        """Build the layer that a configuration describes; the other arguments are those of the constructor.
+
+        Whether it is causal is said at each call, as in `nnx.MultiHeadAttention`, and not by the configuration.
+        """
+        options: dict[str, Any] = {name: getattr(config, name) for name in CommonOptions.__annotations__}
         return cls(
+            config.num_heads,
+            config.d_model,
+            config.num_heads * config.shape.head_dim,
+            gate=config.gate,
+            dropout_rate=config.dropout,
+            use_bias=config.bias,
+            normalize_qk=config.qk_norm,
             **options,
             dtype=dtype,
             param_dtype=param_dtype,
@@ -176,46 +157,37 @@ class GatedAttention(SwitchedModule):
     ) -> Array:
         """Attend; returns (B, T, M).
 
-        Args:
-            inputs_q: (B, T, M).
-            inputs_k: (B, S, M) for cross-attention; None, or the same array, attends to `inputs_q`.
-            inputs_v: None, or the same array as `inputs_k`.
-            mask: bool, True = attend, broadcasting to (B, H, T, S); S is the cache's room in decoding.
-            positions: (T,) or (B, T) for the rotary embedding; None counts, on from the cache.
-            segment_ids: (B, T) ids of packed documents, which never attend across.
-            deterministic: whether nothing is dropped; None asks the module.
-            rngs: keys for dropout; None takes the module's own.
-            decode: whether to continue from the cache, causally, and put the new positions there; None asks the module.
-            is_causal: whether a query sees no later position; always so in decoding.
-            sow_gates: whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`; see `trace_gates`.
+        inputs_q      : (B, T, M)
+        inputs_k      : (B, S, M) for cross-attention; None, or the same array, attends to `inputs_q`
+        inputs_v      : None, or the same array as `inputs_k`
+        mask          : bool, True = attend, broadcasting to (B, H, T, S); S is the cache's room in decoding
+        positions     : (T,) or (B, T) for the rotary embedding; None counts, on from the cache
+        segment_ids   : (B, T) ids of packed documents, which never attend across
+        deterministic : whether nothing is dropped; None asks the module
+        rngs          : keys for dropout; None takes the module's own
+        decode        : whether to continue from the cache, causally, and put the new positions there; None asks the
+                        module
+        is_causal     : whether a query sees no later position; always so in decoding
+        sow_gates     : whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`
         """
         context = _context(inputs_q, inputs_k, inputs_v)
-        if mask is not None and mask.dtype != jnp.bool_:
-            raise TypeError(
-                f"mask must be bool, True where a query may attend; got {mask.dtype}. "
-                "Make it with dtype=bool, or compare it, as in mask != 0."
-            )
-        cache = self._cache() if self.decodes(decode) else None
-        key = self.dropout_key(self.config.dropout, deterministic, rngs)
-        params = cast_params(plain_params(self), self.dtype)
-        x = self.in_dtype(inputs_q)
-        options: dict[str, Any] = {
-            "context": None if context is None else self.in_dtype(context),
-            "mask": mask,
-            "cache": cache,
-            "positions": positions,
-            "segment_ids": segment_ids,
-            "is_causal": is_causal or cache is not None,
-        }
-        y = gated_attention(params, x, self.config, **options, dropout_key=key)
-        if sow_gates:
-            for site, values in trace_gates(params, x, self.config, **options).items():
-                self.sow(nnx.Intermediate, f"{site}_gate", values)
-        if cache is None:
-            return y
-        y, cache = y
-        self._keep(cache)
-        return y
+        require_bool_mask(mask)
+        cache = self.held_cache() if self.decodes(decode) else None
+        result = run_attention(
+            cast_params(plain_params(self), self.dtype),
+            self.in_dtype(inputs_q),
+            self.config,
+            context=None if context is None else self.in_dtype(context),
+            mask=mask,
+            cache=cache,
+            positions=positions,
+            segment_ids=segment_ids,
+            is_causal=is_causal or cache is not None,
+            dropout_key=self.dropout_key(self.config.dropout, deterministic, rngs),
+            trace=sow_gates,
+        )
+        self.keep(result.cache, result.gates)
+        return result.output
 
     def arrays(self, *, is_causal: bool = True) -> AttentionArrays:
         """The layer as plain arrays, for the mathematics in `tidegate.experts` and `tidegate.geometry`.
@@ -237,20 +209,31 @@ class GatedAttention(SwitchedModule):
         self.cached_key, self.cached_value = nnx.Cache(cache.key), nnx.Cache(cache.value)
         self.cache_index = nnx.Cache(cache.length)
 
-    def cache_length(self) -> Array:
-        """() positions that the cache holds."""
-        return self._cache().length
-
-    def _cache(self) -> KVCache:
+    def held_cache(self) -> KVCache:
+        """Return the cache as the functions take it."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
             raise ValueError("decode needs a cache, and there is none. Call init_cache first.")
         return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
 
-    def _keep(self, cache: KVCache) -> None:
+    def keep(self, cache: KVCache | None, gates: Mapping[Site, Array]) -> None:
+        """Keep what a call gave: the new cache, if it had one, and the gates, sown as intermediates."""
+        for site, values in gates.items():
+            self.sow(nnx.Intermediate, f"{site}_gate", values)
+        if cache is None:
+            return
         variables = (self.cached_key, self.cached_value, self.cache_index)
         for variable, array in zip(variables, cache, strict=True):
             assert variable is not None
             variable[...] = array
+
+
+def require_bool_mask(mask: Array | None) -> None:
+    """Refuse a mask that is not bool: a floating one would be 0 and 1 in Flax and added to the scores elsewhere."""
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise TypeError(
+            f"mask must be bool, True where a query may attend; got {mask.dtype}. "
+            "Make it with dtype=bool, or compare it, as in mask != 0."
+        )
 
 
 def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate.tensors.rotary import Rotary
+from tidegate.config import Rotary
 
 
 def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, dtype: jax.typing.DTypeLike) -> Array:

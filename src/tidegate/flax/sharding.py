@@ -10,11 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tidegate.config import TransformerConfig
-from tidegate.flax.attention import Params, init_attention
-from tidegate.flax.attention_config import AttentionConfig
+from tidegate.config import AttentionConfig, TransformerConfig
+from tidegate.flax.attention import init_attention
 from tidegate.flax.decoder import init_model
-from tidegate.flax.params import dotted
+from tidegate.flax.params import Params, dotted
 
 _GATES = "attn_gate"
 _SPLIT_AXES: dict[tuple[str, ...], int] = {

@@ -10,8 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
-from tidegate.flax.attention import Params
-from tidegate.flax.params import named_shapes, require_params
+from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.sharding import specs_for
 
 

@@ -19,10 +19,9 @@ from safetensors.flax import save_file
 
 from tidegate._files import file_metadata, require_metadata, require_shapes, write_atomically
 from tidegate.config import TransformerConfig
-from tidegate.flax.attention import Params
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
-from tidegate.flax.params import dotted
+from tidegate.flax.params import Params, dotted
 from tidegate.gate import SITE_ORDER
 
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]

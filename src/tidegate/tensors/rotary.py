@@ -2,48 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
+from tidegate.config import Rotary
 from tidegate.tensors._checks import require_batches_broadcast, require_equal, require_floating, require_rank
 from tidegate.tensors.namespace import Array, accumulate, unify
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rotary:
-    """How positions turn into angles: position p turns pair i by `(p + offset) / scale · base^(−2i/w)`."""
-
-    base: float = 10_000.0
-    """The slowest pair turns by nearly 1/base a position."""
-    fraction: float = 1.0
-    """Share of a head's channels that turn, the first ones; the rest stay as they are."""
-    scale: float = 1.0
-    """Positions are divided by it: 4 fits four times the trained length into the trained angles."""
-    offset: int = 0
-    """Added to every position."""
-
-    def __post_init__(self) -> None:
-        for name in ("base", "scale"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"Rotary.{name} must be a finite number above 0; got {value!r}.")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {self.fraction!r}.")
-
-    def width(self, head_dim: int) -> int:
-        """Channels that turn: `fraction` of the head, which must come to an even number."""
-        width = round(head_dim * self.fraction)
-        if width % 2 or width == 0 or not math.isclose(width, head_dim * self.fraction, abs_tol=1e-6):
-            raise ValueError(
-                f"Rotary.fraction must select an even number of the head's {head_dim} channels; "
-                f"{self.fraction} selects {head_dim * self.fraction:g}."
-            )
-        return width
-
-    def frequencies(self, head_dim: int) -> list[float]:
-        """Angle of each pair at position 1, before the scale."""
-        width = self.width(head_dim)
-        return [self.base ** (-2 * pair / width) for pair in range(width // 2)]
 
 
 def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, *, like: Array) -> Array:

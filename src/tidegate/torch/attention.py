@@ -6,20 +6,18 @@ Legend: B batch, T query positions, S attended positions, M model width, H query
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tidegate._refusals import require_layer_inputs, require_layer_options, require_positions_shape
-from tidegate.config import MetricKind
+from tidegate._refusals import require_layer_inputs, require_positions_shape
+from tidegate.config import AttentionConfig, AttentionOptions, accept_options, default_of
 from tidegate.gate import Site
-from tidegate.gates import GateLike, Gates
-from tidegate.sizes import HeadShape
+from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
-from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
@@ -27,8 +25,7 @@ from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
 
-Rope: TypeAlias = Rotary | bool | None
-"""A rotary embedding; True is the usual one, None and False none."""
+_GATE: GateLike = default_of("gate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,72 +56,56 @@ class GatedAttention(nn.Module):
     learned metric mixes what the rotation has turned, so that with both the scores depend on absolute positions.
     """
 
+    @accept_options(AttentionOptions)
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
-        gate: GateLike = "bma",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        causal: bool = True,
-        dropout: float = 0.0,
-        bias: bool = False,
-        rope: Rope = None,
-        qk_norm: bool = False,
-        window: int | None = None,
-        metric: MetricKind | None = None,
-        temperature: float = 1.0,
-        recompute_gate: bool = False,
+        gate: GateLike = _GATE,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[AttentionOptions],
     ) -> None:
-        """Build the layer.
+        """Build the layer with the options of `AttentionConfig`, which says what each means.
 
-        Args:
-            d_model: width of the input and of the output.
-            num_heads: query heads.
-            gate: a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
-            num_kv_heads: key/value heads, dividing `num_heads`; None has as many as query heads.
-            head_dim: width of a head; None is `d_model / num_heads`.
-            causal: whether a query sees no later position.
-            dropout: share of the attention weights that is dropped in training; it builds the score matrix.
-            bias: whether the four projections have biases.
-            rope: a `Rotary`, or True for the usual one.
-            qk_norm: whether queries and keys pass a root-mean-square norm, one scale for all heads.
-            window: keys that a query sees, itself included; back alone if causal, else to both sides.
-            metric: `"diagonal"` or `"learned"`, a metric per head that starts as the identity.
-            temperature: divides the scores.
-            recompute_gate: compute gates again in the backward pass instead of keeping what they made.
-            device: where the parameters live.
-            dtype: of the parameters.
+        d_model   : width of the input and of the output
+        num_heads : query heads
+        gate      : a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention
+        device    : where the parameters live
+        dtype     : of the parameters
+        options   : all other options, by name
         """
         super().__init__()
-        self.shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        self.gates = Gates.parse(gate)
-        self.causal = causal
-        self.dropout = dropout
-        if not (rope is None or isinstance(rope, bool | Rotary)):
-            raise TypeError(f"rope must be a Rotary, True, False or None; got {rope!r}.")
-        self.rotary = Rotary() if rope is True else rope or None
-        self.window = window
-        self.temperature = temperature
-        self.recompute_gate = recompute_gate
-        require_layer_options(dropout=dropout, window=window, temperature=temperature)
-        self.rotary_width = 0 if self.rotary is None else self.rotary.width(self.shape.head_dim)
-        width, kv_width = self.shape.num_heads * self.shape.head_dim, self.shape.num_kv_heads * self.shape.head_dim
-        self.q_proj = nn.Linear(d_model, width, bias=bias, device=device, dtype=dtype)
-        self.k_proj = nn.Linear(d_model, kv_width, bias=bias, device=device, dtype=dtype)
-        self.v_proj = nn.Linear(d_model, kv_width, bias=bias, device=device, dtype=dtype)
-        self.o_proj = nn.Linear(width, d_model, bias=bias, device=device, dtype=dtype)
-        self.q_norm = (
-            nn.RMSNorm(self.shape.head_dim, eps=_NORM_EPSILON, device=device, dtype=dtype) if qk_norm else None
+        config = AttentionConfig(d_model=d_model, num_heads=num_heads, gate=gate, **options)
+        self.shape = shape = config.shape
+        self.gates = config.gates
+        self.causal = config.causal
+        self.dropout = config.dropout
+        self.rotary = config.rotary
+        self.window = config.window
+        self.temperature = config.temperature
+        self.recompute_gate = config.recompute_gate
+        self.rotary_width = 0 if self.rotary is None else self.rotary.width(shape.head_dim)
+        width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(d_model, width, bias=config.bias, device=device, dtype=dtype)
+        self.k_proj = nn.Linear(d_model, kv_width, bias=config.bias, device=device, dtype=dtype)
+        self.v_proj = nn.Linear(d_model, kv_width, bias=config.bias, device=device, dtype=dtype)
+        self.o_proj = nn.Linear(width, d_model, bias=config.bias, device=device, dtype=dtype)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(shape.head_dim, eps=_NORM_EPSILON, device=device, dtype=dtype) if config.qk_norm else None
+            for _ in range(2)
         )
-        self.k_norm = (
-            nn.RMSNorm(self.shape.head_dim, eps=_NORM_EPSILON, device=device, dtype=dtype) if qk_norm else None
-        )
-        self.metric = None if metric is None else HeadMetric(metric, self.shape, device=device, dtype=dtype)
-        self.attn_gate = AttentionGates(self.gates, self.shape, device=device, dtype=dtype)
+        self.metric = None if config.metric is None else HeadMetric(config.metric, shape, device=device, dtype=dtype)
+        self.attn_gate = AttentionGates(self.gates, shape, device=device, dtype=dtype)
+
+    @staticmethod
+    def from_config(
+        config: AttentionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> GatedAttention:
+        """Build the layer that a configuration describes."""
+        options: dict[str, Any] = {option.name: getattr(config, option.name) for option in fields(config)}
+        return GatedAttention(**options, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         """Start anew, in every part: what a layer needs that was made on the meta device."""

@@ -29,24 +29,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = _norm(config, device, dtype)
-        self.attention = GatedAttention(
-            config.d_model,
-            config.num_heads,
-            gate=config.gate,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            causal=config.causal,
-            dropout=config.attention_dropout,
-            bias=config.bias,
-            rope=config.rope,
-            qk_norm=config.qk_norm,
-            window=config.reach,
-            metric=config.metric,
-            temperature=config.temperature,
-            recompute_gate=config.recompute_gate,
-            device=device,
-            dtype=dtype,
-        )
+        self.attention = GatedAttention.from_config(config.attention, device=device, dtype=dtype)
         self.feedforward_norm = _norm(config, device, dtype)
         self.feedforward = FeedForward(
             config.d_model,

@@ -1,40 +1,34 @@
-"""The layers that have names of their own: `GatedAttention` with its gate settled."""
+"""The layers that have names of their own: `GatedAttention` with its gate given.
+
+Their other options are those of `AttentionConfig`, as in `GatedAttention`.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, final
+from typing import Literal, Unpack, final
 
 import torch
 
-from tidegate.config import MetricKind
+from tidegate.config import AttentionOptions, accept_options
 from tidegate.gate import PRESETS, Gate, Grain
-from tidegate.torch.attention import GatedAttention, Rope
-
-
-class AttentionOptions(TypedDict, total=False):
-    """The options of `GatedAttention` but its gate; their meanings and defaults stand there."""
-
-    num_kv_heads: int | None
-    head_dim: int | None
-    causal: bool
-    dropout: float
-    bias: bool
-    rope: Rope
-    qk_norm: bool
-    window: int | None
-    metric: MetricKind | None
-    temperature: float
-    recompute_gate: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
+from tidegate.torch.attention import GatedAttention
 
 
 @final
 class MultiHeadAttention(GatedAttention):
     """Plain multi-head attention, without a gate: `o_i = sum_j A_ij v_j`."""
 
-    def __init__(self, d_model: int, num_heads: int, **options: Unpack[AttentionOptions]) -> None:
-        super().__init__(d_model, num_heads, gate="none", **options)
+    @accept_options(AttentionOptions)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> None:
+        super().__init__(d_model, num_heads, gate="none", device=device, dtype=dtype, **options)
 
 
 @final
@@ -45,17 +39,20 @@ class BilinearlyModulatedAttention(GatedAttention):
             alone; `"query"` with the attending one's, `o_i = g_i ⊙ sum_j A_ij v_j`
     """
 
+    @accept_options(AttentionOptions)
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
         index: Literal["source", "query"] = "source",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **options: Unpack[AttentionOptions],
     ) -> None:
         if index not in _BY_INDEX:
             raise ValueError(f"index must be 'source' or 'query'; got {index!r}.")
-        super().__init__(d_model, num_heads, gate=_BY_INDEX[index], **options)
+        super().__init__(d_model, num_heads, gate=_BY_INDEX[index], device=device, dtype=dtype, **options)
 
 
 @final
@@ -65,10 +62,19 @@ class PostGatedAttention(GatedAttention):
     grain : `"element"` has a number per feature, `"head"` one per head
     """
 
+    @accept_options(AttentionOptions)
     def __init__(
-        self, d_model: int, num_heads: int, *, grain: Grain = "element", **options: Unpack[AttentionOptions]
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        grain: Grain = "element",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[AttentionOptions],
     ) -> None:
-        super().__init__(d_model, num_heads, gate=Gate(site="output", reads="input", grain=grain), **options)
+        gate = Gate(site="output", reads="input", grain=grain)
+        super().__init__(d_model, num_heads, gate=gate, device=device, dtype=dtype, **options)
 
 
 _BY_INDEX = {"source": PRESETS["bma"], "query": PRESETS["bma-query"]}

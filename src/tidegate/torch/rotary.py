@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tidegate.tensors.rotary import Rotary
+from tidegate.config import Rotary
 from tidegate.torch.precision import wide_dtype
 
 

@@ -7,9 +7,8 @@ from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
-from tidegate.config import FeedForwardKind, MetricKind, NormKind, PositionKind, TransformerConfig
+from tidegate.config import FeedForwardKind, MetricKind, NormKind, PositionKind, Rotary, TransformerConfig
 from tidegate.gates import GateLike, Gates
-from tidegate.tensors.rotary import Rotary
 
 _DEFAULT = TransformerConfig()
 _RENAMED = {
