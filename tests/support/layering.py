@@ -26,6 +26,7 @@ class Layer:
 # The vocabulary is three small files, each reading those before it, and the standard library alone.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates")
 PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
+VERDICT = "tidegate._verdict"
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 MODELS = (*MATHS, "tidegate.config")
 LIBRARY = (*MODELS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
@@ -39,6 +40,7 @@ LAYERS: dict[str, Layer] = {
     "_json": Layer(),
     "_files": Layer(),
     "_refusals": Layer(allowed=VOCABULARY),
+    "_verdict": Layer(),
     "tensors": Layer(
         allowed=(*VOCABULARY, *PLUMBING, "array_api_compat", "numpy"),
         only_in={
@@ -64,12 +66,12 @@ LAYERS: dict[str, Layer] = {
     ),
     "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
     "lab": Layer(
-        allowed=(*LIBRARY, "tidegate.report.page", "torch", "numpy"),
+        allowed=(*LIBRARY, VERDICT, "tidegate.report.page", "torch", "numpy"),
         only_in={
             "*checkpoint.py": ("safetensors",),
             "*executors/ray.py": ("ray",),
             "*language_models.py": ("transformers", "safetensors"),
-            "*statistics.py": ("scipy",),
+            "judging/*": ("scipy",),
             "studies/gate_tuning*": ("transformers",),
             "studies/*": ("scipy", "matplotlib"),
             "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
@@ -77,7 +79,7 @@ LAYERS: dict[str, Layer] = {
         import_free=("__init__.py", "tasks/__init__.py", "training/executors/__init__.py", "studies/__init__.py"),
     ),
     "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
-    "report": Layer(allowed=(*VOCABULARY, "tidegate._json", "jinja2", "plotly")),
+    "report": Layer(allowed=(*VOCABULARY, "tidegate._json", VERDICT, "jinja2", "plotly")),
     "__main__": Layer(allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
     "cli": Layer(
         allowed=("tidegate", "typer", "rich"),

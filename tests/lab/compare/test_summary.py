@@ -6,7 +6,7 @@ import pytest
 from lab_runs import cost_of, tampered
 
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.judging.statistics import compare_to_control
+from tidegate.lab.judging import compare_to_control
 from tidegate.lab.training.records import Costs, Plan, Record
 
 NAMES = ("none", "g1", "bma-query")

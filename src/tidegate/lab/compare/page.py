@@ -11,7 +11,7 @@ from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
 from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
-from tidegate.lab.judging.verdicts import rule_text
+from tidegate.lab.judging import rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Line, Record
 from tidegate.report.page import (

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tidegate.lab.judging.statistics import compare_to_control, mean_and_sd
-from tidegate.lab.judging.verdicts import Comparison, VariantResult
+from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
 from tidegate.lab.training.records import Cost, Costs, Line, Plan, Record
 
 
