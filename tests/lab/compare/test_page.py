@@ -8,7 +8,7 @@ from lab_runs import tampered
 from tidegate.lab.compare.page import comparison_page, main_table
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
-from tidegate.lab.training.records import Costs, Record
+from tidegate.lab.training.records import Costs, LayerMeasurements, Record
 from tidegate.report import html_page, markdown_page
 from tidegate.report.page import Page
 
@@ -126,8 +126,9 @@ class TestPage:
         assert {row[:2] for row in table.rows} == {("g1", "model.gate"), ("bma-query", "model.gate")}
 
     def test_of_records_that_are_not_all_is_refused(self, compared):
+        last = [line for line in compared if isinstance(line, Record)][-1]
         with pytest.raises(ValueError, match="not complete"):
-            comparison_page(compared[:-1])
+            comparison_page([line for line in compared if line is not last])
 
     def test_shows_of_each_variant_how_its_first_model_bends_and_how_free_its_heads_are(self, compared):
         page = comparison_page(compared)
@@ -137,14 +138,30 @@ class TestPage:
         assert [row[:2] for row in bent.rows] == [row[:2] for row in free.rows] == layers
         assert [row[3:6] for row in free.rows] == [(64, 64, 64)] * 2 + [(8, 8, 8)] * 4
 
+    def test_says_why_layers_were_not_measured(self, compared):
+        gone = {"curvature": None, "curvature_reason": "a plane is degenerate"}
+        first = next(line for line in compared if isinstance(line, LayerMeasurements))
+        page = comparison_page([replace(line, **gone) if line is first else line for line in compared])
+        *_, bent, why = section_of(page, "How the layers bend").panels
+        assert {row[0] for row in bent.rows} == {"g1", "bma-query"}
+        assert why.paragraphs == ("Not measured for none: a plane is degenerate.",)
+
+    def test_says_that_no_measurement_is_on_record_and_that_a_run_diverged(self, compared):
+        lines = tampered([line for line in compared if not isinstance(line, LayerMeasurements)], "g1", diverged)
+        page = comparison_page(lines)
+        for title in ("How the layers bend", "How free the heads are"):
+            (why,) = section_of(page, title).panels
+            assert why.paragraphs == (
+                "Not measured for none, bma-query: no measurement is on record.",
+                "Not measured for g1: its first run diverged.",
+            )
+
     def test_without_observations_and_lengths_leaves_their_sections_out(self, compared):
         bare = [
-            replace(line, observations=(), loss_by_position=(), curvature=None, freedom=())
-            if isinstance(line, Record)
-            else line
+            replace(line, observations=(), loss_by_position=()) if isinstance(line, Record) else line
             for line in compared
         ]
-        left_out = {"What the gates do", "How the layers bend", "How free the heads are", "Beyond the training length"}
+        left_out = {"What the gates do", "Beyond the training length"}
         assert titles(comparison_page(bare)) == [title for title in SECTIONS if title not in left_out]
 
 
@@ -260,8 +277,9 @@ class TestOneSeed:
 class TestImages:
     def test_are_judged_by_accuracy_and_have_no_length(self, digits):
         page = comparison_page(digits)
-        left_out = {"How the layers bend", "Beyond the training length"}
-        assert titles(page) == [title for title in SECTIONS if title not in left_out]
+        assert titles(page) == [title for title in SECTIONS if title != "Beyond the training length"]
+        (why,) = section_of(page, "How the layers bend").panels
+        assert why.paragraphs == ("Not measured for none, g1: curvature is measured on language models alone.",)
         metric = ["accuracy", "± sd, accuracy"]
         assert column_titles(digits) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
         summary = summarise(digits)

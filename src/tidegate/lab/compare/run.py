@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,18 @@ from tidegate.lab.compare.matching import matched_flops, matched_parameters, mat
 from tidegate.lab.compare.presets import PRESETS, PresetName
 from tidegate.lab.compare.tuning import chosen_rates, tuning_runs
 from tidegate.lab.compare.variants import Variant
+from tidegate.lab.models.curvature_and_gauge import measure_run
 from tidegate.lab.tasks.task import Task
-from tidegate.lab.training.checkpoint import forget_checkpoint
+from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.devices import require_device
 from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
-from tidegate.lab.training.records import Costs, Line, Match, Plan, Record, RecordFile
+from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Match, Plan, Record, RecordFile
 from tidegate.lab.training.run import Run, content_hash, run_label
 
 CHECKPOINTS = "checkpoints"
-"""The folder, beside the records, in which runs that are under way lie."""
+"""The folder, beside the records, with the checkpoints of runs under way and of models still to be measured."""
 
 
 class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
@@ -108,7 +109,10 @@ def _compare(
     if request.tune_lr:
         base = _tuned(request, base, work)
     runs = list(request.study) or _designed(request, base, costs)
-    work.do("comparing", runs)
+    # One model of each variant is measured: it takes seconds, and the page shows one of each.
+    firsts = [run for run in runs if run.block == 0]
+    work.do("comparing", runs, keep={run.id for run in firsts})
+    _measure_layers(firsts, work)
     return file.read()
 
 
@@ -198,8 +202,11 @@ class _Work:
     executor: Executor
     tell: Callable[[Event], None]
 
-    def do(self, phase: str, runs: Sequence[Run]) -> list[Record]:
-        """The records of these runs, those that are not there yet being made."""
+    def do(self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = ()) -> list[Record]:
+        """Return the records of these runs, running those that are missing.
+
+        keep : ids of runs whose last checkpoint is still needed if they finish
+        """
         done = _by_id(self.file.read())
         missing = [run for run in runs if run.id not in done]
         self.tell(Phase(name=phase, num_runs=len(missing), num_done=len(runs) - len(missing)))
@@ -207,7 +214,8 @@ class _Work:
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.file.append(record)
             # Not before: until the record is on the disk, the checkpoint is all that there is of the run.
-            forget_checkpoint(self.checkpoints, record.id)
+            if record.status != "finished" or record.id not in keep:
+                forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
             self.tell(
                 Ended(
@@ -240,6 +248,20 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
     costs = measure_costs(base, control=plan.control, request=plan.request)
     work.file.append(costs)
     return costs
+
+
+def _measure_layers(runs: Sequence[Run], work: _Work) -> None:
+    """Measure the trained models of these runs, those that are not measured yet, and forget their checkpoints."""
+    lines = work.file.read()
+    measured = {line.id for line in lines if isinstance(line, LayerMeasurements)}
+    finished = {record.id for record in _by_id(lines).values() if record.status == "finished"}
+    missing = [run for run in runs if run.id in finished - measured]
+    if missing:
+        work.tell(Phase(name="measuring layers", num_runs=0))
+    for run in missing:
+        work.file.append(measure_run(run, checkpoint_path(work.checkpoints, run.id)))
+    for run in runs:
+        forget_checkpoint(work.checkpoints, run.id)
 
 
 def _tuned(request: Request, base: dict[str, Run], work: _Work) -> dict[str, Run]:

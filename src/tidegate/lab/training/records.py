@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tidegate._json import read_as
-from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature
+from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "study"]
 """What is made equal; a study makes its own runs."""
@@ -149,10 +149,6 @@ class Record:
     """What gates and attention did, in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
-    curvature: ModelCurvature | None = None
-    """How the layers bend at the end; of the first block's runs, where it can be measured."""
-    freedom: tuple[LayerFreedom, ...] = ()
-    """How free the heads are at the end; of the first block's runs, where it can be measured."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Of what the variants of a block share: `batches`, `validation`, `weights:<name>` of each at the start.
 
@@ -194,7 +190,22 @@ class Costs:
     kind: Literal["costs"] = "costs"
 
 
-Line: TypeAlias = Plan | Record | Costs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerMeasurements:
+    """The layers of one trained model: how they bend, and the gauge of their heads."""
+
+    id: str
+    """Of the run that trained it."""
+    curvature: ModelCurvature | None = None
+    curvature_reason: str = ""
+    """Why there is no curvature; empty if there is."""
+    gauge: tuple[LayerGauge, ...] = ()
+    gauge_reason: str = ""
+    """Why there is no gauge; empty if there is."""
+    kind: Literal["layers"] = "layers"
+
+
+Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
 class RecordFile:
