@@ -16,7 +16,7 @@ from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
-from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record
+from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile
 
 STEP = 4 * LENGTH
 
@@ -100,6 +100,14 @@ class TestTheFile:
         assert [type(line) for line in lines] == [Plan, Costs, *[Record] * 6, *[LayerMeasurements] * 2]
         assert lines[0] == planned(request_of(task, budget=STEP))
         assert lines[1].request == lines[0].request
+
+    def test_is_read_once_and_holds_what_is_returned(self, task, tmp_path, miniatures, monkeypatch):
+        file = RecordFile(records_path(tmp_path / "out"))
+        original, calls = RecordFile.read, []
+        monkeypatch.setattr(RecordFile, "read", lambda self: (calls.append(self), original(self))[1])
+        lines = compared(request_of(task, budget=STEP, tune_lr=True, num_seeds=1), tmp_path / "out")
+        assert len(calls) == 1
+        assert file.read() == lines
 
     def test_has_nothing_beside_it_at_the_end(self, task, tmp_path, miniatures):
         compared(request_of(task, budget=STEP), tmp_path / "out")
@@ -188,7 +196,7 @@ class TestAFailure:
             words = r"1 of 6 runs failed: bma \(seed 0\)\. The last said: MemoryError: no room for it"
             with pytest.raises(Failed, match=words):
                 compared(request, tmp_path / "out")
-        lines = compare_module.RecordFile(records_path(tmp_path / "out")).read()
+        lines = RecordFile(records_path(tmp_path / "out")).read()
         statuses = [line.status for line in lines if isinstance(line, Record)]
         assert sorted(statuses) == ["failed"] + 5 * ["finished"]
         told = []

@@ -5,6 +5,7 @@ import pytest
 from lab_runs import cost_of, executed, run_of
 
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.training import records
 from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile, VariantPlan
 
 PLAN = Plan(
@@ -83,6 +84,26 @@ def test_the_next_line_takes_the_place_of_one_that_was_cut_off(file):
 def test_a_first_line_that_was_cut_off_is_replaced(file):
     file.path.write_bytes(b'{"command": "tide')
     assert filled(file, PLAN).read() == [PLAN]
+
+
+def test_a_long_line_that_was_cut_off_is_found_however_far_its_beginning_lies_back(file):
+    filled(file, PLAN)
+    whole = file.path.read_bytes()
+    for length in (1, 4095, 4096, 4097, 20_000):
+        file.path.write_bytes(whole + b"x" * length)
+        assert filled(file, FAILED).read() == [PLAN, FAILED]
+
+
+def test_to_add_a_line_only_the_end_of_the_file_is_read(file, monkeypatch):
+    filled(file, PLAN)
+    monkeypatch.setattr(records, "_SEARCHED_BYTES", 1)
+    before = file.path.stat().st_size
+    seen = []
+    original = records._end_of_last_line
+    monkeypatch.setattr(records, "_end_of_last_line", lambda f: (original(f), seen.append(f.tell()))[0])
+    file.append(FAILED)
+    assert seen == [before]
+    assert file.read() == [PLAN, FAILED]
 
 
 def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_was(file):

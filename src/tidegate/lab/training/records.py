@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from tidegate._json import read_as
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
@@ -208,6 +208,9 @@ class LayerMeasurements:
 Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
+_SEARCHED_BYTES = 4096
+
+
 class RecordFile:
     """A file of records that is only ever appended to. A line that was cut off by a crash is as if never written."""
 
@@ -243,14 +246,21 @@ class RecordFile:
     def append(self, line: Line) -> None:
         """Add a line, and see it safely on the disk."""
         text = json.dumps(asdict(line), allow_nan=False).encode() + b"\n"
-        with self.path.open("ab") as file:
-            if (torn := self._torn_bytes()) > 0:
-                file.truncate(file.tell() - torn)
+        with self.path.open("a+b") as file:
+            file.truncate(_end_of_last_line(file))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
-    def _torn_bytes(self) -> int:
-        """Bytes after the last whole line."""
-        content = self.path.read_bytes()
-        return len(content) - (content.rfind(b"\n") + 1)
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    """Number of bytes up to the end of the last whole line, searched for from the end of the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _SEARCHED_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
