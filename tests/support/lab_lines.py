@@ -6,7 +6,9 @@ from tempfile import TemporaryDirectory
 
 from lab_runs import cost_of
 
+from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.presets import Preset
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models.curvature_and_gauge import measure_run
 from tidegate.lab.tasks.recall import RecallTask
@@ -65,6 +67,11 @@ def recall_lines(**options):
     """A miniature of recall, trained until it beats a guess."""
     task = RecallTask(num_pairs=2, num_keys=8, num_values=4)
     return lines_of(task, **({"steps": 60, "batch_size": 16} | options))
+
+
+def page_of(lines):
+    """The page of a comparison's lines."""
+    return comparison_page(summarise(lines))
 
 
 def replanned(lines, **changes):

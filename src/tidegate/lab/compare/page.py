@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
-from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
+from tidegate.lab.compare.fairness import violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
-from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
+from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.training.records import Line, Record
+from tidegate.lab.training.records import Record
 from tidegate.report.page import (
     CellValue,
     Column,
@@ -29,9 +29,8 @@ from tidegate.report.page import (
 )
 
 
-def comparison_page(lines: Sequence[Line]) -> Page:
-    """The page of what the records hold; a `ValueError` says what is missing."""
-    summary = summarise(lines)
+def comparison_page(summary: Summary) -> Page:
+    """The page of a comparison."""
     return Page(
         title="Gates compared",
         summary=_summary_words(summary),
@@ -56,7 +55,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(
         title="Was it fair?",
         lead="What was to be equal, read off the records.",
-        panels=(fairness_checks(summary), *_tuning_panels(summary)),
+        panels=(summary.checks, *_tuning_panels(summary)),
     )
     if panels := mechanism_panels(summary):
         lead = (
@@ -147,7 +146,7 @@ def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
         for result in comparison.variants
     )
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
-    if cautions := (*comparison.warnings, *violations_in_words(summary)):
+    if cautions := (*comparison.warnings, *violations_in_words(summary.checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)
     if judged:

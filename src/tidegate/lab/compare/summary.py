@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
+from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
 from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Line, Plan, Record
+from tidegate.report.page import Checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +52,8 @@ class VariantSummary:
         return mean_and_sd(values) if values else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Without slots: they have no room for what is computed once and kept.
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """A whole comparison."""
 
@@ -59,6 +63,11 @@ class Summary:
     """In the order of the plan, the control first."""
     tuning: tuple[Record, ...]
     """The runs that chose learning rates."""
+
+    @cached_property
+    def checks(self) -> Checks:
+        """Whether the comparison was fair."""
+        return fairness_checks(self)
 
     @property
     def control(self) -> VariantSummary:
