@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_lines import diverged, lines_of, recall_lines
+from lab_lines import diverged, lines_of, page_of, recall_lines
 from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
 from PIL import Image
 
-from tidegate.lab.compare import page as comparison_pages
 from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
 from tidegate.report.page import Page
@@ -294,7 +293,7 @@ def lines(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(browser, lines, tmp_path_factory):
-    path = write_page(comparison_pages.comparison_page(lines), tmp_path_factory.mktemp("records"))
+    path = write_page(page_of(lines), tmp_path_factory.mktemp("records"))
     opened = Opened(browser, path, viewport=DESKTOP, color_scheme="light")
     yield opened
     opened.context.close()

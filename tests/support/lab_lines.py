@@ -1,12 +1,18 @@
 """The lines of miniature comparisons, their runs done in a fraction of a second."""
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lab_runs import cost_of
 
+from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.presets import Preset
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.variants import parse_variants
+from tidegate.lab.models.curvature_and_gauge import measure_run
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.training.checkpoint import checkpoint_path
 from tidegate.lab.training.records import Costs, Plan
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
@@ -46,13 +52,26 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
         environment={},
     )
     costs = Costs(request="", items=tuple(cost_of(variant.name) for variant in parsed), environment={})
-    return [plan, costs, *(execute_run(run, Surroundings()) for run in runs)]
+    return [plan, costs, *executed_and_measured(runs)]
+
+
+def executed_and_measured(runs):
+    """A record of each run, then the measurements of the models of the first block."""
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        records = [execute_run(run, Surroundings(folder=folder)) for run in runs]
+        return records + [measure_run(run, checkpoint_path(folder, run.id)) for run in runs if run.block == 0]
 
 
 def recall_lines(**options):
     """A miniature of recall, trained until it beats a guess."""
     task = RecallTask(num_pairs=2, num_keys=8, num_values=4)
     return lines_of(task, **({"steps": 60, "batch_size": 16} | options))
+
+
+def page_of(lines):
+    """The page of a comparison's lines."""
+    return comparison_page(summarise(lines))
 
 
 def replanned(lines, **changes):

@@ -165,7 +165,8 @@ def compare(
         examples = "images" if request.task.kind == "image" else "tokens"
         with display(console, quiet=quiet, examples=examples) as shown:
             lines = run_comparison(request, out, executor=executor_of(executor), tell=shown.show)
-        page = write_page(comparison_page(lines), out)
+        summary = summarise(lines)
+        page = write_page(comparison_page(summary), out)
     except ModuleNotFoundError as problem:
         stop(f"{problem}. Comparisons need the extra lab, pip install 'tidegate[lab]'; --executor ray needs cluster.")
     except (ValueError, OSError) as problem:
@@ -174,7 +175,7 @@ def compare(
         stop(f"{problem} See {out / 'records.jsonl'}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
-    _print_summary(console, summarise(lines))
+    _print_summary(console, summary)
     console.print(f"The page: {page}", soft_wrap=True)
 
 
@@ -201,7 +202,7 @@ def _print_summary(console: Console, summary: Summary) -> None:
     if summary.plan.tuned_lr:
         rates = (f"{variant.name} {variant.records[0].run['training']['lr']:g}" for variant in summary.variants)
         console.print(f"Learning rates chosen: {', '.join(rates)}", soft_wrap=True)
-    for sentence in violations_in_words(summary):
+    for sentence in violations_in_words(summary.checks):
         console.print(sentence, soft_wrap=True)
 
 

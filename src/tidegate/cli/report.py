@@ -18,6 +18,7 @@ def report(
     """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
     from tidegate.lab.compare.page import comparison_page
     from tidegate.lab.compare.run import records_path
+    from tidegate.lab.compare.summary import summarise
     from tidegate.lab.training.records import RecordFile
     from tidegate.report import write_page
 
@@ -25,8 +26,8 @@ def report(
     if not path.is_file():
         stop(f"{folder} has no records: {path} is not there. Give the folder that was --out of a comparison.")
     try:
-        page = comparison_page(RecordFile(path).read())
-        written = write_page(page, folder if out is None else out)
+        summary = summarise(RecordFile(path).read())
+        written = write_page(comparison_page(summary), folder if out is None else out)
     except (ValueError, OSError) as problem:
         stop(problem)
     Console(markup=False).print(f"The page: {written}", soft_wrap=True, highlight=False)

@@ -10,11 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, TypeAlias
 
 from tidegate._json import read_as
-
-VerdictWord: TypeAlias = Literal[
-    "control", "better", "worse", "equivalent", "inconclusive", "identical", "diverged", "undecided"
-]
-"""What a comparison says of a variant; `undecided` is a refusal to judge, `diverged` says that a run had no end."""
+from tidegate._verdict import VerdictWord
 
 CheckState: TypeAlias = Literal["holds", "violated", "warning", "note"]
 CellValue: TypeAlias = float | str | None

@@ -2,13 +2,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from lab_lines import diverged, lines_of, recall_lines, replanned, with_seeds
+from lab_lines import diverged, lines_of, page_of, recall_lines, replanned, with_seeds
 from lab_runs import tampered
 
-from tidegate.lab.compare.page import comparison_page, main_table
+from tidegate.lab.compare.page import main_table
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
-from tidegate.lab.training.records import Costs, Record
+from tidegate.lab.training.records import Costs, LayerMeasurements, Record
 from tidegate.report import html_page, markdown_page
 from tidegate.report.page import Page
 
@@ -79,32 +79,32 @@ def column_titles(lines):
 
 class TestPage:
     def test_has_every_section_in_its_order(self, compared):
-        assert titles(comparison_page(compared)) == SECTIONS
+        assert titles(page_of(compared)) == SECTIONS
 
     def test_goes_through_json_and_back(self, compared):
-        page = comparison_page(compared)
+        page = page_of(compared)
         assert Page.from_json(page.to_json()).sections == page.sections
 
     def test_is_written_in_html_and_markdown_with_its_numbers(self, compared):
-        page, summary = comparison_page(compared), summarise(compared)
+        page, summary = page_of(compared), summarise(compared)
         for text in (html_page(page), markdown_page(page)):
             for variant in summary.variants:
                 assert f"{variant.result.mean:.4f}" in text
         assert all(f"## {title}" in markdown_page(page) for title in SECTIONS)
 
     def test_holds_the_results_of_the_summary(self, compared):
-        assert comparison_page(compared).data == summarise(compared).to_dict()
+        assert page_of(compared).data == summarise(compared).to_dict()
 
     def test_opens_with_what_was_done(self, compared):
         summary = summarise(compared)
-        words = comparison_page(compared).summary
+        words = page_of(compared).summary
         control = summary.control.records[0]
         assert words.startswith("3 variants, 3 seeds each, equal in the examples that they see. The control, none, has")
         assert f"{control.num_parameters:,} parameters and saw {control.tokens:,} tokens. " in words
         assert words.endswith(summary.plan.description)
 
     def test_gives_one_sentence_and_one_interval_a_variant(self, compared):
-        verdicts, *_, intervals = section_of(comparison_page(compared), "Verdicts").panels
+        verdicts, *_, intervals = section_of(page_of(compared), "Verdicts").panels
         results = summarise(compared).comparison.variants
         assert [item.sentence for item in verdicts.items] == [result.sentence for result in results]
         assert [item.label for item in intervals.items] == ["g1", "bma-query"]
@@ -113,7 +113,7 @@ class TestPage:
         ]
 
     def test_says_how_to_get_it_again(self, compared):
-        panels = section_of(comparison_page(compared), "How to get this again").panels
+        panels = section_of(page_of(compared), "How to get this again").panels
         snippets = {panel.title: panel.text for panel in panels if panel.kind == "snippet"}
         assert snippets["Command"] == "tidegate compare"
         assert json.loads(snippets["Data"]) == compared[0].task
@@ -121,31 +121,48 @@ class TestPage:
         assert set(hashes.values()) == {line.id for line in compared if isinstance(line, Record)}
 
     def test_lists_all_that_differs_and_nothing_else(self, compared):
-        panels = section_of(comparison_page(compared), "How to get this again").panels
+        panels = section_of(page_of(compared), "How to get this again").panels
         table = next(panel for panel in panels if panel.kind == "table")
         assert {row[:2] for row in table.rows} == {("g1", "model.gate"), ("bma-query", "model.gate")}
 
     def test_of_records_that_are_not_all_is_refused(self, compared):
+        last = [line for line in compared if isinstance(line, Record)][-1]
         with pytest.raises(ValueError, match="not complete"):
-            comparison_page(compared[:-1])
+            page_of([line for line in compared if line is not last])
 
     def test_shows_of_each_variant_how_its_first_model_bends_and_how_free_its_heads_are(self, compared):
-        page = comparison_page(compared)
+        page = page_of(compared)
         bent = section_of(page, "How the layers bend").panels[-1]
         free = section_of(page, "How free the heads are").panels[0]
         layers = [(name, layer) for name in ("none", "g1", "bma-query") for layer in (0, 1)]
         assert [row[:2] for row in bent.rows] == [row[:2] for row in free.rows] == layers
         assert [row[3:6] for row in free.rows] == [(64, 64, 64)] * 2 + [(8, 8, 8)] * 4
 
+    def test_says_why_layers_were_not_measured(self, compared):
+        gone = {"curvature": None, "curvature_reason": "a plane is degenerate"}
+        first = next(line for line in compared if isinstance(line, LayerMeasurements))
+        page = page_of([replace(line, **gone) if line is first else line for line in compared])
+        *_, bent, why = section_of(page, "How the layers bend").panels
+        assert {row[0] for row in bent.rows} == {"g1", "bma-query"}
+        assert why.paragraphs == ("Not measured for none: a plane is degenerate.",)
+
+    def test_says_that_no_measurement_is_on_record_and_that_a_run_diverged(self, compared):
+        lines = tampered([line for line in compared if not isinstance(line, LayerMeasurements)], "g1", diverged)
+        page = page_of(lines)
+        for title in ("How the layers bend", "How free the heads are"):
+            (why,) = section_of(page, title).panels
+            assert why.paragraphs == (
+                "Not measured for none, bma-query: no measurement is on record.",
+                "Not measured for g1: its first run diverged.",
+            )
+
     def test_without_observations_and_lengths_leaves_their_sections_out(self, compared):
         bare = [
-            replace(line, observations=(), loss_by_position=(), curvature=None, freedom=())
-            if isinstance(line, Record)
-            else line
+            replace(line, observations=(), loss_by_position=()) if isinstance(line, Record) else line
             for line in compared
         ]
-        left_out = {"What the gates do", "How the layers bend", "How free the heads are", "Beyond the training length"}
-        assert titles(comparison_page(bare)) == [title for title in SECTIONS if title not in left_out]
+        left_out = {"What the gates do", "Beyond the training length"}
+        assert titles(page_of(bare)) == [title for title in SECTIONS if title not in left_out]
 
 
 class TestMainTable:
@@ -216,7 +233,7 @@ class TestDivergedVariant:
         assert cells(summarise(lines))["g1"]["training FLOPs"] == cells(summarise(compared))["g1"]["training FLOPs"]
 
     def test_leaves_the_page_whole(self, lines):
-        page = comparison_page(lines)
+        page = page_of(lines)
         assert titles(page) == SECTIONS
         verdicts = page.sections[0].panels[0]
         assert "g1: diverged in 1 of 3 seeds, and not judged" in [item.sentence for item in verdicts.items]
@@ -228,16 +245,16 @@ class TestDivergedVariant:
             lines = tampered(lines, "g1", diverged, block=block)
         row = cells(summarise(lines))["g1"]
         assert (row["validation loss"], row["bits per byte"], row["diverged"]) == (None, None, 3)
-        assert titles(comparison_page(lines)) == SECTIONS
+        assert titles(page_of(lines)) == SECTIONS
 
     def test_as_the_control_leaves_nothing_to_judge(self, compared):
         lines = tampered(compared, "none", diverged)
-        page = comparison_page(lines)
+        page = page_of(lines)
         verdicts, *others = page.sections[0].panels
         assert "Here no verdict is given" in verdicts.rule
         assert not any(panel.kind == "intervals" for panel in others)
         # What it saw is told of the runs that ended, not of the one that stopped halfway.
-        assert page.summary == comparison_page(compared).summary
+        assert page.summary == page_of(compared).summary
 
 
 class TestOneSeed:
@@ -250,7 +267,7 @@ class TestOneSeed:
             assert row["± sd, bits"] is None
 
     def test_gives_no_verdict_and_a_whole_page(self, compared):
-        page = comparison_page(with_seeds(compared, 1))
+        page = page_of(with_seeds(compared, 1))
         assert titles(page) == SECTIONS
         assert page.summary.startswith("3 variants, one seed each,")
         assert {item.verdict for item in page.sections[0].panels[0].items} == {"control", "undecided"}
@@ -259,9 +276,10 @@ class TestOneSeed:
 
 class TestImages:
     def test_are_judged_by_accuracy_and_have_no_length(self, digits):
-        page = comparison_page(digits)
-        left_out = {"How the layers bend", "Beyond the training length"}
-        assert titles(page) == [title for title in SECTIONS if title not in left_out]
+        page = page_of(digits)
+        assert titles(page) == [title for title in SECTIONS if title != "Beyond the training length"]
+        (why,) = section_of(page, "How the layers bend").panels
+        assert why.paragraphs == ("Not measured for none, g1: curvature is measured on language models alone.",)
         metric = ["accuracy", "± sd, accuracy"]
         assert column_titles(digits) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
         summary = summarise(digits)
@@ -271,7 +289,7 @@ class TestImages:
             assert 0 <= row["accuracy"] <= 1
 
     def test_are_counted_as_images(self, digits):
-        page, table = comparison_page(digits), main_table(summarise(digits))
+        page, table = page_of(digits), main_table(summarise(digits))
         assert "saw 128 images." in page.summary
         assert next(column.unit for column in table.columns if column.title == "speed") == "images/s"
         assert next(row for row in table.rows)[-6] == 1000
@@ -279,7 +297,7 @@ class TestImages:
         assert "128 images." in section_of(page, "Caution").panels[0].paragraphs[0]
 
     def test_reach_html_and_markdown(self, digits):
-        page = comparison_page(digits)
+        page = page_of(digits)
         accuracy = f"{cells(summarise(digits))['g1']['accuracy']:.4f}"
         assert accuracy in html_page(page)
         assert accuracy in markdown_page(page)
@@ -287,11 +305,11 @@ class TestImages:
 
 class TestRecall:
     def test_has_every_section_and_accuracy(self, recall):
-        assert titles(comparison_page(recall)) == SECTIONS
+        assert titles(page_of(recall)) == SECTIONS
         assert column_titles(recall) == [*BEFORE_THE_METRIC, "accuracy", "± sd, accuracy", *AFTER_THE_METRIC]
 
     def test_speaks_of_pairs_beyond_the_training_length_and_not_of_text(self, recall):
-        section = section_of(comparison_page(recall), "Beyond the training length")
+        section = section_of(page_of(recall), "Beyond the training length")
         assert "four times as many pairs and queries" in section.lead
         assert "text" not in section.lead
         assert section.panels[0].title.startswith(
@@ -299,7 +317,7 @@ class TestRecall:
         )
 
     def test_reaches_html_and_markdown(self, recall):
-        page = comparison_page(recall)
+        page = page_of(recall)
         assert "Associative recall" in html_page(page)
         assert "four times as many pairs" in markdown_page(page)
 
@@ -325,18 +343,18 @@ class TestTuning:
         return [*replanned(compared, tuned_lr=True), *trials]
 
     def test_is_a_table_of_mean_losses_by_variant_and_rate(self, lines):
-        _, table = section_of(comparison_page(lines), "Was it fair?").panels
+        _, table = section_of(page_of(lines), "Was it fair?").panels
         assert [column.title for column in table.columns] == ["variant", "lr 0.25", "lr 0.5"]
         assert table.rows == (("none", 0.75, 1.0), ("g1", 0.75, None), ("bma-query", 0.75, None))
         assert "Empty: not tried, or a run diverged." in table.note
 
     def test_has_no_table_where_nothing_was_tried(self, compared):
-        assert len(section_of(comparison_page(compared), "Was it fair?").panels) == 1
+        assert len(section_of(page_of(compared), "Was it fair?").panels) == 1
 
 
 class TestCaution:
     def test_of_one_size_asks_for_another(self, compared):
-        size, scope = section_of(comparison_page(compared), "Caution").panels[0].paragraphs
+        size, scope = section_of(page_of(compared), "Caution").panels[0].paragraphs
         record = summarise(compared).control.records[0]
         assert size.startswith(f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} tokens.")
         assert "this size" in scope
@@ -349,7 +367,7 @@ class TestCaution:
         lines = compared
         for block in range(3):
             lines = tampered(lines, "g1", grown, block=block)
-        size, scope = section_of(comparison_page(lines), "Caution").panels[0].paragraphs
+        size, scope = section_of(page_of(lines), "Caution").panels[0].paragraphs
         other = {"d_model": "2 layers of width 32", "num_layers": "3 layers of width 16"}[field]
         assert size.startswith(f"2 sizes were run: 2 layers of width 16; {other}.")
         assert "these sizes" in scope
@@ -360,4 +378,4 @@ class TestCaution:
             return replace(record, run=run, num_parameters=record.num_parameters - 1)
 
         lines = tampered(compared, "g1", narrowed)
-        assert section_of(comparison_page(lines), "Caution").panels[0].paragraphs[0].startswith("One size was run")
+        assert section_of(page_of(lines), "Caution").panels[0].paragraphs[0].startswith("One size was run")

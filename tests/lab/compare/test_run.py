@@ -16,7 +16,7 @@ from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
-from tidegate.lab.training.records import Costs, Plan, Record
+from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile
 
 STEP = 4 * LENGTH
 
@@ -97,9 +97,17 @@ class TestTheSameRequest:
 class TestTheFile:
     def test_begins_with_the_plan_and_the_costs(self, task, tmp_path, miniatures):
         lines = compared(request_of(task, budget=STEP), tmp_path / "out")
-        assert [type(line) for line in lines] == [Plan, Costs, *[Record] * 6]
+        assert [type(line) for line in lines] == [Plan, Costs, *[Record] * 6, *[LayerMeasurements] * 2]
         assert lines[0] == planned(request_of(task, budget=STEP))
         assert lines[1].request == lines[0].request
+
+    def test_is_read_once_and_holds_what_is_returned(self, task, tmp_path, miniatures, monkeypatch):
+        file = RecordFile(records_path(tmp_path / "out"))
+        original, calls = RecordFile.read, []
+        monkeypatch.setattr(RecordFile, "read", lambda self: (calls.append(self), original(self))[1])
+        lines = compared(request_of(task, budget=STEP, tune_lr=True, num_seeds=1), tmp_path / "out")
+        assert len(calls) == 1
+        assert file.read() == lines
 
     def test_has_nothing_beside_it_at_the_end(self, task, tmp_path, miniatures):
         compared(request_of(task, budget=STEP), tmp_path / "out")
@@ -110,7 +118,8 @@ class TestTheFile:
         compared(request_of(task, budget=2 * STEP), tmp_path / "out", tell=told.append)
         assert told[0] == Phase(name="measuring costs", num_runs=0)
         assert told[1] == Phase(name="comparing", num_runs=6)
-        assert [type(event) for event in told[2:]] == [Progress, Progress, Ended] * 6
+        assert [type(event) for event in told[2:-1]] == [Progress, Progress, Ended] * 6
+        assert told[-1] == Phase(name="measuring layers", num_runs=0)
         assert {event.status for event in told if isinstance(event, Ended)} == {"finished"}
 
 
@@ -187,7 +196,7 @@ class TestAFailure:
             words = r"1 of 6 runs failed: bma \(seed 0\)\. The last said: MemoryError: no room for it"
             with pytest.raises(Failed, match=words):
                 compared(request, tmp_path / "out")
-        lines = compare_module.RecordFile(records_path(tmp_path / "out")).read()
+        lines = RecordFile(records_path(tmp_path / "out")).read()
         statuses = [line.status for line in lines if isinstance(line, Record)]
         assert sorted(statuses) == ["failed"] + 5 * ["finished"]
         told = []
@@ -265,6 +274,47 @@ class TestTheDesign:
         assert pretended(request, tmp_path) == list(study)
         assert base_runs(request) == {"none": study[0], "g1": study[1]}
         assert planned(request).request != planned(replace(request, num_seeds=1, study=study[:2])).request
+
+
+class TestLayers:
+    def measurements(self, lines):
+        return [line for line in lines if isinstance(line, LayerMeasurements)]
+
+    def test_of_the_first_run_of_each_variant_are_measured(self, task, tmp_path, miniatures):
+        lines = compared(request_of(task, "none,bma", budget=STEP), tmp_path / "out")
+        firsts = [line.id for line in lines if isinstance(line, Record) and line.run["block"] == 0]
+        assert [line.id for line in self.measurements(lines)] == firsts
+        assert all(line.curvature is not None and line.gauge for line in self.measurements(lines))
+
+    def test_of_a_diverged_run_are_not(self, task, tmp_path, miniatures):
+        request = request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP)
+        (line,) = self.measurements(compared(request, tmp_path / "out"))
+        assert line.id == base_runs(request)["none"].id
+
+    def test_are_measured_by_the_next_command_if_the_first_was_stopped(self, task, tmp_path, miniatures, monkeypatch):
+        def stop(run, checkpoint):
+            raise KeyboardInterrupt
+
+        request = request_of(task, budget=STEP)
+        with monkeypatch.context() as patch:
+            patch.setattr(compare_module, "measure_run", stop)
+            with pytest.raises(KeyboardInterrupt):
+                compared(request, tmp_path / "a")
+        assert len(list((tmp_path / "a" / CHECKPOINTS).iterdir())) == 2
+        told = []
+        lines = compared(request, tmp_path / "a", tell=told.append)
+        assert told == [Phase(name="comparing", num_runs=0, num_done=6), Phase(name="measuring layers", num_runs=0)]
+        assert self.measurements(lines) == self.measurements(compared(request, tmp_path / "b"))
+        assert [path.name for path in (tmp_path / "a").iterdir()] == ["records.jsonl"]
+
+    def test_without_the_checkpoint_have_a_reason_and_are_not_tried_again(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=STEP)
+        assert len(pretended(request, tmp_path / "out")) == 6
+        lines = compared(request, tmp_path / "out")
+        assert {line.gauge_reason for line in self.measurements(lines)} == {
+            "the checkpoint with the trained model is no longer there"
+        }
+        assert compared(request, tmp_path / "out") == lines
 
 
 class TestTuning:

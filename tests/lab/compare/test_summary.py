@@ -5,9 +5,12 @@ from statistics import fmean, stdev
 import pytest
 from lab_runs import cost_of, tampered
 
+from tidegate.lab.compare import summary as summary_module
+from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.judging.statistics import compare_to_control
+from tidegate.lab.judging import compare_to_control
 from tidegate.lab.training.records import Costs, Plan, Record
+from tidegate.report.page import Checks
 
 NAMES = ("none", "g1", "bma-query")
 
@@ -82,13 +85,18 @@ def test_a_variant_that_differs_in_name_alone_is_identical(compared):
     assert summarise([*others, *twins]).comparison["g1"].verdict == "identical"
 
 
+def records(lines):
+    return [line for line in lines if isinstance(line, Record)]
+
+
 class TestRecordsThatAreNotAll:
     def test_are_refused_with_what_is_missing_and_how_to_go_on(self, compared):
+        last = records(compared)[-1]
         with pytest.raises(
             ValueError,
             match=r"not complete: of 3 runs each, bma-query lacks 1\. Go on with: tidegate compare",
         ):
-            summarise(compared[:-1])
+            summarise([line for line in compared if line is not last])
 
     def test_of_a_comparison_begun_from_python_go_on_with_the_same_command(self, compared):
         with pytest.raises(
@@ -114,7 +122,7 @@ def test_tuning_runs_are_kept_apart(compared):
     def trial(record):
         return replace(record, id="trial", run=record.run | {"role": "tuning"}, loss=0.0)
 
-    summary = summarise([*compared, trial(compared[-1])])
+    summary = summarise([*compared, trial(records(compared)[-1])])
     assert [record.id for record in summary.tuning] == ["trial"]
     assert summary.comparison == summarise(compared).comparison
 
@@ -129,6 +137,7 @@ def test_the_results_are_json_and_agree_with_the_summary(compared):
     data = json.loads(json.dumps(summary.to_dict(), allow_nan=False))
     assert [variant["losses"] for variant in data["variants"]] == [losses(compared, name) for name in NAMES]
     assert len(data["records"]) == 9
+    assert [layers["id"] for layers in data["layers"]] == [variant.records[0].id for variant in summary.variants]
     assert data["plan"]["request"] == summary.plan.request
     for variant, own in zip(data["variants"], summary.variants, strict=True):
         assert variant["bits_per_byte"] == own.metric("bits_per_byte")[0]
@@ -136,3 +145,12 @@ def test_the_results_are_json_and_agree_with_the_summary(compared):
         assert "accuracy" not in variant
     means = [variant["mean"] for variant in data["comparison"]["variants"]]
     assert means == [pytest.approx(fmean(variant["losses"])) for variant in data["variants"]]
+
+
+def test_fairness_is_checked_once(compared, monkeypatch):
+    calls = []
+    monkeypatch.setattr(summary_module, "fairness_checks", lambda summary: calls.append(summary) or Checks(items=()))
+    summary = summarise(compared)
+    comparison_page(summary)
+    assert summary.checks == Checks(items=())
+    assert calls == [summary]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.judging.statistics import compare_to_control, false_positive_rate
+from tidegate.lab.judging import compare_to_control, false_positive_rate
 
 NOISE = json.loads((Path(__file__).parent / "recorded_noise.json").read_text())["losses"]
 

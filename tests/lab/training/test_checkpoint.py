@@ -41,6 +41,14 @@ def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, tmp_path
     )
 
 
+def test_the_model_alone_comes_back_without_an_optimiser(task, trained, tmp_path):
+    _, model, optimizer = trained
+    save_checkpoint(tmp_path / "a", model, optimizer, STATE)
+    _, other, _ = advanced(task, steps=0)
+    assert load_checkpoint(tmp_path / "a", other) == STATE
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def test_where_there_is_none_nothing_changes(trained, tmp_path):
     _, model, optimizer = trained
     before = [parameter.clone() for parameter in model.parameters()]

@@ -5,7 +5,8 @@ import pytest
 from lab_runs import cost_of, executed, run_of
 
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.training.records import Costs, Plan, Record, RecordFile, VariantPlan
+from tidegate.lab.training import records
+from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile, VariantPlan
 
 PLAN = Plan(
     command="tidegate compare",
@@ -23,6 +24,7 @@ PLAN = Plan(
     environment={"python": "3"},
 )
 COSTS = Costs(request=PLAN.request, items=(cost_of("none"), cost_of("low", 1.1)), environment={})
+LAYERS = LayerMeasurements(id="1", curvature_reason="a reason", gauge_reason="another")
 FAILED = Record(id="1", run={"variant": "low"}, status="failed", error="Traceback")
 
 
@@ -50,14 +52,14 @@ def test_no_file_holds_no_lines(file):
 def test_lines_come_back_exactly_and_in_order(file, record):
     assert record.status == "finished", record.error
     assert record.observations
-    lines = [PLAN, record, COSTS, FAILED, record]
+    lines = [PLAN, record, COSTS, FAILED, record, LAYERS]
     assert filled(file, *lines).read() == lines
 
 
 def test_each_line_is_one_json_object(file, record):
-    filled(file, PLAN, record, COSTS)
+    filled(file, PLAN, record, COSTS, LAYERS)
     kinds = [json.loads(line)["kind"] for line in file.path.read_text().splitlines()]
-    assert kinds == ["plan", "run", "costs"]
+    assert kinds == ["plan", "run", "costs", "layers"]
 
 
 def test_a_line_that_was_cut_off_anywhere_is_as_if_never_written(file):
@@ -84,6 +86,26 @@ def test_a_first_line_that_was_cut_off_is_replaced(file):
     assert filled(file, PLAN).read() == [PLAN]
 
 
+def test_a_long_line_that_was_cut_off_is_found_however_far_its_beginning_lies_back(file):
+    filled(file, PLAN)
+    whole = file.path.read_bytes()
+    for length in (1, 4095, 4096, 4097, 20_000):
+        file.path.write_bytes(whole + b"x" * length)
+        assert filled(file, FAILED).read() == [PLAN, FAILED]
+
+
+def test_to_add_a_line_only_the_end_of_the_file_is_read(file, monkeypatch):
+    filled(file, PLAN)
+    monkeypatch.setattr(records, "_SEARCHED_BYTES", 1)
+    before = file.path.stat().st_size
+    seen = []
+    original = records._end_of_last_line
+    monkeypatch.setattr(records, "_end_of_last_line", lambda f: (original(f), seen.append(f.tell()))[0])
+    file.append(FAILED)
+    assert seen == [before]
+    assert file.read() == [PLAN, FAILED]
+
+
 def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_was(file):
     filled(file, PLAN)
     with pytest.raises(ValueError, match="JSON"):
@@ -93,7 +115,7 @@ def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_w
 
 def test_a_line_of_an_unknown_kind_is_refused(file):
     file.path.write_text('{"kind": "poem"}\n')
-    with pytest.raises(ValueError, match="kind must be one of costs, plan, run; got 'poem'"):
+    with pytest.raises(ValueError, match="kind must be one of costs, layers, plan, run; got 'poem'"):
         file.read()
 
 

@@ -121,7 +121,7 @@ def test_a_run_that_ends_keeps_its_checkpoint_until_it_is_forgotten(task, tmp_pa
     folder.mkdir()
     (folder / f"{run.id}.123.partial").write_bytes(b"half")
     (folder / "another.safetensors").write_bytes(b"")
-    record = executed(run, folder=folder, checkpoint_seconds=0)
+    record = executed(run, folder=folder)
     assert (folder / f"{run.id}.safetensors").exists()
     assert timeless(executed(run, folder=folder)) == timeless(record)
     forget_checkpoint(folder, run.id)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.judging.statistics import t_interval
+from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Lines, Numbers, Series, View, Views
 

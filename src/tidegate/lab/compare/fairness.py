@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Check, Checks
+
+if TYPE_CHECKING:
+    from tidegate.lab.compare.summary import Summary, VariantSummary
 
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
@@ -24,14 +26,13 @@ def fairness_checks(summary: Summary) -> Checks:
     return Checks(items=tuple(checks))
 
 
-def violations_in_words(summary: Summary) -> tuple[str, ...]:
+def violations_in_words(checks: Checks) -> tuple[str, ...]:
     """One sentence on the conditions that were violated; none if all hold."""
-    checks = fairness_checks(summary).items
-    violated = [check for check in checks if check.state == "violated"]
+    violated = [check for check in checks.items if check.state == "violated"]
     if not violated:
         return ()
     words = "; ".join(f"{check.name} ({check.detail})" for check in violated)
-    return (f"{len(violated)} of {len(checks)} checks of fairness and training are violated: {words}.",)
+    return (f"{len(violated)} of {len(checks.items)} checks of fairness and training are violated: {words}.",)
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tidegate.experts.gauge import FREE_BELOW
-from tidegate.lab.training.measurements import LayerFreedom
+from tidegate.lab.training.measurements import LayerGauge
 from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Series, Table
 
 
-def gauge_panels(models: Mapping[str, Sequence[LayerFreedom]]) -> tuple[Panel, ...]:
+def gauge_panels(models: Mapping[str, Sequence[LayerGauge]]) -> tuple[Panel, ...]:
     """A table, a map of each model by layer and head, and the fall of the singular values.
 
     models : by the name to show, the layers of each
@@ -21,7 +21,7 @@ def gauge_panels(models: Mapping[str, Sequence[LayerFreedom]]) -> tuple[Panel, .
     return (_table(models), _map(models), _fall(models))
 
 
-def _table(models: Mapping[str, Sequence[LayerFreedom]]) -> Table:
+def _table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
     columns = (
         Column(title="model"),
         Column(title="layer", digits=0),
@@ -44,7 +44,7 @@ def _table(models: Mapping[str, Sequence[LayerFreedom]]) -> Table:
     return Table(title="How free are the channels of each head to mix?", columns=columns, rows=tuple(rows))
 
 
-def _layer_cells(layer: LayerFreedom) -> Iterator[CellValue]:
+def _layer_cells(layer: LayerGauge) -> Iterator[CellValue]:
     values = np.asarray(layer.singular_values)
     held = values[values > FREE_BELOW]
     yield float(values.shape[1])
@@ -54,7 +54,7 @@ def _layer_cells(layer: LayerFreedom) -> Iterator[CellValue]:
     yield None if not held.size else f"{float(held.min()):.1e}"
 
 
-def _map(models: Mapping[str, Sequence[LayerFreedom]]) -> Maps:
+def _map(models: Mapping[str, Sequence[LayerGauge]]) -> Maps:
     shares = {
         name: tuple(tuple(free / len(layer.singular_values[0]) for free in layer.free) for layer in layers)
         for name, layers in models.items()
@@ -74,7 +74,7 @@ def _map(models: Mapping[str, Sequence[LayerFreedom]]) -> Maps:
     )
 
 
-def _fall(models: Mapping[str, Sequence[LayerFreedom]]) -> Lines:
+def _fall(models: Mapping[str, Sequence[LayerGauge]]) -> Lines:
     series = tuple(_falls(models))
     words = "; ".join(
         f"{line.label} {line.y[0]:.1e}, {sum(value is not None for value in line.y)} of {len(line.y)} seen"
@@ -91,7 +91,7 @@ def _fall(models: Mapping[str, Sequence[LayerFreedom]]) -> Lines:
     )
 
 
-def _falls(models: Mapping[str, Sequence[LayerFreedom]]) -> Iterator[Series]:
+def _falls(models: Mapping[str, Sequence[LayerGauge]]) -> Iterator[Series]:
     """One line a layer, of what is held: free directions have no place on a logarithmic axis."""
     for name, layers in models.items():
         for place, layer in enumerate(layers):

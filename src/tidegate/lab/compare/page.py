@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
-from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
+from tidegate.lab.compare.fairness import violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
-from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
-from tidegate.lab.judging.verdicts import rule_text
+from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.lab.judging import rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.training.records import Line, Record
+from tidegate.lab.training.records import Record
 from tidegate.report.page import (
     CellValue,
     Column,
@@ -29,9 +29,8 @@ from tidegate.report.page import (
 )
 
 
-def comparison_page(lines: Sequence[Line]) -> Page:
-    """The page of what the records hold; a `ValueError` says what is missing."""
-    summary = summarise(lines)
+def comparison_page(summary: Summary) -> Page:
+    """The page of a comparison."""
     return Page(
         title="Gates compared",
         summary=_summary_words(summary),
@@ -56,14 +55,14 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(
         title="Was it fair?",
         lead="What was to be equal, read off the records.",
-        panels=(fairness_checks(summary), *_tuning_panels(summary)),
+        panels=(summary.checks, *_tuning_panels(summary)),
     )
     if panels := mechanism_panels(summary):
         lead = (
             "Measured on the same held-out examples for all runs; maps show the end of the training, means over seeds."
         )
         yield Section(title="What the gates do", lead=lead, panels=panels)
-    yield from _anatomy_sections(summary)
+    yield from _layer_sections(summary)
     if (length := length_panel(summary)) is not None:
         lead = _LONG_EXAMPLES[summary.plan.task["kind"]]
         yield Section(title="Beyond the training length", lead=lead, panels=(length,))
@@ -71,22 +70,40 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
 
 
-def _anatomy_sections(summary: Summary) -> Iterator[Section]:
-    """What was measured of one trained model a variant: the finished run of the first block."""
-    firsts = {variant.name: variant.records[0] for variant in summary.variants}
-    curvature = {name: record.curvature for name, record in firsts.items() if record.curvature is not None}
-    if panels := curvature_panels(curvature):
-        lead = (
-            "Relative curvature of two-dimensional slices through each attention layer, of the first run of each "
-            "variant: 0 is flat, 1 a sphere about the origin, below 0 a saddle."
-        )
-        yield Section(title="How the layers bend", lead=lead, panels=panels)
-    if panels := gauge_panels({name: record.freedom for name, record in firsts.items()}):
-        lead = (
-            "Mixtures of a head's channels that change no output, of the first run of each variant. Where all are free "
-            "the channels mean nothing one by one; a gate between value and output projection gives each its place."
-        )
-        yield Section(title="How free the heads are", lead=lead, panels=panels)
+def _layer_sections(summary: Summary) -> Iterator[Section]:
+    """What was measured on one trained model of each variant, that of its first run, and why what is missing is."""
+    layers = {variant.name: variant.layers for variant in summary.variants}
+    yield Section(
+        title="How the layers bend",
+        lead="Relative curvature of two-dimensional slices through each attention layer, of the first run of each "
+        "variant: 0 is flat, 1 a sphere about the origin, below 0 a saddle.",
+        panels=(
+            *curvature_panels({name: own.curvature for name, own in layers.items() if own.curvature is not None}),
+            *_reason_panels({name: own.curvature_reason for name, own in layers.items()}),
+        ),
+    )
+    yield Section(
+        title="How free the heads are",
+        lead="Mixtures of a head's channels that change no output, of the first run of each variant. Where all are "
+        "free the channels mean nothing one by one; a gate between value and output projection gives each its place.",
+        panels=(
+            *gauge_panels({name: own.gauge for name, own in layers.items()}),
+            *_reason_panels({name: own.gauge_reason for name, own in layers.items()}),
+        ),
+    )
+
+
+def _reason_panels(reasons: Mapping[str, str]) -> Iterator[Prose]:
+    """Why something was not measured: one paragraph a reason, none if all was.
+
+    reasons : by variant; empty where there is a measurement
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if reason:
+            names.setdefault(reason, []).append(name)
+    if names:
+        yield Prose(paragraphs=tuple(f"Not measured for {', '.join(own)}: {reason}." for reason, own in names.items()))
 
 
 def _summary_words(summary: Summary) -> str:
@@ -129,7 +146,7 @@ def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
         for result in comparison.variants
     )
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
-    if cautions := (*comparison.warnings, *violations_in_words(summary)):
+    if cautions := (*comparison.warnings, *violations_in_words(summary.checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)
     if judged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,18 @@ from tidegate.lab.compare.matching import matched_flops, matched_parameters, mat
 from tidegate.lab.compare.presets import PRESETS, PresetName
 from tidegate.lab.compare.tuning import chosen_rates, tuning_runs
 from tidegate.lab.compare.variants import Variant
+from tidegate.lab.models.curvature_and_gauge import measure_run
 from tidegate.lab.tasks.task import Task
-from tidegate.lab.training.checkpoint import forget_checkpoint
+from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.devices import require_device
 from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
-from tidegate.lab.training.records import Costs, Line, Match, Plan, Record, RecordFile
+from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Match, Plan, Record, RecordFile
 from tidegate.lab.training.run import Run, content_hash, run_label
 
 CHECKPOINTS = "checkpoints"
-"""The folder, beside the records, in which runs that are under way lie."""
+"""The folder, beside the records, with the checkpoints of runs under way and of models still to be measured."""
 
 
 class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
@@ -86,30 +87,26 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     base = base_runs(request)
     plan = plan_of(request, base)
     file = RecordFile(records_path(folder))
-    _require_same(file.read(), plan, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with file.locked():
-        return _compare(request, base, plan, file, executor=executor, tell=tell)
+        lines = file.read()
+        _require_same(lines, plan, folder)
+        work = _Work(file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, tell=tell)
+        _compare(request, base, plan, work)
+    return lines
 
 
-def _compare(
-    request: Request,
-    base: dict[str, Run],
-    plan: Plan,
-    file: RecordFile,
-    *,
-    executor: Executor,
-    tell: Callable[[Event], None],
-) -> list[Line]:
-    if not file.read():
-        file.append(plan)
-    work = _Work(file=file, checkpoints=file.path.absolute().parent / CHECKPOINTS, executor=executor, tell=tell)
+def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) -> None:
+    if not work.lines:
+        work.append(plan)
     costs = _costs(base, plan, work)
     if request.tune_lr:
         base = _tuned(request, base, work)
     runs = list(request.study) or _designed(request, base, costs)
-    work.do("comparing", runs)
-    return file.read()
+    # One model of each variant is measured: it takes seconds, and the page shows one of each.
+    firsts = [run for run in runs if run.block == 0]
+    work.do("comparing", runs, keep={run.id for run in firsts})
+    _measure_layers(firsts, work)
 
 
 def plan_of(request: Request, base: dict[str, Run]) -> Plan:
@@ -194,20 +191,31 @@ class _Work:
     """Where runs are done and recorded."""
 
     file: RecordFile
+    lines: list[Line]
+    """All that is in the file, which is read once."""
     checkpoints: Path
     executor: Executor
     tell: Callable[[Event], None]
 
-    def do(self, phase: str, runs: Sequence[Run]) -> list[Record]:
-        """The records of these runs, those that are not there yet being made."""
-        done = _by_id(self.file.read())
+    def append(self, line: Line) -> None:
+        """Add a line to the file, and to the lines in memory once it is on the disk."""
+        self.file.append(line)
+        self.lines.append(line)
+
+    def do(self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = ()) -> list[Record]:
+        """Return the records of these runs, running those that are missing.
+
+        keep : ids of runs whose last checkpoint is still needed if they finish
+        """
+        done = _by_id(self.lines)
         missing = [run for run in runs if run.id not in done]
         self.tell(Phase(name=phase, num_runs=len(missing), num_done=len(runs) - len(missing)))
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
-            self.file.append(record)
+            self.append(record)
             # Not before: until the record is on the disk, the checkpoint is all that there is of the run.
-            forget_checkpoint(self.checkpoints, record.id)
+            if record.status != "finished" or record.id not in keep:
+                forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
             self.tell(
                 Ended(
@@ -222,7 +230,7 @@ class _Work:
             names = ", ".join(f"{record.run['variant']} (seed {record.run['seed']})" for record in failed)
             last = failed[-1].error.strip().splitlines()[-1]
             raise Failed(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
-        done = _by_id(self.file.read())
+        done = _by_id(self.lines)
         return [done[run.id] for run in runs]
 
 
@@ -233,13 +241,26 @@ def _by_id(lines: Sequence[Line]) -> dict[str, Record]:
 
 def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
     """The costs on record, or new ones: measured once, since matching by time rests on them."""
-    for line in work.file.read():
+    for line in work.lines:
         if isinstance(line, Costs):
             return line
     work.tell(Phase(name="measuring costs", num_runs=0))
     costs = measure_costs(base, control=plan.control, request=plan.request)
-    work.file.append(costs)
+    work.append(costs)
     return costs
+
+
+def _measure_layers(runs: Sequence[Run], work: _Work) -> None:
+    """Measure the trained models of these runs, those that are not measured yet, and forget their checkpoints."""
+    measured = {line.id for line in work.lines if isinstance(line, LayerMeasurements)}
+    finished = {record.id for record in _by_id(work.lines).values() if record.status == "finished"}
+    missing = [run for run in runs if run.id in finished - measured]
+    if missing:
+        work.tell(Phase(name="measuring layers", num_runs=0))
+    for run in missing:
+        work.append(measure_run(run, checkpoint_path(work.checkpoints, run.id)))
+    for run in runs:
+        forget_checkpoint(work.checkpoints, run.id)
 
 
 def _tuned(request: Request, base: dict[str, Run], work: _Work) -> dict[str, Run]:

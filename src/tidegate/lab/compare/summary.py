@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from tidegate.lab.judging.statistics import compare_to_control, mean_and_sd
-from tidegate.lab.judging.verdicts import Comparison, VariantResult
-from tidegate.lab.training.records import Cost, Costs, Line, Plan, Record
+from tidegate.lab.compare.fairness import fairness_checks
+from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
+from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Line, Plan, Record
+from tidegate.report.page import Checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,8 @@ class VariantSummary:
     """One a block, in the order of the blocks."""
     result: VariantResult
     cost: Cost | None
+    layers: LayerMeasurements
+    """Of the trained model of its first record."""
 
     @property
     def num_parameters(self) -> int:
@@ -48,7 +52,8 @@ class VariantSummary:
         return mean_and_sd(values) if values else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Without slots: they have no room for what is computed once and kept.
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """A whole comparison."""
 
@@ -58,6 +63,11 @@ class Summary:
     """In the order of the plan, the control first."""
     tuning: tuple[Record, ...]
     """The runs that chose learning rates."""
+
+    @cached_property
+    def checks(self) -> Checks:
+        """Whether the comparison was fair."""
+        return fairness_checks(self)
 
     @property
     def control(self) -> VariantSummary:
@@ -94,6 +104,7 @@ class Summary:
                 for variant in self.variants
             ],
             "records": [asdict(record) for variant in self.variants for record in variant.records],
+            "layers": [asdict(variant.layers) for variant in self.variants],
             "tuning": [asdict(record) for record in self.tuning],
         }
 
@@ -119,6 +130,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
         identical=[name for name, own in records.items() if name != plan.control and _same(own, records[plan.control])],
         unit="nats",
     )
+    layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
     costs = {cost.variant: cost for line in lines if isinstance(line, Costs) for cost in line.items}
     return Summary(
         plan=plan,
@@ -130,11 +142,19 @@ def summarise(lines: Sequence[Line]) -> Summary:
                 records=records[variant.name],
                 result=comparison[variant.name],
                 cost=costs.get(variant.name),
+                layers=_layers(records[variant.name][0], layers),
             )
             for variant in plan.variants
         ),
         tuning=tuple(sorted((r for r in runs if r.run["role"] == "tuning"), key=lambda r: r.id)),
     )
+
+
+def _layers(record: Record, measured: Mapping[str, LayerMeasurements]) -> LayerMeasurements:
+    if record.id in measured:
+        return measured[record.id]
+    reason = "its first run diverged" if record.status == "diverged" else "no measurement is on record"
+    return LayerMeasurements(id=record.id, curvature_reason=reason, gauge_reason=reason)
 
 
 def _is_compared(record: Record, variant: str) -> bool:

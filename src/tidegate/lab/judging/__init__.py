@@ -1,3 +1,60 @@
-"""Figures of runs to verdicts: plain numbers in, verdicts with their sentences out."""
+"""Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-__all__: list[str] = []
+Reads in one direction: `distributions`, then `judge`, which decides by them, then `words`, which writes sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
+from tidegate.lab.judging.judge import Comparison, VariantResult, false_positive_rate, judge_variants
+from tidegate.lab.judging.words import RULE, add_sentences, rule_text
+
+__all__ = [
+    "RULE",
+    "Comparison",
+    "VariantResult",
+    "add_sentences",
+    "compare_to_control",
+    "dunnett_critical_value",
+    "dunnett_p_value",
+    "false_positive_rate",
+    "judge_variants",
+    "mean_and_sd",
+    "rule_text",
+    "t_interval",
+]
+
+
+def compare_to_control(
+    losses: Mapping[str, Sequence[float | None]],
+    *,
+    control: str,
+    margin: float = 0.005,
+    confidence: float = 0.95,
+    identical: Collection[str] = (),
+    lower_is_better: bool = True,
+    unit: str = "",
+) -> Comparison:
+    """Judge every variant against the control, and say it in sentences; `rule_text` says by which rule.
+
+    losses    : for each variant one figure for each seed, in one order of seeds; None where the run diverged
+    margin    : half-width of the band of no importance, as a share of the control's mean
+    identical : variants known to be the control under another name. One whose figures are the control's in every run,
+                while they vary from run to run, is found without being named
+    unit      : of the figures, for the sentences
+
+    A variant that is identical or has a diverged run is left out of the table before the model is fitted. Nobody is
+    judged if the control has a diverged run, if there are fewer than three seeds, or if the residual is zero.
+    """
+    comparison = judge_variants(
+        losses,
+        control=control,
+        margin=margin,
+        confidence=confidence,
+        identical=identical,
+        lower_is_better=lower_is_better,
+        unit=unit,
+    )
+    return add_sentences(comparison)

@@ -40,8 +40,13 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     write_atomically(path, lambda file: save_file(contiguous, file, metadata=metadata))
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Put model and optimiser back where they were, and give the loop's state; None if there is no checkpoint."""
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any] | None:
+    """Put the model, and the optimiser if there is one, back where they were, and return the state of the training.
+
+    Without a checkpoint, return None and change nothing.
+    """
     if not path.exists():
         return None
     with safe_open(path, framework="pt") as file:
@@ -49,6 +54,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, the file is no mapping
     parts = {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
     model.load_state_dict(parts[_MODEL])
+    if optimizer is None:
+        return state
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in parts[_OPTIMIZER].items():
         index, _, own = name.partition(".")

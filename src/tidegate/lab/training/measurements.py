@@ -1,4 +1,4 @@
-"""What is measured on trained models, as plain data: curvature of their layers, freedom of their heads."""
+"""What is measured on trained models, as plain data: curvature of their layers, gauge of their heads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModelCurvature:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerFreedom:
+class LayerGauge:
     """Which mixtures of each head's channels no output of a layer shows: `tidegate.experts.ChannelGauge` as JSON."""
 
     layer: str

@@ -9,10 +9,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from tidegate._json import read_as
-from tidegate.lab.training.measurements import LayerFreedom, ModelCurvature
+from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "study"]
 """What is made equal; a study makes its own runs."""
@@ -149,10 +149,6 @@ class Record:
     """What gates and attention did, in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
-    curvature: ModelCurvature | None = None
-    """How the layers bend at the end; of the first block's runs, where it can be measured."""
-    freedom: tuple[LayerFreedom, ...] = ()
-    """How free the heads are at the end; of the first block's runs, where it can be measured."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Of what the variants of a block share: `batches`, `validation`, `weights:<name>` of each at the start.
 
@@ -194,7 +190,25 @@ class Costs:
     kind: Literal["costs"] = "costs"
 
 
-Line: TypeAlias = Plan | Record | Costs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerMeasurements:
+    """The layers of one trained model: how they bend, and the gauge of their heads."""
+
+    id: str
+    """Of the run that trained it."""
+    curvature: ModelCurvature | None = None
+    curvature_reason: str = ""
+    """Why there is no curvature; empty if there is."""
+    gauge: tuple[LayerGauge, ...] = ()
+    gauge_reason: str = ""
+    """Why there is no gauge; empty if there is."""
+    kind: Literal["layers"] = "layers"
+
+
+Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
+
+
+_SEARCHED_BYTES = 4096
 
 
 class RecordFile:
@@ -232,14 +246,21 @@ class RecordFile:
     def append(self, line: Line) -> None:
         """Add a line, and see it safely on the disk."""
         text = json.dumps(asdict(line), allow_nan=False).encode() + b"\n"
-        with self.path.open("ab") as file:
-            if (torn := self._torn_bytes()) > 0:
-                file.truncate(file.tell() - torn)
+        with self.path.open("a+b") as file:
+            file.truncate(_end_of_last_line(file))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
-    def _torn_bytes(self) -> int:
-        """Bytes after the last whole line."""
-        content = self.path.read_bytes()
-        return len(content) - (content.rfind(b"\n") + 1)
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    """Number of bytes up to the end of the last whole line, searched for from the end of the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _SEARCHED_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from tidegate._json import read_as
-from tidegate.lab.models.anatomy import Anatomy, measure_anatomy
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.allocator import keep_freed_memory
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
@@ -46,7 +45,7 @@ class Surroundings:
     """What a run needs of the world: nothing here changes its numbers."""
 
     folder: Path | None = None
-    """Where checkpoints lie while the run lasts; None keeps none."""
+    """Where the run saves its checkpoints, the last at its end; None saves none."""
     report: Callable[[Progress], None] = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
@@ -208,22 +207,16 @@ class _Trainer:
         if not evaluation.loss <= _LOST * blind:
             guess = f"a blind guess has {blind:.3f}"
             return self._diverged(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
-        long, anatomy = self.data.long(), self._anatomy()
+        # The trained model: what is measured after the runs reads it, until whoever asked for the run forgets it.
+        self._save()
+        long = self.data.long()
         return self._record(
             "finished",
             loss=evaluation.loss,
             metrics=task_metrics(evaluation, self.data),
             num_evaluated=evaluation.num_targets,
             loss_by_position=() if long is None else loss_by_position(self.model, self._placed(long)),
-            curvature=None if anatomy is None else anatomy.curvature,
-            freedom=() if anatomy is None else anatomy.freedom,
         )
-
-    def _anatomy(self) -> Anatomy | None:
-        """Of one run a variant: it takes seconds, and the page shows one of each."""
-        if self.run.block or self.run.role != "comparison":
-            return None
-        return measure_anatomy(self.model, self.data.probe())
 
     def _diverged(self, where: str) -> Record:
         return self._record("diverged", error=where)

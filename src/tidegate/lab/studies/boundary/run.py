@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
-from tidegate.lab.judging.statistics import t_interval
+from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.boundary.correlation import Correlation, correlate
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, tokens_of
 from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier, Options, train

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tidegate.lab.judging.statistics import t_interval
+from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.boundary.run import Difference, Result, Trial
 from tidegate.lab.studies.boundary.tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
-from tidegate.lab.judging.statistics import t_interval
+from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.flat_or_curved.run import FLAT, with_strength
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.sizes import HeadShape

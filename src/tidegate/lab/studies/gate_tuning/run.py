@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.judging.statistics import t_interval
+from tidegate.lab.judging import t_interval
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
 from tidegate.lab.training.events import Tell, silent, told

@@ -5,9 +5,8 @@ from typing import get_args
 
 import pytest
 
-from tidegate.lab.judging.statistics import compare_to_control
-from tidegate.lab.judging.verdicts import RULE, Comparison, rule_text
-from tidegate.report.page import VerdictWord
+from tidegate._verdict import VerdictWord
+from tidegate.lab.judging import RULE, Comparison, compare_to_control, rule_text
 
 LOSSES = {
     "none": (1.500, 1.620, 1.410, 1.550, 1.480),

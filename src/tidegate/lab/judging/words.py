@@ -1,11 +1,11 @@
-"""What a comparison with a control says: its results as data, and the words for them."""
+"""The words for what a comparison says: a sentence for each variant, and the rule."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tidegate.report.page import VerdictWord
+from tidegate.lab.judging.judge import Comparison, VariantResult
 
 RULE = (
     "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
@@ -19,70 +19,6 @@ RULE = (
     "diverged, no verdict is given. The judgement is made once, after the last run."
 )
 """The rule by which variants are judged; `rule_text` fills in its numbers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VariantResult:
-    """One variant against the control. None stands where there is no number."""
-
-    name: str
-    mean: float | None
-    """Over the runs that ended."""
-    sd: float | None
-    """Between the runs that ended: the seeds' part is in it, so it says little of the difference."""
-    difference: float | None = None
-    """The variant's mean minus the control's, whichever sign is the good one."""
-    relative_difference: float | None = None
-    """The difference as a share of the control's mean."""
-    low: float | None = None
-    high: float | None = None
-    """Ends of the interval by which it is judged."""
-    p_value: float | None = None
-    """Adjusted like the interval, which excludes zero where this is below one minus the confidence."""
-    verdict: VerdictWord = "undecided"
-    sentence: str = ""
-    num_diverged: int = 0
-    own_low: float | None = None
-    own_high: float | None = None
-    """Ends of the interval from this variant's and the control's runs alone: paired t, Bonferroni's adjustment."""
-    detectable: float | None = None
-    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Every variant against the control, in the order in which they were given."""
-
-    control: str
-    num_blocks: int
-    confidence: float = 0.95
-    lower_is_better: bool = True
-    unit: str = ""
-    """Of the figures."""
-    margin: float | None
-    """In the unit of the figures; None if the control diverged."""
-    relative_margin: float
-    pooled: bool = True
-    """Whether all are judged by the table's residual; if spreads are unequal, each is by its own differences."""
-    degrees_of_freedom: int | None = None
-    """Of what they are judged by; None, like what follows, where nothing was judged."""
-    residual_sd: float | None = None
-    critical_value: float | None = None
-    """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""
-    detectable: float | None = None
-    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one; if
-    not pooled, the largest of the variants'."""
-    variants: tuple[VariantResult, ...] = ()
-    warnings: tuple[str, ...] = ()
-    refusal: str = ""
-    """Why nobody is judged; empty where somebody is, or nobody is left to be."""
-
-    def __getitem__(self, name: str) -> VariantResult:
-        """The result of the variant of that name."""
-        for variant in self.variants:
-            if variant.name == name:
-                return variant
-        raise KeyError(f"no variant {name!r} in this comparison; there are {[v.name for v in self.variants]}.")
 
 
 def rule_text(comparison: Comparison) -> str:
@@ -109,8 +45,8 @@ def rule_text(comparison: Comparison) -> str:
     )
 
 
-def with_sentences(comparison: Comparison) -> Comparison:
-    """The same comparison, in which every variant has its sentence."""
+def add_sentences(comparison: Comparison) -> Comparison:
+    """Return the comparison with a sentence for each variant."""
     return replace(
         comparison, variants=tuple(replace(v, sentence=_sentence(v, comparison)) for v in comparison.variants)
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from tidegate.lab.judging.statistics import compare_to_control
+from tidegate.lab.judging import compare_to_control
 
 NONE = (1.50, 1.62, 1.41, 1.55, 1.48)
 G1 = (1.47, 1.60, 1.385, 1.524, 1.452)

@@ -1,0 +1,94 @@
+"""Measure a run's trained model after its training: the curvature of its layers, and the gauge of their heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tidegate.experts import model_gauge
+from tidegate.experts.gauge_theory import reads_values
+from tidegate.gates import Gates
+from tidegate.geometry import GeometryError
+from tidegate.lab.models.curvature import model_curvature
+from tidegate.lab.models.language_models import language_model_of
+from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.checkpoint import load_checkpoint
+from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
+from tidegate.lab.training.model import Model, build_model
+from tidegate.lab.training.records import LayerMeasurements
+from tidegate.lab.training.run import Run
+from tidegate.torch.decoder import TransformerLM
+
+_NUM_SEQUENCES = 2
+_LENGTH = 32
+_SAMPLING = Sampling(num_positions=4, num_planes=8)
+_WIDEST_HEAD = 32
+"""The cost of a head's gauge grows with the sixth power of its width; at this one it is about a second."""
+
+
+def measure_run(run: Run, checkpoint: Path) -> LayerMeasurements:
+    """Measure the model that a finished run left in its checkpoint; a checkpoint that is gone is a reason, no error."""
+    torch.set_num_threads(run.training.num_threads)
+    model = build_model(run.model, seed=run.seed)
+    state = load_checkpoint(checkpoint, model)
+    if state is None or state["step"] != run.training.steps:
+        reason = "the checkpoint with the trained model is no longer there"
+        return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
+    return measure_layers(model, run.task.load().probe(), run=run.id)
+
+
+def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements:
+    """Measure a model on the beginning of some examples; it stays as it is.
+
+    run : the id of the run that trained it
+    """
+    examples = probe.inputs[:_NUM_SEQUENCES].cpu()
+    curvature, curvature_reason = _curvature(model, examples)
+    gauge_reason = _why_no_gauge(model, examples)
+    return LayerMeasurements(
+        id=run,
+        curvature=curvature,
+        curvature_reason=curvature_reason,
+        gauge=() if gauge_reason else _gauge(model, examples),
+        gauge_reason=gauge_reason,
+    )
+
+
+def _curvature(model: Model, examples: Tensor) -> tuple[ModelCurvature | None, str]:
+    """The curvature, or the reason why there is none."""
+    if not isinstance(model, TransformerLM):
+        return None, "curvature is measured on language models alone"
+    if examples.shape[1] < 2:
+        return None, "the examples have a single position, and the first sees itself alone"
+    try:
+        language_model = language_model_of(model, name=str(model.config.gate))
+        return model_curvature(language_model, examples[:, :_LENGTH], _SAMPLING), ""
+    except GeometryError as problem:
+        return None, str(problem).rstrip(".")
+
+
+def _why_no_gauge(model: Model, examples: Tensor) -> str:
+    """The reason why the gauge cannot be measured; empty if it can."""
+    width = model.config.shape.head_dim
+    if width > _WIDEST_HEAD:
+        return f"heads of {width} channels are wider than the {_WIDEST_HEAD} up to which the measurement is quick"
+    num_positions = examples.numel() if isinstance(model, TransformerLM) else len(examples) * model.config.num_tokens
+    if num_positions < width:
+        return f"the examples have {num_positions} positions, fewer than the {width} channels of a head"
+    if any(map(reads_values, Gates.parse(model.config.gate))):
+        return "its gate reads values or attention outputs, and so changes with their basis"
+    return ""
+
+
+def _gauge(model: Model, examples: Tensor) -> tuple[LayerGauge, ...]:
+    return tuple(
+        LayerGauge(
+            layer=layer.layer,
+            free=layer.free,
+            predicted=layer.predicted,
+            singular_values=tuple(map(tuple, layer.singular_values.tolist())),
+        )
+        for layer in model_gauge(model, examples)
+    )
