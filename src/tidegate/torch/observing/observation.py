@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
+
+from tidegate._json import read_as
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +26,9 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
     "heat_capacity": (0.0, *(2.0**power for power in range(-10, 11))),
 }
 """Between which numbers the values of each statistic are counted; what lies outside goes to the nearest end."""
+
+_OPTIONAL = ("saturated", "residual")
+"""The fields that may be None; null elsewhere in JSON is a number that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +107,7 @@ class Observation:
         for layer in self.layers:
             rows += [_row(layer, head, sites) for head in range(layer.num_heads)]
         batches = "batch" if self.num_batches == 1 else "batches"
-        return f"{self.num_batches} {batches}; mass and impact of {self.keys}\n{_aligned(rows)}"
+        return f"{self.num_batches} {batches}; mass and impact of {self.keys}\n{_align_columns(rows)}"
 
     def thinned(self, num_positions: int) -> Observation:
         """The same with at most so many query positions, evenly spaced; for keeping many observations."""
@@ -118,11 +122,10 @@ class Observation:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote; null where a number should be is nan."""
-        data = json.loads(text)
         try:
-            return cls(layers=tuple(map(_layer, data["layers"])), num_batches=data["num_batches"], keys=data["keys"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"text must be what Observation.to_json wrote; it lacks or misspells {error}.") from error
+            return read_as(cls, _null_to_nan(json.loads(text)))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"text must be what Observation.to_json wrote: {error}") from error
 
     def figure(self) -> Figure:
         """Maps of layers and heads, and curves over positions, as a matplotlib figure."""
@@ -156,7 +159,7 @@ def _gate_mean(gate: GateSummary | None, head: int, num_heads: int) -> str:
     return "-" if gate is None else f"{gate.mean[head * len(gate.mean) // num_heads]:.4f}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def _align_columns(rows: list[tuple[str, ...]]) -> str:
     """Columns two spaces apart, the first flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -176,44 +179,10 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _numbers(values: list[float | None]) -> tuple[float, ...]:
-    return tuple(map(_number, values))
-
-
-def _by_name(data: dict[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: read(value) for name, value in data.items()}
-
-
-def _moments(data: dict[str, Any]) -> Moments:
-    numbers = {name: _number(data[name]) for name in ("mean", "std", "low", "high")}
-    return Moments(count=data["count"], histogram=tuple(data["histogram"]), **numbers)
-
-
-def _gate(data: dict[str, Any]) -> GateSummary:
-    return GateSummary(
-        mean=_numbers(data["mean"]),
-        below=_numbers(data["below"]),
-        saturated=None if data["saturated"] is None else _numbers(data["saturated"]),
-        token_spread=_numbers(data["token_spread"]),
-        head_spread=_number(data["head_spread"]),
-    )
-
-
-def _residual(data: dict[str, Any] | None) -> ResidualSummary | None:
-    return None if data is None else ResidualSummary(**_by_name(data, _number))
-
-
-def _layer(data: dict[str, Any]) -> LayerObservation:
-    return LayerObservation(
-        name=data["name"],
-        num_heads=data["num_heads"],
-        heads=_by_name(data["heads"], lambda by_head: tuple(map(_moments, by_head))),
-        positions=tuple(data["positions"]),
-        by_position=_by_name(data["by_position"], lambda by_head: tuple(map(_numbers, by_head))),
-        gates=_by_name(data["gates"], _gate),
-        residual=_residual(data["residual"]),
-    )
+def _null_to_nan(value: Any, name: str = "") -> Any:
+    """Return JSON with nan where a number is null, but for the fields that may be None."""
+    if isinstance(value, dict):
+        return {key: _null_to_nan(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_null_to_nan(item) for item in value]
+    return math.nan if value is None and name not in _OPTIONAL else value

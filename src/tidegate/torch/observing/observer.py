@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 
 from tidegate.torch.observing.counting import Keys, require_keys
-from tidegate.torch.observing.crossing import require_names
+from tidegate.torch.observing.modules import require_names
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.observing.watcher import Watcher, observe
 

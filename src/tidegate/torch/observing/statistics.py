@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.torch.masks import require_mask
+from tidegate.torch.observing.calls import AttentionCall
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
@@ -31,6 +32,9 @@ _BLOCK = 64
 
 _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
+
+_PART = 2**19
+"""Numbers in the queries of one part, if that is not less than one group of heads of one row."""
 
 _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -102,7 +106,8 @@ def attention_statistics(
             causal=causal and q.shape[2] > 1,
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
         )
-        return _joined(list(_fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)))
+        parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
+        return _join(list(parts), -1)
 
 
 class _Call(NamedTuple):
@@ -191,7 +196,7 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
         mean_score = call.scale * torch.linalg.vecdot(call.q_BHTD[:, :, queries], mean_key_BHTD)
         # Rounding may take the difference below 0.
         entropy = (log_partition - mean_score).clamp(min=0)
-        yield _settled(empty, log_partition, mean_score, entropy, sums_BHTC)
+        yield _block_statistics(empty, log_partition, mean_score, entropy, sums_BHTC)
 
 
 def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
@@ -211,7 +216,7 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         reduced.masked_fill_(weights == 0, 0)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = _grouped_matmul(weights, call.channels_BGSC[:, :, keys])
-        part = _settled(empty, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
+        part = _block_statistics(empty, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
         if heat:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
             part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))
@@ -225,7 +230,7 @@ def _grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
     return (x_BHTN.reshape(B, G, H // G * T, N) @ y_BGNM).view(B, H, T, M)
 
 
-def _settled(
+def _block_statistics(
     empty: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
 ) -> AttentionStatistics:
     """A block's statistics; of a query that may see nothing, where all else is 0 already, the documented values."""
@@ -241,10 +246,11 @@ def _settled(
     )
 
 
-def _joined(parts: list[AttentionStatistics]) -> AttentionStatistics:
+def _join(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
+    # A single part is copied too: it is a view of all that the kernel returned.
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
-    return AttentionStatistics(**{name: torch.cat(column, dim=-1) for name, column in given.items()})
+    return AttentionStatistics(**{name: torch.cat(column, dim=dim) for name, column in given.items()})
 
 
 def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
@@ -296,3 +302,56 @@ def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
         raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number or None; got {scale!r}.")
+
+
+def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    """What `attention_statistics` gives for the whole call, (B, H, T) each.
+
+    call : causal only for S = T
+    keys : positions, or a bool tensor (S,) or (B, S)
+    """
+    num_rows, num_groups = call.query.shape[0], call.key.shape[1]
+    group_size = call.query[0].numel() // num_groups
+    # The kernel gives each thread as many queries; of a single causal head, the later half is most of the work.
+    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
+    rows = max(1, _PART // (group_size * num_groups))
+    by_rows = [
+        _join([_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1)
+        for part, keys in _by_rows(call, keys, rows, num_rows)
+    ]
+    return _join(by_rows, 0)
+
+
+def _by_rows(
+    call: AttentionCall, keys: Sequence[int] | Tensor, rows: int, num_rows: int
+) -> Iterator[tuple[AttentionCall, Sequence[int] | Tensor]]:
+    for start in range(0, num_rows, rows):
+        part = slice(start, start + rows)
+        mask = call.mask if call.mask is None or call.mask.shape[0] == 1 else call.mask[part]
+        in_set = keys[part] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
+        yield call._replace(query=call.query[part], key=call.key[part], value=call.value[part], mask=mask), in_set
+
+
+def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """The key/value heads from `start` to `stop` with the query heads that they serve."""
+    size = call.query.shape[1] // call.key.shape[1]
+    heads = slice(start * size, stop * size)
+    return call._replace(
+        query=call.query[:, heads],
+        key=call.key[:, start:stop],
+        value=call.value[:, start:stop],
+        mask=call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, heads],
+    )
+
+
+def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    return attention_statistics(
+        call.query,
+        call.key,
+        call.value,
+        mask=call.mask,
+        causal=call.causal,
+        scale=call.scale,
+        keys=keys,
+        heat=heat,
+    )

@@ -16,16 +16,19 @@ from torch import Tensor, nn
 
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
+from tidegate.torch.observing.calls import AttentionCall, AttentionCalls, in_backward
 from tidegate.torch.observing.counting import Keys, count_call, keys_in_words, require_keys, require_padding
-from tidegate.torch.observing.crossing import attends_across, require_names
-from tidegate.torch.observing.dispatch import AttentionCall, AttentionCalls, in_backward
-from tidegate.torch.observing.gate_watch import tokens_of
-from tidegate.torch.observing.layer_record import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord
-from tidegate.torch.observing.module_calls import ModuleCall, block_of, followed
-from tidegate.torch.observing.multihead import attend_without_weights, num_added_keys
+from tidegate.torch.observing.modules import (
+    ModuleCall,
+    attend_without_weights,
+    attends_across,
+    block_of,
+    follow_modules,
+    num_added_keys,
+    require_names,
+)
 from tidegate.torch.observing.observation import Observation, ResidualSummary
-from tidegate.torch.observing.running import RunningRank
-from tidegate.torch.observing.tally import Tally
+from tidegate.torch.observing.sums import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord, RunningRank, Tally, tokens_of
 
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -90,7 +93,7 @@ def observe(
     watcher = Watcher(model, keys=keys, heat=heat, residual=residual, padding=padding, crossing=crossing)
     _watched_models.add(model)
     try:
-        with _slow_path(), _uncompiled(), followed(model, watcher) as stack, AttentionCalls(watcher.see):
+        with _slow_path(), _uncompiled(), follow_modules(model, watcher) as stack, AttentionCalls(watcher.see):
             watcher.follow(stack)
             yield watcher
     finally:
