@@ -1,7 +1,9 @@
 """Watch the attention of any PyTorch model while it runs: `observe`, `Observer`, and the data that they give."""
 
 from tidegate.torch.observing.observation import (
+    CLOSED_BELOW,
     HISTOGRAM_EDGES,
+    STATISTIC_NAMES,
     GateSummary,
     LayerObservation,
     Moments,
@@ -13,7 +15,9 @@ from tidegate.torch.observing.statistics import AttentionStatistics, attention_s
 from tidegate.torch.observing.watcher import Watcher, observe
 
 __all__ = [
+    "CLOSED_BELOW",
     "HISTOGRAM_EDGES",
+    "STATISTIC_NAMES",
     "AttentionStatistics",
     "GateSummary",
     "LayerObservation",

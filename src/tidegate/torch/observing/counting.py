@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, statistics_in_parts
+from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts
 
 _FORBIDDING = -1e4
 """What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
@@ -64,7 +64,11 @@ class CountedCall:
 
     statistics: AttentionStatistics
     counted_BHT: Tensor
-    """Bool: queries that are no padding and may see something."""
+    """Bool: queries that are no padding and may see something; curves by position are of these."""
+    in_means_BHT: Tensor
+    """Bool: of those the queries that may see more than one key; means are of these."""
+    set_output_BHTD: Tensor | None
+    """What each query takes in from the key set; None unless asked for."""
     real_BT: Tensor
     """Bool: queries that are no padding."""
     first: int
@@ -92,6 +96,7 @@ def count_call(
     keys: Keys,
     heat: bool,
     padding: Tensor | None,
+    set_output: bool = False,
     past: Past | None = None,
     crossing: bool = False,
     num_added: int = 0,
@@ -106,9 +111,14 @@ def count_call(
     that no query of its row may see is padding, unless `past` knows better; so is the query at its position, for S = T
     and after `past`. With `padding` given, that alone says what is padding.
 
-    padding   : (B, at most P) bool, True for real tokens; later ones are real
-    crossing  : whether queries and keys are of different sequences: queries count from 0 and are no padding
-    num_added : keys behind those of the sequence, which belong to the layer and are always real
+    A query that may see a single key, in self-attention itself, has all its weight there, whatever the model does: it
+    is left out of means and kept in curves by position. Such are the first query of a causal row, of its part after
+    padding on the left, and of each packed document that a mask sets apart, and every query of a window of one key.
+
+    set_output : whether to give what each query takes in from the key set
+    padding    : (B, at most P) bool, True for real tokens; later ones are real
+    crossing   : whether queries and keys are of different sequences: queries count from 0 and are no padding
+    num_added  : keys behind those of the sequence, which belong to the layer and are always real
     """
     whole = call.key.shape[2]
     call = _without_unwritten(_with_square_causality(_with_plain_mask(call)))
@@ -119,9 +129,12 @@ def count_call(
     )
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
+    real_B1T = placed.real_BT[:, None]
     return CountedCall(
         statistics=statistics,
-        counted_BHT=placed.real_BT[:, None] & ~statistics.empty,
+        counted_BHT=real_B1T & ~statistics.empty,
+        in_means_BHT=real_B1T & (statistics.num_keys > 1),
+        set_output_BHTD=key_set_output(placed.call, statistics.log_partition, in_set) if set_output else None,
         real_BT=placed.real_BT,
         first=placed.first,
         past=placed.past,

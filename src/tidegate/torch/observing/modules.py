@@ -149,7 +149,7 @@ def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dic
 
     Any other module, and a call that asked for none, is left alone. The result is dropped, no random number drawn.
     """
-    if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not _forward:
+    if not projects_itself(module):
         return
     call = _signature.bind(module, *args, **kwargs)
     call.apply_defaults()
@@ -161,6 +161,11 @@ def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dic
         _forward(*call.args, **call.kwargs)
     finally:
         module.dropout = dropout
+
+
+def projects_itself(module: nn.Module) -> bool:
+    """Whether a module is PyTorch's own multi-head attention, which projects what its heads hand on, ungated."""
+    return isinstance(module, nn.MultiheadAttention) and type(module).forward is _forward
 
 
 def num_added_keys(module: nn.Module) -> int:

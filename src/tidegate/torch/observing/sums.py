@@ -19,18 +19,18 @@ from tidegate.gate import Activation
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.observing.counting import CountedCall, Past
 from tidegate.torch.observing.observation import (
+    CLOSED_BELOW,
     HISTOGRAM_EDGES,
     GateSummary,
     LayerObservation,
     Moments,
     ResidualSummary,
 )
+from tidegate.torch.precision import wide_dtype
 
 STATISTICS = ("entropy", "effective_keys", "mass", "impact", "mean_score")
 STATISTICS_WITH_HEAT = (*STATISTICS, "max_score", "heat_capacity")
 
-_CLOSED = 0.1
-"""A gate below this lets little through."""
 _MARGIN = 0.05
 """A gate this close to an end of its range is saturated."""
 _ENDS: dict[Activation, tuple[float, float]] = {"sigmoid": (0.0, 1.0), "twosigmoid": (0.0, 2.0), "tanh1": (0.0, 2.0)}
@@ -64,16 +64,20 @@ class RunningSpread:
 
     @property
     def std(self) -> Tensor:
-        """Square root of the mean squared deviation; 0 where nothing, or a single value, was counted."""
+        """Square root of the mean squared deviation; 0 where nothing, or a single value, was counted.
+
+        Divided by n, not by n - 1: it describes the values that were seen and estimates nothing beyond them, and a
+        single value has a spread.
+        """
         return (self.squares / self.count.clamp(min=1)).sqrt()
 
 
 class RunningMoments:
-    """One statistic of every head: spread, extremes and histogram."""
+    """One statistic of every head: spread, extremes and histogram, which has no bins if there are no edges."""
 
     def __init__(self, edges: Sequence[float], num_heads: int) -> None:
         self._inner_edges = torch.tensor(edges[1:-1], dtype=torch.float64)
-        self._num_bins = len(edges) - 1
+        self._num_bins = max(len(edges) - 1, 0)
         self._spread = RunningSpread()
         self._low = torch.full((num_heads,), math.inf, dtype=torch.float64)
         self._high = torch.full((num_heads,), -math.inf, dtype=torch.float64)
@@ -86,13 +90,16 @@ class RunningMoments:
         self._spread.add(values_BHT, counted_BHT, (0, 2))
         self._low = torch.minimum(self._low, _where_counted(values_BHT, counted_BHT, math.inf).amin(dim=(0, 2)))
         self._high = torch.maximum(self._high, _where_counted(values_BHT, counted_BHT, -math.inf).amax(dim=(0, 2)))
+        if self._num_bins:
+            self._histogram = self._histogram + self._bin_counts(values_BHT, counted_BHT)
+
+    def _bin_counts(self, values_BHT: Tensor, counted_BHT: Tensor | None) -> Tensor:
         bins = torch.bucketize(values_BHT, self._inner_edges, right=True)
         bins += self._num_bins * torch.arange(len(self._low))[:, None]
         # nan is in no bin.
         known = ~values_BHT.isnan() if counted_BHT is None else counted_BHT & ~values_BHT.isnan()
         chosen = bins.flatten() if bool(known.all()) else bins[known]
-        new = torch.bincount(chosen, minlength=self._histogram.numel())
-        self._histogram = self._histogram + new.view_as(self._histogram)
+        return torch.bincount(chosen, minlength=self._histogram.numel()).view_as(self._histogram)
 
     def copy(self) -> RunningMoments:
         """The same sums to go on with apart."""
@@ -100,10 +107,11 @@ class RunningMoments:
         twin._spread = copy(self._spread)
         return twin
 
-    def moments(self) -> tuple[Moments, ...]:
-        """What is known so far, one for each head."""
-        columns = (self._spread.count, self._spread.mean, self._spread.std, self._low, self._high)
-        numbers = zip(*(column.expand(len(self._low)).tolist() for column in columns), strict=True)
+    def moments(self, unit: float = 1.0) -> tuple[Moments, ...]:
+        """What is known so far, one for each head, the values divided by a unit."""
+        columns = (self._spread.mean, self._spread.std, self._low, self._high)
+        count = self._spread.count.expand(len(self._low)).tolist()
+        numbers = zip(count, *((column / unit).expand(len(self._low)).tolist() for column in columns), strict=True)
         return tuple(
             Moments(
                 count=int(count),
@@ -134,10 +142,10 @@ class RunningPositions:
         self._sums = F.pad(self._sums, (0, length - self._sums.shape[-1])) + F.pad(stacked, around)
         self._counts = F.pad(self._counts, (0, length - self._counts.shape[-1])) + F.pad(counts, around)
 
-    def curves(self) -> tuple[tuple[int, ...], dict[str, tuple[tuple[float, ...], ...]]]:
-        """The positions that every head has, and by statistic and head the mean at each of them."""
+    def curves(self, unit: float = 1.0) -> tuple[tuple[int, ...], dict[str, tuple[tuple[float, ...], ...]]]:
+        """The positions that every head has, and by statistic and head the mean at each of them, divided by a unit."""
         present = (self._counts > 0).all(dim=0)
-        means = (self._sums / self._counts.clamp(min=1))[..., present].tolist()
+        means = (self._sums / self._counts.clamp(min=1) / unit)[..., present].tolist()
         by_name = {name: tuple(map(tuple, by_head)) for name, by_head in zip(self._names, means, strict=True)}
         return tuple(present.nonzero().flatten().tolist()), by_name
 
@@ -166,7 +174,10 @@ class RunningRank:
         return self._largest
 
     def effective_rank(self) -> float:
-        """Exponential of the entropy of the normalised singular values; 0 for zeros, nan if not all is finite."""
+        """Exponential of the entropy of the normalised singular values; 0 for zeros, nan if not all is finite.
+
+        A stream of zeros makes use of no direction: its rank is 0, below that of any other.
+        """
         if self._products is None or not bool(self._products.any()):
             return 0.0
         if not bool(self._products.isfinite().all()):
@@ -198,7 +209,7 @@ class RunningGate:
         if self._ends is not None:
             low, high = self._ends
             saturated = (values <= low + _MARGIN) | (values >= high - _MARGIN)
-        self._shares.add(torch.stack((values < _CLOSED, saturated)).double(), counted, (1, 3))
+        self._shares.add(torch.stack((values < CLOSED_BELOW, saturated)).double(), counted, (1, 3))
 
     def copy(self) -> RunningGate:
         """The same sums to go on with apart."""
@@ -286,6 +297,45 @@ def _num_shared(first: list[str], second: list[str]) -> int:
     return num_shared
 
 
+class RunningContribution:
+    r"""What the key set adds to a layer's output, head by head, in units of that output.
+
+    $|g_{ih} \odot \sum_{j \in J} A_{ijh} v_{jh}| \,/\, \sqrt{\sum_{h'} \langle |g_{ih'} \odot o_{ih'}|^2 \rangle_i}$:
+    the mean in the denominator is over all queries that count in means.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        self.known = True
+        """Whether the output was seen at every call."""
+        self._moments = RunningMoments((), num_heads)
+        self._positions = RunningPositions(("contribution",), num_heads)
+        self._squared_output = RunningSpread()
+
+    def add(self, set_output_BHTD: Tensor, output_BHTD: Tensor, call: CountedCall) -> None:
+        """Take in what one call handed on: from the key set, and from all keys."""
+        added = torch.linalg.vector_norm(set_output_BHTD, dim=-1).cpu().double()
+        squares = torch.linalg.vector_norm(output_BHTD, dim=-1, dtype=wide_dtype(output_BHTD.dtype)).cpu().double() ** 2
+        in_means, counted = call.in_means_BHT.cpu(), call.counted_BHT.cpu()
+        self._moments.add(added, in_means)
+        self._squared_output.add(squares, in_means, (0, 2))
+        self._positions.add({"contribution": added}, counted, call.first)
+
+    def copy(self) -> RunningContribution:
+        """The same sums to go on with apart."""
+        twin = copy(self)
+        twin._moments, twin._positions = self._moments.copy(), copy(self._positions)
+        twin._squared_output = copy(self._squared_output)
+        return twin
+
+    def summary(self) -> tuple[tuple[Moments, ...], tuple[tuple[float, ...], ...]] | None:
+        """By head, moments and curve; None if the output was not seen, or no query counts in means."""
+        if not self.known or not bool((self._squared_output.count > 0).any()):
+            return None
+        # A layer that hands nothing on has a contribution of 0 from every key.
+        unit = float(self._squared_output.mean.sum().sqrt()) or 1.0
+        return self._moments.moments(unit), self._positions.curves(unit)[1]["contribution"]
+
+
 class LayerRecord:
     """The running sums of one layer's statistics, by head and by query position."""
 
@@ -296,32 +346,35 @@ class LayerRecord:
         """What the next call may go on from."""
         self._moments = {statistic: RunningMoments(HISTOGRAM_EDGES[statistic], num_heads) for statistic in statistics}
         self._positions = RunningPositions(statistics, num_heads)
+        self.contribution = RunningContribution(num_heads)
 
     def add(self, call: CountedCall) -> None:
-        """Take in one attention call of the layer."""
+        """Take in one attention call of the layer; means leave out the queries that may see a single key."""
         self.past = call.past
-        counted = call.counted_BHT.cpu()
-        # Most calls have no padding, and need no looking up.
-        counted = None if bool(counted.all()) else counted
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
+        in_means = _unless_all(call.in_means_BHT.cpu())
         for name, moments in self._moments.items():
-            moments.add(values[name], counted)
-        self._positions.add(values, counted, call.first)
+            moments.add(values[name], in_means)
+        self._positions.add(values, _unless_all(call.counted_BHT.cpu()), call.first)
 
     def copy(self) -> LayerRecord:
         """The same sums to go on with apart."""
         twin = copy(self)
         twin._moments = {name: moments.copy() for name, moments in self._moments.items()}
         twin._positions = copy(self._positions)
+        twin.contribution = self.contribution.copy()
         return twin
 
     def observation(self, gates: dict[str, GateSummary], residual: ResidualSummary | None) -> LayerObservation:
         """The sums as plain data."""
         positions, by_position = self._positions.curves()
+        heads = {name: moments.moments() for name, moments in self._moments.items()}
+        if (contribution := self.contribution.summary()) is not None:
+            heads["contribution"], by_position["contribution"] = contribution
         return LayerObservation(
             name=self.name,
             num_heads=self.num_heads,
-            heads={name: moments.moments() for name, moments in self._moments.items()},
+            heads=heads,
             positions=positions,
             by_position=by_position,
             gates=gates,
@@ -349,6 +402,11 @@ class Tally:
         twin.streams = {block: copy(stream) for block, stream in self.streams.items()}
         twin.gates = self.gates.copy()
         return twin
+
+
+def _unless_all(counted: Tensor) -> Tensor | None:
+    """Which values count; None if all do, which needs no looking up."""
+    return None if bool(counted.all()) else counted
 
 
 def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Tensor:
