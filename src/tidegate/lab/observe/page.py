@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tidegate.report.page import (
     Column,
     Lines,
-    Map,
-    Maps,
     Numbers,
     Page,
     Panel,
@@ -25,21 +22,29 @@ from tidegate.report.page import (
     Table,
     View,
     Views,
+    format_number,
+    layer_head_maps,
+    mean_of_known,
+)
+from tidegate.torch.observing import (
+    CLOSED_BELOW,
+    HISTOGRAM_EDGES,
+    STATISTIC_NAMES,
+    GateSummary,
+    LayerObservation,
+    Observation,
 )
 
-if TYPE_CHECKING:
-    from tidegate.torch.observing import GateSummary, LayerObservation, Observation
-
-_GateFigure: TypeAlias = "Callable[[GateSummary], Sequence[float] | None]"
+_GateFigure: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
 
 _GATE_FIGURES: tuple[tuple[str, str, _GateFigure], ...] = (
     ("mean gate", "How open the gates stand", lambda gate: gate.mean),
-    ("share below 0.1", "How often gates are shut", lambda gate: gate.below),
+    (f"share below {CLOSED_BELOW}", "How often gates are shut", lambda gate: gate.below),
     ("saturated share", "How often gates are near an end of their range", lambda gate: gate.saturated),
     ("spread over tokens", "How much gates depend on the token", lambda gate: gate.token_spread),
 )
 
-_STRETCHES = 128
+_POINTS = 128
 """Points of a curve over positions."""
 _CURVES = 7
 """Layers that have a curve of their own: as many as there are colours."""
@@ -52,23 +57,27 @@ class _Statistic:
 
     key: str
     """Its name in an observation."""
-    name: str
-    """In words, with its unit."""
     title: str
     """What it tells; `{keys}` stands for the key set."""
     digits: int = 3
     from_zero: bool = True
     """Whether 0 is the lower end of its colour scale."""
 
+    @property
+    def name(self) -> str:
+        """In words, with its unit."""
+        return STATISTIC_NAMES[self.key]
+
 
 _STATISTICS = (
-    _Statistic(key="mass", name="sink mass", title="Attention weight on {keys}"),
-    _Statistic(key="impact", name="sink impact", title="Share of {keys} in what heads take in"),
-    _Statistic(key="entropy", name="entropy (nats)", title="How widely heads look"),
-    _Statistic(key="effective_keys", name="effective keys", title="How many keys heads look at", digits=1),
-    _Statistic(key="mean_score", name="mean score", title="The mean score under the weights", from_zero=False),
-    _Statistic(key="max_score", name="largest score", title="The largest score of a query", from_zero=False),
-    _Statistic(key="heat_capacity", name="heat capacity", title="The variance of scores under the weights"),
+    _Statistic(key="mass", title="Attention weight on {keys}"),
+    _Statistic(key="impact", title="Share of {keys} in what heads take in"),
+    _Statistic(key="contribution", title="What {keys} adds to the output of a layer, in units of that output"),
+    _Statistic(key="entropy", title="How widely heads look"),
+    _Statistic(key="effective_keys", title="How many keys heads look at", digits=1),
+    _Statistic(key="mean_score", title="The mean score under the weights", from_zero=False),
+    _Statistic(key="max_score", title="The largest score of a query", from_zero=False),
+    _Statistic(key="heat_capacity", title="The variance of scores under the weights"),
 )
 
 
@@ -82,7 +91,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
             f"MODEL {model} made no attention call that can be watched. Its attention must run through PyTorch's "
             "scaled_dot_product_attention, as with the implementation sdpa of transformers."
         )
-    shown = _in_stretches(observation)
+    shown = observation.in_stretches(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
     sequences = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
     return Page(
@@ -124,7 +133,8 @@ def _attention_maps(observation: Observation) -> Iterator[View]:
     for each in _shown_statistics(observation):
         rows = [_head_means(layer, each.key) for layer in observation.layers]
         title = f"{each.title.format(keys=observation.keys)}: {_extremes(rows, each.digits)}"
-        yield View(label=each.name, panel=_maps(title, each.name, {"every head": rows}, from_zero=each.from_zero))
+        panel = layer_head_maps(title, each.name, {"every head": rows}, from_zero=each.from_zero)
+        yield View(label=each.name, panel=panel)
 
 
 def _gate_maps(observation: Observation) -> Iterator[View]:
@@ -133,7 +143,7 @@ def _gate_maps(observation: Observation) -> Iterator[View]:
         maps = {site: rows for site, rows in every.items() if any(rows)}
         if maps:
             words = "; ".join(f"{site} {_extremes(rows, 3)}" for site, rows in maps.items())
-            yield View(label=name, panel=_maps(f"{title}: {words}", name, maps, from_zero=True))
+            yield View(label=name, panel=layer_head_maps(f"{title}: {words}", name, maps))
 
 
 def _of_gate(layer: LayerObservation, site: str, figure: _GateFigure) -> Numbers:
@@ -144,28 +154,6 @@ def _of_gate(layer: LayerObservation, site: str, figure: _GateFigure) -> Numbers
 
 def _sites(observation: Observation) -> list[str]:
     return list(dict.fromkeys(site for layer in observation.layers for site in layer.gates))
-
-
-def _maps(title: str, name: str, maps: Mapping[str, Sequence[Numbers]], *, from_zero: bool) -> Maps:
-    words = "; ".join(
-        f"{label}: " + ", ".join(f"layer {place} {_format_number(_known_mean(row))}" for place, row in enumerate(rows))
-        for label, rows in maps.items()
-    )
-    return Maps(
-        title=title,
-        alternative=f"{name} by layer and head. Means of layers: {words}.",
-        row_label="layer",
-        column_label="head",
-        value_label=name,
-        maps=tuple(Map(label=label, values=_filled(rows)) for label, rows in maps.items()),
-        low=0.0 if from_zero else None,
-    )
-
-
-def _filled(rows: Sequence[Numbers]) -> tuple[Numbers, ...]:
-    """Rows of one length, empty cells where a layer has fewer heads."""
-    width = max(map(len, rows))
-    return tuple((*row, *[None] * (width - len(row))) for row in rows)
 
 
 def _head_table(observation: Observation) -> Table:
@@ -243,10 +231,18 @@ def _reading(observation: Observation) -> Iterator[str]:
         "each key by the length of its value: the share of the sink in what the head takes in. Large mass with small "
         "impact is a head that parks its attention where it does nothing."
     )
+    if any("contribution" in layer.heads for layer in observation.layers):
+        yield (
+            "Sink impact is a share, and an output gate takes as much from the sink as from all else. Sink "
+            "contribution is a size: the length of what a head hands on from the sink, after its output gate, over the "
+            "root mean square length, over queries, of what all heads of the layer hand on together."
+        )
     yield (
         "Entropy says how evenly a query spreads its weight, in nats; its exponential is the effective number of keys: "
         "n for equal weights on n keys. All of it is computed query by query, and then averaged over queries and "
-        "sequences. The first query of a causal model sees itself alone: mass 1 and entropy 0, whatever the model does."
+        "sequences. A query that may see a single key, as the first of a causal model sees itself alone, has all its "
+        "weight there, whatever the model does: it is left out of means and distributions, and kept in curves by "
+        "position."
     )
     if any("heat_capacity" in layer.heads for layer in observation.layers):
         yield (
@@ -255,8 +251,8 @@ def _reading(observation: Observation) -> Iterator[str]:
         )
     if _sites(observation):
         yield (
-            "A gate multiplies a tensor: 1 lets it through, below 0.1 next to nothing passes. Spread over tokens is a "
-            "standard deviation: a gate that has none is a constant."
+            f"A gate multiplies a tensor: 1 lets it through, below {CLOSED_BELOW} next to nothing passes. Spread over "
+            "tokens is a standard deviation: a gate that has none is a constant."
         )
     if any(layer.residual for layer in observation.layers):
         yield (
@@ -264,11 +260,6 @@ def _reading(observation: Observation) -> Iterator[str]:
             "singular values, scaled to sum 1: how many directions it makes use of."
         )
     yield "This is one model on one text; another text gives other numbers."
-
-
-def _in_stretches(observation: Observation) -> Observation:
-    """The observation with at most 128 points a curve, each the mean of a stretch of positions around it."""
-    return replace(observation, layers=tuple(map(_layer_in_stretches, observation.layers)))
 
 
 def _position_curves(observation: Observation) -> Iterator[View]:
@@ -324,9 +315,6 @@ def _residual_curves(observation: Observation) -> Iterator[View]:
 
 
 def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
-    # The edges stand beside the tensors; pages of other things are made without them.
-    from tidegate.torch.observing import HISTOGRAM_EDGES
-
     edges = HISTOGRAM_EDGES[statistic.key]
     by_powers = statistic.key == "effective_keys"
     middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
@@ -375,31 +363,11 @@ def _series(place: int, x: Numbers, y: Numbers) -> Series:
 
 
 def _over_heads(layer: LayerObservation, key: str) -> Numbers:
-    return tuple(_known_mean(values) for values in zip(*layer.by_position[key], strict=True))
+    return tuple(mean_of_known(values) for values in zip(*layer.by_position[key], strict=True))
 
 
 def _ends(lines: list[Series]) -> str:
-    return "; ".join(f"{line.label} from {_format_number(line.y[0])} to {_format_number(line.y[-1])}" for line in lines)
-
-
-def _layer_in_stretches(layer: LayerObservation) -> LayerObservation:
-    count = len(layer.positions)
-    if count <= _STRETCHES:
-        return layer
-    size = math.ceil(count / _STRETCHES)
-    stretches = [slice(start, start + size) for start in range(0, count, size)]
-    return replace(
-        layer,
-        positions=tuple(sum(layer.positions[part]) // len(layer.positions[part]) for part in stretches),
-        by_position={
-            name: tuple(tuple(_mean(head[part]) for part in stretches) for head in heads)
-            for name, heads in layer.by_position.items()
-        },
-    )
-
-
-def _mean(values: tuple[float, ...]) -> float:
-    return sum(values) / len(values)
+    return "; ".join(f"{line.label} from {format_number(line.y[0])} to {format_number(line.y[-1])}" for line in lines)
 
 
 def _shown_statistics(observation: Observation) -> list[_Statistic]:
@@ -415,14 +383,3 @@ def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
 def _finite(value: float | None) -> float | None:
     """The number, or None if it is none that can be shown."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _known_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is there and finite; None if nothing is."""
-    known = [value for value in map(_finite, values) if value is not None]
-    return fmean(known) if known else None
-
-
-def _format_number(value: float | None) -> str:
-    """A number with three digits, for a sentence."""
-    return "nothing" if value is None else f"{value:.3g}"

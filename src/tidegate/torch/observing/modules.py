@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -163,7 +163,7 @@ def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dic
         module.dropout = dropout
 
 
-def projects_itself(module: nn.Module) -> bool:
+def projects_itself(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
     """Whether a module is PyTorch's own multi-head attention, which projects what its heads hand on, ungated."""
     return isinstance(module, nn.MultiheadAttention) and type(module).forward is _forward
 
