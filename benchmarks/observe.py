@@ -32,8 +32,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tidegate.torch import attention_statistics
-from tidegate.torch.observing.observation import Observation
-from tidegate.torch.observing.watcher import observe
+from tidegate.torch.observing import Observation, observe
 
 Mark: TypeAlias = tuple[str, float, str]
 """A figure, what was measured, and the mark that it is held to."""

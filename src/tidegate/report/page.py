@@ -6,7 +6,10 @@ Whoever has something to show builds panels; `tidegate.report` draws them and kn
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal, Self, TypeAlias
 
 from tidegate._json import read_as
@@ -155,6 +158,46 @@ class Maps:
     diverging: bool = False
     """Whether zero is the middle of the scale."""
     kind: Literal["maps"] = "maps"
+
+
+def layer_head_maps(
+    title: str, name: str, maps: Mapping[str, Sequence[Numbers]], *, when: str = "", from_zero: bool = True
+) -> Maps:
+    """Return maps of one quantity by layer and head, one for each label; cells are empty where a layer has fewer heads.
+
+    maps      : rows by layer, a number for each head
+    when      : added to the description, as in ", at the end of the training"
+    from_zero : whether 0 is the lower end of the colour scale
+    """
+    means = "; ".join(
+        f"{label}: " + ", ".join(f"layer {place} {format_number(mean_of_known(row))}" for place, row in enumerate(rows))
+        for label, rows in maps.items()
+    )
+    return Maps(
+        title=title,
+        alternative=f"{name} by layer and head{when}. Means of layers: {means}.",
+        row_label="layer",
+        column_label="head",
+        value_label=name,
+        maps=tuple(Map(label=label, values=_fill_rows(rows)) for label, rows in maps.items()),
+        low=0.0 if from_zero else None,
+    )
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the numbers that are there and finite; None if there are none."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else None
+
+
+def format_number(value: float | None) -> str:
+    """Format a number with three digits, for a sentence."""
+    return "nothing" if value is None else f"{value:.3g}"
+
+
+def _fill_rows(rows: Sequence[Numbers]) -> tuple[Numbers, ...]:
+    width = max(map(len, rows))
+    return tuple((*row, *[None] * (width - len(row))) for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,7 @@ from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
 from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.named import BilinearlyModulatedAttention, MultiHeadAttention, PostGatedAttention
-from tidegate.torch.observing.observation import Observation
-from tidegate.torch.observing.observer import Observer
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
-from tidegate.torch.observing.watcher import observe
+from tidegate.torch.observing import AttentionStatistics, Observation, Observer, attention_statistics, observe
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
 

@@ -6,8 +6,8 @@ from closeness import assert_close
 from observed import assert_curves, assert_moments
 from torch import nn
 
-from tidegate.torch.observing.multihead import attend_without_weights
-from tidegate.torch.observing.running import RunningRank
+from tidegate.torch.observing.modules import attend_without_weights
+from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
 

@@ -25,7 +25,7 @@ from transformers import (
     ViTModel,
 )
 
-from tidegate.torch.observing.running import RunningRank
+from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
 SIZES = {

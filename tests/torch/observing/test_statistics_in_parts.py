@@ -4,10 +4,9 @@ import pytest
 import torch
 from observed import qkv
 
-from tidegate.torch.observing import statistics_in_parts as module
-from tidegate.torch.observing.dispatch import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
-from tidegate.torch.observing.statistics_in_parts import statistics_in_parts
+from tidegate.torch.observing import statistics as module
+from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics, statistics_in_parts
 
 RNG = torch.Generator().manual_seed(0)
 MASKS = {

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from tidegate.config import TransformerConfig
 from tidegate.torch import GatedAttention, TransformerLM
-from tidegate.torch.observing.running import RunningRank
+from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
 TOKENS = torch.randint(40, (3, 9), generator=torch.Generator().manual_seed(0))

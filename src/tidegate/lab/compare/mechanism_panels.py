@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, pstdev
-from typing import TypeVar
 
 from tidegate.lab.compare.curve_panels import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.training.records import GateObservation, LayerByHead, Observation, Record
-from tidegate.report.page import Column, Lines, Map, Maps, Panel, Table, View, Views
+from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
+from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
 
-Seen = TypeVar("Seen", Observation, GateObservation)
+_AT_THE_END = ", at the end of the training"
 
 
 def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
@@ -30,40 +29,53 @@ def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
 
 
 def _gate_maps(variants: Sequence[VariantSummary]) -> list[View]:
-    figures: list[tuple[str, str, Callable[[GateObservation], LayerByHead]]] = [
-        ("mean gate", "How open the gates stand, on average", lambda gate: gate.mean),
-        ("share below 0.1", "How often gates are shut", lambda gate: gate.below),
-        ("spread over tokens", "How much gates depend on the token", lambda gate: gate.spread),
-    ]
+    figures = (
+        ("mean gate", "How open the gates stand, on average", "mean"),
+        ("share below 0.1", "How often gates are shut", "below"),
+        ("spread over tokens", "How much gates depend on the token", "spread"),
+    )
     views: list[View] = []
     for name, title, figure in figures:
-        maps = [
-            Map(label=_site_label(variant, site, sites), values=_mean_of(_final_gates(variant, site), figure))
+        maps = {
+            _site_label(variant, site, sites): _gate_means(variant, site, figure)
             for variant in variants
             for sites in [_sites(variant)]
             for site in sites
-        ]
+        }
         if maps:
-            views.append(View(label=name, panel=_maps(f"{title}: {_range(maps)}", name, maps)))
+            panel = layer_head_maps(f"{title}: {_range(maps.values())}", name, maps, when=_AT_THE_END)
+            views.append(View(label=name, panel=panel))
     return views
 
 
 def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
-    figures: list[tuple[str, str, Callable[[Observation], LayerByHead]]] = [
+    figures: list[tuple[str, str, Callable[[ObservationSummary], LayerByHead | None]]] = [
         ("sink mass", "Attention weight on the first token", lambda seen: seen.sink_mass),
         ("sink impact", "The first token's share in what heads take in", lambda seen: seen.sink_impact),
+        (
+            "sink contribution",
+            "What the first token adds to the output of a layer, in units of that output",
+            lambda seen: seen.sink_contribution,
+        ),
         ("entropy (nats)", "How widely heads look", lambda seen: seen.entropy),
     ]
     for name, title, figure in figures:
-        maps = [Map(label=variant.name, values=_mean_of(_final(variant), figure)) for variant in variants]
-        means = ", ".join(f"{each.label} {_mean(each.values):.3f}" for each in maps)
-        yield View(label=name, panel=_maps(f"{title}, means over heads: {means}", name, maps))
+        maps = {variant.name: rows for variant in variants if (rows := _mean_over_runs(map(figure, _final(variant))))}
+        means = ", ".join(f"{label} {mean:.3f}" for label, rows in maps.items() if (mean := _mean(rows)) is not None)
+        if maps:
+            panel = layer_head_maps(f"{title}, means over heads: {means}", name, maps, when=_AT_THE_END)
+            yield View(label=name, panel=panel)
 
 
 def _courses(summary: Summary) -> Iterator[View | None]:
-    figures: list[tuple[str, str, Callable[[Observation], float]]] = [
+    figures: list[tuple[str, str, Callable[[ObservationSummary], float | None]]] = [
         ("sink mass", "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
         ("sink impact", "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
+        (
+            "sink contribution",
+            "what the first token adds to a layer's output, mean over heads",
+            lambda seen: _mean(seen.sink_contribution or ()),
+        ),
         ("entropy", "attention entropy (nats), mean over heads", lambda seen: _mean(seen.entropy)),
         ("largest activation", "largest activation of the residual stream", lambda seen: max(seen.largest_activation)),
         ("effective rank", "effective rank after the last block", lambda seen: seen.effective_rank[-1]),
@@ -127,11 +139,10 @@ def _specialisation(variants: Sequence[VariantSummary]) -> Table:
     for variant in variants:
         sites = _sites(variant)
         for site in sites:
-            means = _mean_of(_final_gates(variant, site), lambda gate: gate.mean)
-            spreads = _mean_of(_final_gates(variant, site), lambda gate: gate.spread)
+            means, spreads = _gate_means(variant, site, "mean"), _gate_means(variant, site, "spread")
             rows += [
                 (_site_label(variant, site, sites), float(layer), fmean(mean), pstdev(mean), fmean(spread))
-                for layer, (mean, spread) in enumerate(zip(means, spreads, strict=True))
+                for layer, (mean, spread) in enumerate(zip(map(_known, means), map(_known, spreads), strict=True))
             ]
     return Table(
         title="Do heads specialise, and do deeper layers gate by the token?",
@@ -146,27 +157,8 @@ def _specialisation(variants: Sequence[VariantSummary]) -> Table:
     )
 
 
-def _maps(title: str, name: str, maps: Sequence[Map]) -> Maps:
-    words = "; ".join(
-        f"{each.label}: " + ", ".join(f"layer {row} {fmean(values):.3f}" for row, values in enumerate(_full(each)))
-        for each in maps
-    )
-    return Maps(
-        title=title,
-        alternative=f"{name} by layer and head, at the end of the training. Means of layers: {words}.",
-        row_label="layer",
-        column_label="head",
-        value_label=name,
-        maps=tuple(maps),
-    )
-
-
-def _final(variant: VariantSummary) -> list[Observation]:
+def _final(variant: VariantSummary) -> list[ObservationSummary]:
     return [record.observations[-1] for record in variant.finished if record.observations]
-
-
-def _final_gates(variant: VariantSummary, site: str) -> list[GateObservation]:
-    return [seen.gates[site] for seen in _final(variant)]
 
 
 def _sites(variant: VariantSummary) -> list[str]:
@@ -177,20 +169,24 @@ def _site_label(variant: VariantSummary, site: str, sites: Sequence[str]) -> str
     return variant.name if len(sites) == 1 else f"{variant.name}, {site}"
 
 
-def _mean_of(seen: Sequence[Seen], figure: Callable[[Seen], LayerByHead]) -> LayerByHead:
-    """The mean over runs, for each head of each layer."""
-    layers = zip(*(figure(one) for one in seen), strict=True)
-    return tuple(tuple(fmean(head) for head in zip(*layer, strict=True)) for layer in layers)
+def _gate_means(variant: VariantSummary, site: str, figure: str) -> LayerByHead:
+    return _mean_over_runs(seen.gates[site][figure] for seen in _final(variant))
 
 
-def _mean(values: Sequence[Sequence[float | None]]) -> float:
-    return fmean(value for row in values for value in row if value is not None)
+def _mean_over_runs(runs: Iterable[LayerByHead | None]) -> LayerByHead:
+    """The mean over the runs that have it, for each head of each layer; nothing if none has."""
+    layers = zip(*(run for run in runs if run is not None), strict=True)
+    return tuple(tuple(mean_of_known(head) for head in zip(*layer, strict=True)) for layer in layers)
 
 
-def _full(each: Map) -> list[list[float]]:
-    return [[value for value in row if value is not None] for row in each.values]
+def _mean(rows: LayerByHead) -> float | None:
+    return mean_of_known(value for row in rows for value in row)
 
 
-def _range(maps: Sequence[Map]) -> str:
-    numbers = [value for each in maps for row in _full(each) for value in row]
+def _known(row: Iterable[float | None]) -> list[float]:
+    return [value for value in row if value is not None]
+
+
+def _range(maps: Iterable[LayerByHead]) -> str:
+    numbers = [value for rows in maps for row in rows for value in _known(row)]
     return f"from {min(numbers):.3f} to {max(numbers):.3f}"

@@ -3,24 +3,82 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 from tidegate._json import finite
-from tidegate.lab.observe.curves import distributions, in_stretches, position_curves, residual_curves
-from tidegate.lab.observe.statistics import head_means, known_mean, measured, written
-from tidegate.report.page import Column, Map, Maps, Numbers, Page, Panel, Prose, Section, Snippet, Table, View, Views
+from tidegate.report.page import (
+    Column,
+    Lines,
+    Numbers,
+    Page,
+    Panel,
+    Prose,
+    Section,
+    Series,
+    Snippet,
+    Table,
+    View,
+    Views,
+    format_number,
+    layer_head_maps,
+    mean_of_known,
+)
+from tidegate.torch.observing import (
+    CLOSED_BELOW,
+    HISTOGRAM_EDGES,
+    STATISTIC_NAMES,
+    GateSummary,
+    LayerObservation,
+    Observation,
+)
 
-if TYPE_CHECKING:
-    from tidegate.torch.observing.observation import GateSummary, LayerObservation, Observation
+_GateFigure: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
 
-GateFigure: TypeAlias = "Callable[[GateSummary], Sequence[float] | None]"
-
-_GATE_FIGURES: tuple[tuple[str, str, GateFigure], ...] = (
+_GATE_FIGURES: tuple[tuple[str, str, _GateFigure], ...] = (
     ("mean gate", "How open the gates stand", lambda gate: gate.mean),
-    ("share below 0.1", "How often gates are shut", lambda gate: gate.below),
+    (f"share below {CLOSED_BELOW}", "How often gates are shut", lambda gate: gate.below),
     ("saturated share", "How often gates are near an end of their range", lambda gate: gate.saturated),
     ("spread over tokens", "How much gates depend on the token", lambda gate: gate.token_spread),
+)
+
+_POINTS = 128
+"""Points of a curve over positions."""
+_CURVES = 7
+"""Layers that have a curve of their own: as many as there are colours."""
+_DISTRIBUTIONS = ("mass", "impact", "entropy", "effective_keys")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Statistic:
+    """One statistic of a head."""
+
+    key: str
+    """Its name in an observation."""
+    title: str
+    """What it tells; `{keys}` stands for the key set."""
+    digits: int = 3
+    from_zero: bool = True
+    """Whether 0 is the lower end of its colour scale."""
+
+    @property
+    def name(self) -> str:
+        """In words, with its unit."""
+        return STATISTIC_NAMES[self.key]
+
+
+_STATISTICS = (
+    _Statistic(key="mass", title="Attention weight on {keys}"),
+    _Statistic(key="impact", title="Share of {keys} in what heads take in"),
+    _Statistic(key="contribution", title="What {keys} adds to the output of a layer, in units of that output"),
+    _Statistic(key="entropy", title="How widely heads look"),
+    _Statistic(key="effective_keys", title="How many keys heads look at", digits=1),
+    _Statistic(key="mean_score", title="The mean score under the weights", from_zero=False),
+    _Statistic(key="max_score", title="The largest score of a query", from_zero=False),
+    _Statistic(key="heat_capacity", title="The variance of scores under the weights"),
 )
 
 
@@ -34,7 +92,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
             f"MODEL {model} made no attention call that can be watched. Its attention must run through PyTorch's "
             "scaled_dot_product_attention, as with the implementation sdpa of transformers."
         )
-    shown = in_stretches(observation)
+    shown = observation.in_stretches(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
     sequences = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
     return Page(
@@ -58,10 +116,10 @@ def observation_sections(observation: Observation) -> tuple[Section, ...]:
     """Maps and curves of attention, of gates and the residual stream if they were seen; how to read them; tables."""
     parts: list[tuple[str, str, Iterator[View]]] = [
         ("Attention", "By layer and head", _attention_maps(observation)),
-        ("Attention", "By position of the query", position_curves(observation)),
-        ("Attention", "Distribution over queries", distributions(observation)),
+        ("Attention", "By position of the query", _position_curves(observation)),
+        ("Attention", "Distribution over queries", _distributions(observation)),
         ("Gates", "By layer and head", _gate_maps(observation)),
-        ("Residual stream", "By layer", residual_curves(observation)),
+        ("Residual stream", "By layer", _residual_curves(observation)),
     ]
     panels: dict[str, list[Panel]] = {}
     for section, title, views in parts:
@@ -73,10 +131,11 @@ def observation_sections(observation: Observation) -> tuple[Section, ...]:
 
 
 def _attention_maps(observation: Observation) -> Iterator[View]:
-    for each in measured(observation):
-        rows = [head_means(layer, each.key) for layer in observation.layers]
+    for each in _shown_statistics(observation):
+        rows = [_head_means(layer, each.key) for layer in observation.layers]
         title = f"{each.title.format(keys=observation.keys)}: {_extremes(rows, each.digits)}"
-        yield View(label=each.name, panel=_maps(title, each.name, {"every head": rows}, from_zero=each.from_zero))
+        panel = layer_head_maps(title, each.name, {"every head": rows}, from_zero=each.from_zero)
+        yield View(label=each.name, panel=panel)
 
 
 def _gate_maps(observation: Observation) -> Iterator[View]:
@@ -85,10 +144,10 @@ def _gate_maps(observation: Observation) -> Iterator[View]:
         maps = {site: rows for site, rows in every.items() if any(rows)}
         if maps:
             words = "; ".join(f"{site} {_extremes(rows, 3)}" for site, rows in maps.items())
-            yield View(label=name, panel=_maps(f"{title}: {words}", name, maps, from_zero=True))
+            yield View(label=name, panel=layer_head_maps(f"{title}: {words}", name, maps))
 
 
-def _of_gate(layer: LayerObservation, site: str, figure: GateFigure) -> Numbers:
+def _of_gate(layer: LayerObservation, site: str, figure: _GateFigure) -> Numbers:
     """One number a head of the site; none where the layer has no such gate, or the gate no such number."""
     values = figure(layer.gates[site]) if site in layer.gates else None
     return tuple(map(finite, values or ()))
@@ -98,30 +157,8 @@ def _sites(observation: Observation) -> list[str]:
     return list(dict.fromkeys(site for layer in observation.layers for site in layer.gates))
 
 
-def _maps(title: str, name: str, maps: Mapping[str, Sequence[Numbers]], *, from_zero: bool) -> Maps:
-    words = "; ".join(
-        f"{label}: " + ", ".join(f"layer {place} {written(known_mean(row))}" for place, row in enumerate(rows))
-        for label, rows in maps.items()
-    )
-    return Maps(
-        title=title,
-        alternative=f"{name} by layer and head. Means of layers: {words}.",
-        row_label="layer",
-        column_label="head",
-        value_label=name,
-        maps=tuple(Map(label=label, values=_filled(rows)) for label, rows in maps.items()),
-        low=0.0 if from_zero else None,
-    )
-
-
-def _filled(rows: Sequence[Numbers]) -> tuple[Numbers, ...]:
-    """Rows of one length, empty cells where a layer has fewer heads."""
-    width = max(map(len, rows))
-    return tuple((*row, *[None] * (width - len(row))) for row in rows)
-
-
 def _head_table(observation: Observation) -> Table:
-    statistics, sites = measured(observation), _sites(observation)
+    statistics, sites = _shown_statistics(observation), _sites(observation)
     columns = (
         Column(title="layer"),
         Column(title="head"),
@@ -136,7 +173,7 @@ def _head_table(observation: Observation) -> Table:
         (
             float(place),
             float(head),
-            *(head_means(layer, each.key)[head] for each in statistics),
+            *(_head_means(layer, each.key)[head] for each in statistics),
             *(finite(layer.heads[key][head].std) for key in ("mass", "entropy")),
             *(_serving(layer, site, figure, head) for site in sites for _, _, figure in _GATE_FIGURES[:2]),
         )
@@ -146,7 +183,7 @@ def _head_table(observation: Observation) -> Table:
     return Table(title="Heads: means over queries", columns=columns, rows=rows)
 
 
-def _serving(layer: LayerObservation, site: str, figure: GateFigure, head: int) -> float | None:
+def _serving(layer: LayerObservation, site: str, figure: _GateFigure, head: int) -> float | None:
     """The number of the gate that serves a query head: its group's at a site with fewer heads."""
     values = _of_gate(layer, site, figure)
     return values[head * len(values) // layer.num_heads] if values else None
@@ -195,10 +232,18 @@ def _reading(observation: Observation) -> Iterator[str]:
         "each key by the length of its value: the share of the sink in what the head takes in. Large mass with small "
         "impact is a head that parks its attention where it does nothing."
     )
+    if any("contribution" in layer.heads for layer in observation.layers):
+        yield (
+            "Sink impact is a share, and an output gate takes as much from the sink as from all else. Sink "
+            "contribution is a size: the length of what a head hands on from the sink, after its output gate, over the "
+            "root mean square length, over queries, of what all heads of the layer hand on together."
+        )
     yield (
         "Entropy says how evenly a query spreads its weight, in nats; its exponential is the effective number of keys: "
         "n for equal weights on n keys. All of it is computed query by query, and then averaged over queries and "
-        "sequences. The first query of a causal model sees itself alone: mass 1 and entropy 0, whatever the model does."
+        "sequences. A query that may see a single key, as the first of a causal model sees itself alone, has all its "
+        "weight there, whatever the model does: it is left out of means and distributions, and kept in curves by "
+        "position."
     )
     if any("heat_capacity" in layer.heads for layer in observation.layers):
         yield (
@@ -207,8 +252,8 @@ def _reading(observation: Observation) -> Iterator[str]:
         )
     if _sites(observation):
         yield (
-            "A gate multiplies a tensor: 1 lets it through, below 0.1 next to nothing passes. Spread over tokens is a "
-            "standard deviation: a gate that has none is a constant."
+            f"A gate multiplies a tensor: 1 lets it through, below {CLOSED_BELOW} next to nothing passes. Spread over "
+            "tokens is a standard deviation: a gate that has none is a constant."
         )
     if any(layer.residual for layer in observation.layers):
         yield (
@@ -216,3 +261,121 @@ def _reading(observation: Observation) -> Iterator[str]:
             "singular values, scaled to sum 1: how many directions it makes use of."
         )
     yield "This is one model on one text; another text gives other numbers."
+
+
+def _position_curves(observation: Observation) -> Iterator[View]:
+    """For each statistic one line a layer, the mean over its heads at each position."""
+    for each in _shown_statistics(observation):
+        lines = [
+            _series(place, tuple(map(float, layer.positions)), _over_heads(layer, each.key))
+            for place, layer in _chosen(observation)
+            if layer.positions
+        ]
+        if lines:
+            yield View(
+                label=each.name,
+                panel=Lines(
+                    title=f"{each.title.format(keys=observation.keys)}, by position{_choice(observation)}",
+                    alternative=f"One line a layer, the mean over its heads, by position: {_ends(lines)}.",
+                    x_label="position of the query",
+                    y_label=f"{each.name}, mean over heads",
+                    series=tuple(lines),
+                ),
+            )
+
+
+def _distributions(observation: Observation) -> Iterator[View]:
+    """For some statistics one line a layer: the share of queries, of all heads together, by value."""
+    for each in _shown_statistics(observation):
+        if each.key in _DISTRIBUTIONS:
+            yield View(label=each.name, panel=_distribution(observation, each))
+
+
+def _residual_curves(observation: Observation) -> Iterator[View]:
+    """Largest activation and effective rank by layer; nothing if the residual stream was not seen."""
+    known = [(float(place), seen) for place, layer in enumerate(observation.layers) if (seen := layer.residual)]
+    figures = (
+        ("largest activation", "The largest activation", [seen.largest for _, seen in known]),
+        ("effective rank", "How many directions are in use", [seen.effective_rank for _, seen in known]),
+    )
+    for name, title, values in figures if known else ():
+        yield View(
+            label=name,
+            panel=Lines(
+                title=f"{title}: {values[0]:.3g} after the first layer, {values[-1]:.3g} after the last",
+                alternative=f"{name} by layer: {', '.join(f'{value:.3g}' for value in values)}.",
+                x_label="layer",
+                y_label=name,
+                series=(
+                    Series(
+                        label=name, group="residual stream", x=tuple(x for x, _ in known), y=tuple(map(finite, values))
+                    ),
+                ),
+            ),
+        )
+
+
+def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
+    edges = HISTOGRAM_EDGES[statistic.key]
+    by_powers = statistic.key == "effective_keys"
+    middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
+    counts = {place: _pooled(layer, statistic.key) for place, layer in _chosen(observation)}
+    last = max((place for column in counts.values() for place, count in enumerate(column) if count), default=0)
+    lines = tuple(
+        _series(place, tuple(middles[: last + 1]), tuple(count / max(1, sum(column)) for count in column[: last + 1]))
+        for place, column in counts.items()
+    )
+    peaks = ", ".join(f"{line.label} near {middles[_peak(line.y)]:.3g}" for line in lines)
+    return Lines(
+        title=f"Where single queries stand{_choice(observation)}",
+        alternative=f"Share of queries by {statistic.name}, one line a layer. Most queries: {peaks}.",
+        x_label=f"{statistic.name} of a query",
+        y_label="share of queries",
+        series=lines,
+        log_x=by_powers,
+    )
+
+
+def _pooled(layer: LayerObservation, key: str) -> list[int]:
+    """The histogram of all heads together."""
+    return [sum(counts) for counts in zip(*(moments.histogram for moments in layer.heads[key]), strict=True)]
+
+
+def _peak(values: Numbers) -> int:
+    return max(range(len(values)), key=lambda place: values[place] or 0.0)
+
+
+def _chosen(observation: Observation) -> list[tuple[int, LayerObservation]]:
+    """Layers to draw, with their numbers: evenly spread where there are many, the first and the last among them."""
+    count = len(observation.layers)
+    places = (
+        range(count) if count <= _CURVES else [round(step * (count - 1) / (_CURVES - 1)) for step in range(_CURVES)]
+    )
+    return [(place, observation.layers[place]) for place in places]
+
+
+def _choice(observation: Observation) -> str:
+    count = len(observation.layers)
+    return f" ({_CURVES} of {count} layers)" if count > _CURVES else ""
+
+
+def _series(place: int, x: Numbers, y: Numbers) -> Series:
+    return Series(label=f"layer {place}", group=f"layer {place}", x=x, y=y)
+
+
+def _over_heads(layer: LayerObservation, key: str) -> Numbers:
+    return tuple(mean_of_known(values) for values in zip(*layer.by_position[key], strict=True))
+
+
+def _ends(lines: list[Series]) -> str:
+    return "; ".join(f"{line.label} from {format_number(line.y[0])} to {format_number(line.y[-1])}" for line in lines)
+
+
+def _shown_statistics(observation: Observation) -> list[_Statistic]:
+    """The statistics that every layer has."""
+    return [each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers)]
+
+
+def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
+    """A statistic's mean, head by head; None where no query was counted or a number is not finite."""
+    return tuple(finite(moments.mean) if moments.count else None for moments in layer.heads[key])

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tidegate.lab.models.language_models import LanguageModel
-from tidegate.torch.observing.observation import Observation
-from tidegate.torch.observing.watcher import observe
+from tidegate.torch.observing import Observation, observe
 
 
 @torch.no_grad()

@@ -1,13 +1,9 @@
-"""What gates and attention do in a model, measured on a few examples.
-
-Legend: B batch, T positions, H heads, D head width, M model width.
-"""
+"""What gates and attention do in a model, and where its loss is, measured on a few examples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,41 +13,43 @@ from torch.nn import functional as F
 
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import Model, row_parts
-from tidegate.lab.training.records import GateObservation, Observation
-from tidegate.torch.attention import AttentionTrace
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
+from tidegate.lab.training.records import LayerByHead, ObservationSummary
+from tidegate.torch.observing import GateSummary, LayerObservation, Observation, observe
 
-_CLOSED = 0.1
-"""A gate below this lets little through."""
 _NUM_STRETCHES = 32
 """Points of a curve over positions."""
 
 
 @torch.no_grad()
-def observe(model: Model, batch: Batch, *, tokens: int) -> Observation | None:
-    """What attention, gates and the residual stream do on a batch; `tokens` says when in the training.
+def observe_probe(model: Model, batch: Batch, *, tokens: int) -> ObservationSummary | None:
+    """Observe a model on a batch, without dropout; `tokens` says when in the training.
 
+    Nothing that the training depends on changes: no random number is drawn, and the model is left in training mode.
     None if a number is not finite: a model that diverges has nothing left to look at.
     """
     model.eval()
-    with _streams(model) as streams:
-        _, traces = model(batch.inputs, return_traces=True)
+    with observe(model) as watcher:
+        model(batch.inputs)
     model.train()
-    if not all(bool(stream.isfinite().all()) for stream in streams):
-        return None
-    statistics = [_statistics(trace) for trace in traces]
-    sites = sorted({site for trace in traces for site in trace.gates})
-    causal = model.config.causal
-    observation = Observation(
+    summary = summarise_observation(watcher.observation(), tokens=tokens)
+    return summary if _is_finite(asdict(summary)) else None
+
+
+def summarise_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
+    """Return the means of an observation by layer and head, as a record keeps them."""
+    layers = observation.layers
+    sites = sorted({site for layer in layers for site in layer.gates})
+    known = all("contribution" in layer.heads for layer in layers)
+    return ObservationSummary(
         tokens=tokens,
-        entropy=tuple(_by_head(layer.entropy, causal) for layer in statistics),
-        sink_mass=tuple(_by_head(layer.mass, causal) for layer in statistics),
-        sink_impact=tuple(_by_head(layer.impact, causal) for layer in statistics),
-        gates={site: _gate_observation([_as_heads(trace.gates[site]) for trace in traces]) for site in sites},
-        largest_activation=tuple(float(stream.abs().max()) for stream in streams),
-        effective_rank=tuple(_effective_rank(stream) for stream in streams),
+        entropy=_means(layers, "entropy"),
+        sink_mass=_means(layers, "mass"),
+        sink_impact=_means(layers, "impact"),
+        sink_contribution=_means(layers, "contribution") if known else None,
+        gates={site: _gate_figures([layer.gates[site] for layer in layers]) for site in sites},
+        largest_activation=tuple(layer.residual.largest for layer in layers if layer.residual),
+        effective_rank=tuple(layer.residual.effective_rank for layer in layers if layer.residual),
     )
-    return observation if _is_finite(asdict(observation)) else None
 
 
 @torch.no_grad()
@@ -74,57 +72,24 @@ def _losses(model: Model, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
 
 
-@contextmanager
-def _streams(model: Model) -> Generator[list[Tensor]]:
-    """The residual stream after each block, (B, T, M), as the model runs."""
-    streams: list[Tensor] = []
-
-    def keep(_module: object, _arguments: object, result: tuple[Tensor, AttentionTrace] | Tensor) -> None:
-        streams.append(result[0] if isinstance(result, tuple) else result)
-
-    hooks = [block.register_forward_hook(keep) for block in model.stack.blocks]
-    try:
-        yield streams
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _statistics(trace: AttentionTrace) -> AttentionStatistics:
-    return attention_statistics(
-        trace.query, trace.key, trace.value, mask=trace.mask, causal=trace.causal, scale=trace.scale
+def _means(layers: Sequence[LayerObservation], statistic: str) -> LayerByHead:
+    return tuple(
+        tuple(moments.mean if moments.count else None for moments in layer.heads[statistic]) for layer in layers
     )
 
 
-def _by_head(values_BHT: Tensor, causal: bool) -> tuple[float, ...]:
-    # The first query of a causal row sees itself alone, whatever the model does.
-    counted = values_BHT[:, :, 1:] if causal else values_BHT
-    return tuple(counted.mean(dim=(0, 2)).tolist())
-
-
-def _as_heads(gate: Tensor) -> Tensor:
-    """A gate's values as (B, T, H, D); at the dense site there is one head."""
-    return gate.unsqueeze(-2) if gate.ndim == 3 else gate
-
-
-def _gate_observation(layers: list[Tensor]) -> GateObservation:
-    return GateObservation(
-        mean=tuple(tuple(gate.mean(dim=(0, 1, 3)).tolist()) for gate in layers),
-        below=tuple(tuple((gate < _CLOSED).to(gate.dtype).mean(dim=(0, 1, 3)).tolist()) for gate in layers),
-        spread=tuple(tuple(gate.flatten(0, 1).std(dim=0).mean(dim=-1).tolist()) for gate in layers),
-    )
-
-
-def _effective_rank(stream_BTM: Tensor) -> float:
-    rows = stream_BTM.flatten(0, 1).double()
-    # The singular values of many rows, from the small matrix of their products.
-    squared = torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0)
-    shares = squared.sqrt() / squared.sqrt().sum()
-    return float(torch.special.entr(shares).sum().exp())
+def _gate_figures(layers: Sequence[GateSummary]) -> dict[str, LayerByHead]:
+    return {
+        "mean": tuple(gate.mean for gate in layers),
+        "below": tuple(gate.below for gate in layers),
+        "spread": tuple(gate.token_spread for gate in layers),
+    }
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether every number in nested dictionaries and tuples is finite."""
+    """Whether every number in nested dictionaries and tuples is finite; None is no number."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
-    return all(map(_is_finite, value)) if isinstance(value, tuple) else math.isfinite(value)
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    return value is None or math.isfinite(value)

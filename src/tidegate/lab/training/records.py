@@ -77,24 +77,16 @@ class Point:
     """The same, of the gates' parameters alone."""
 
 
-LayerByHead: TypeAlias = tuple[tuple[float, ...], ...]
-"""One number for each head of each layer."""
+LayerByHead: TypeAlias = tuple[tuple[float | None, ...], ...]
+"""One number for each head of each layer; None where no query could be counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateObservation:
-    """What the gates at one site did on the probe."""
+class ObservationSummary:
+    """What `tidegate.torch.observe` saw of a model on the probe at one moment: means over queries.
 
-    mean: LayerByHead
-    below: LayerByHead
-    """Share of the gate's values below 0.1."""
-    spread: LayerByHead
-    """Standard deviation over tokens, the mean over channels: how much the gate depends on what it reads."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """What attention did on the probe at one moment; means over queries, the first of a causal row left out."""
+    By its rule for means a query that may see a single key, such as the first of a causal row, is left out.
+    """
 
     tokens: int
     """Tokens, or images, seen so far."""
@@ -104,8 +96,10 @@ class Observation:
     """Weight on the first position."""
     sink_impact: LayerByHead
     """Share of the first position in the sum of weighted value norms."""
-    gates: dict[str, GateObservation]
-    """By site."""
+    sink_contribution: LayerByHead | None = None
+    """Size of what the first position adds to the layer's output; None where that was not seen."""
+    gates: dict[str, dict[str, LayerByHead]]
+    """By site: `mean`; `below`, the share of values that are closed; `spread`, the deviation between tokens."""
     largest_activation: tuple[float, ...]
     """Of the residual stream after each block."""
     effective_rank: tuple[float, ...]
@@ -145,7 +139,7 @@ class Record:
     num_evaluated: int = 0
     """Targets of the validation set."""
     curve: tuple[Point, ...] = ()
-    observations: tuple[Observation, ...] = ()
+    observations: tuple[ObservationSummary, ...] = ()
     """What gates and attention did, in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""

@@ -31,8 +31,8 @@ from tidegate.lab.training.model import (
     task_metrics,
     training_flops,
 )
-from tidegate.lab.training.observe import loss_by_position, observe
-from tidegate.lab.training.records import Observation, Point, Record, Timing
+from tidegate.lab.training.observe import loss_by_position, observe_probe
+from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 
@@ -108,7 +108,7 @@ class _State:
     """Hash of all batches so far."""
     curve: list[Point] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
+    observations: list[ObservationSummary] = field(default_factory=list)
 
 
 class _Trainer:
@@ -144,7 +144,7 @@ class _Trainer:
         if state is None:
             return _State(started=datetime.now(UTC).isoformat(timespec="seconds"))
         curve = [read_as(Point, point) for point in state.pop("curve")]
-        observations = [read_as(Observation, observation) for observation in state.pop("observations")]
+        observations = [read_as(ObservationSummary, observation) for observation in state.pop("observations")]
         return _State(**state, curve=curve, observations=observations)
 
     def _train(self) -> str:
@@ -178,7 +178,7 @@ class _Trainer:
         """Evaluate and observe, where it is time to."""
         state, options = self.state, self.run.training
         if options.observed(step):
-            observation = observe(self.model, self._placed(self.data.probe()), tokens=self._tokens())
+            observation = observe_probe(self.model, self._placed(self.data.probe()), tokens=self._tokens())
             state.observations += [] if observation is None else [observation]
         if not options.evaluated(step):
             return

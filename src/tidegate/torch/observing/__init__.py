@@ -1,3 +1,31 @@
-"""What watches the attention of any PyTorch model while it runs."""
+"""Watch the attention of any PyTorch model while it runs: `observe`, `Observer`, and the data that they give."""
 
-__all__: list[str] = []
+from tidegate.torch.observing.observation import (
+    CLOSED_BELOW,
+    HISTOGRAM_EDGES,
+    STATISTIC_NAMES,
+    GateSummary,
+    LayerObservation,
+    Moments,
+    Observation,
+    ResidualSummary,
+)
+from tidegate.torch.observing.observer import Observer
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.observing.watcher import Watcher, observe
+
+__all__ = [
+    "CLOSED_BELOW",
+    "HISTOGRAM_EDGES",
+    "STATISTIC_NAMES",
+    "AttentionStatistics",
+    "GateSummary",
+    "LayerObservation",
+    "Moments",
+    "Observation",
+    "Observer",
+    "ResidualSummary",
+    "Watcher",
+    "attention_statistics",
+    "observe",
+]

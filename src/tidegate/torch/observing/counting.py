@@ -1,6 +1,7 @@
 """Which queries and keys of an attention call count, and where they stand: padding, caches, the first real keys.
 
-Legend: B batch, T query positions, S attended positions, P positions of the sequence so far, H query heads.
+Legend: B batch, T query positions, S attended positions, P positions of the sequence so far, H query heads,
+D head width.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.torch.observing.dispatch import AttentionCall
-from tidegate.torch.observing.past import Past, gone_by, past_after
-from tidegate.torch.observing.statistics import AttentionStatistics
-from tidegate.torch.observing.statistics_in_parts import statistics_in_parts
+from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts
 
 _FORBIDDING = -1e4
 """What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
@@ -25,13 +24,51 @@ Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
 
 
+class Past(NamedTuple):
+    """What is kept of a layer's sequence to know its next call by."""
+
+    key_BD: Tensor
+    """The last key, of one head."""
+    real_BP: Tensor
+    """Bool: which positions are no padding."""
+
+
+def past_after(call: AttentionCall, real_BP: Tensor) -> Past:
+    """The past of the call that comes next; the last key is that of the last position."""
+    # A view would keep all keys, and a static cache writes over them.
+    return Past(call.key[:, 0, -1].clone(), real_BP)
+
+
+def positions_before(past: Past | None, call: AttentionCall) -> Tensor | None:
+    """(B, P) bool, which positions before the call's queries are no padding; None if it does not follow that past.
+
+    A call follows if the key before those of its queries is the last key of the past. Rows may come in another order
+    and number, as in a search with beams. A cache that was cut back does not follow.
+    """
+    num_before = call.key.shape[2] - call.query.shape[2]
+    if past is None or num_before < 1:
+        return None
+    before_BD = call.key[:, 0, num_before - 1]
+    last_BD = past.key_BD
+    if before_BD.shape[1:] != last_BD.shape[1:] or before_BD.device != last_BD.device:
+        return None
+    if torch.equal(before_BD, last_BD):
+        return past.real_BP
+    same = torch.stack([(row == last_BD).all(dim=-1) for row in before_BD])
+    return past.real_BP[same.int().argmax(dim=1)] if bool(same.any(dim=1).all()) else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CountedCall:
     """The statistics of one call, and what of them counts."""
 
     statistics: AttentionStatistics
     counted_BHT: Tensor
-    """Bool: queries that are no padding and may see something."""
+    """Bool: queries that are no padding and may see something; curves by position are of these."""
+    in_means_BHT: Tensor
+    """Bool: of those the queries that may see more than one key; means are of these."""
+    set_output_BHTD: Tensor | None
+    """What each query takes in from the key set; None unless asked for."""
     real_BT: Tensor
     """Bool: queries that are no padding."""
     first: int
@@ -40,7 +77,7 @@ class CountedCall:
     """What the next call may go on from."""
 
 
-class _Placed(NamedTuple):
+class _PlacedCall(NamedTuple):
     """A call whose keys are the last of a sequence's positions."""
 
     call: AttentionCall
@@ -59,6 +96,7 @@ def count_call(
     keys: Keys,
     heat: bool,
     padding: Tensor | None,
+    set_output: bool = False,
     past: Past | None = None,
     crossing: bool = False,
     num_added: int = 0,
@@ -73,18 +111,30 @@ def count_call(
     that no query of its row may see is padding, unless `past` knows better; so is the query at its position, for S = T
     and after `past`. With `padding` given, that alone says what is padding.
 
-    padding   : (B, at most P) bool, True for real tokens; later ones are real
-    crossing  : whether queries and keys are of different sequences: queries count from 0 and are no padding
-    num_added : keys behind those of the sequence, which belong to the layer and are always real
+    A query that may see a single key, in self-attention itself, has all its weight there, whatever the model does: it
+    is left out of means and kept in curves by position. Such are the first query of a causal row, of its part after
+    padding on the left, and of each packed document that a mask sets apart, and every query of a window of one key.
+
+    set_output : whether to give what each query takes in from the key set
+    padding    : (B, at most P) bool, True for real tokens; later ones are real
+    crossing   : whether queries and keys are of different sequences: queries count from 0 and are no padding
+    num_added  : keys behind those of the sequence, which belong to the layer and are always real
     """
     whole = call.key.shape[2]
     call = _without_unwritten(_with_square_causality(_with_plain_mask(call)))
-    placed = _across(call) if crossing else _within(call, padding, past, num_added if call.key.shape[2] == whole else 0)
+    placed = (
+        _place_across(call)
+        if crossing
+        else _place_within(call, padding, past, num_added if call.key.shape[2] == whole else 0)
+    )
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
+    real_B1T = placed.real_BT[:, None]
     return CountedCall(
         statistics=statistics,
-        counted_BHT=placed.real_BT[:, None] & ~statistics.empty,
+        counted_BHT=real_B1T & ~statistics.empty,
+        in_means_BHT=real_B1T & (statistics.num_keys > 1),
+        set_output_BHTD=key_set_output(placed.call, statistics.log_partition, in_set) if set_output else None,
         real_BT=placed.real_BT,
         first=placed.first,
         past=placed.past,
@@ -131,49 +181,49 @@ def require_padding(padding: Tensor | None) -> None:
         )
 
 
-def _across(call: AttentionCall) -> _Placed:
+def _place_across(call: AttentionCall) -> _PlacedCall:
     real_BT = torch.ones(len(call.query), call.query.shape[2], dtype=torch.bool, device=call.query.device)
-    return _Placed(call, real_BP=_seen(call), real_BT=real_BT, first=0, past=None)
+    return _PlacedCall(call, real_BP=_visible_keys(call), real_BT=real_BT, first=0, past=None)
 
 
-def _within(call: AttentionCall, padding: Tensor | None, past: Past | None, num_added: int) -> _Placed:
+def _place_within(call: AttentionCall, padding: Tensor | None, past: Past | None, num_added: int) -> _PlacedCall:
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
-    gone_BP = None if num_added else gone_by(past, call)
+    gone_BP = None if num_added else positions_before(past, call)
     if gone_BP is not None:
-        return _following(call, gone_BP, padding)
+        return _place_after(call, gone_BP, padding)
     if num_queries < num_keys - num_added:
-        return _following_unseen(call, padding)
-    real_BP = _seen(call) if padding is None else _given(padding, call)
+        return _place_after_unseen(call, padding)
+    real_BP = _visible_keys(call) if padding is None else _padding_of_keys(padding, call)
     if num_queries > num_keys - num_added:
         # More queries than keys are of another sequence.
-        return _across(call)._replace(real_BP=real_BP)
+        return _place_across(call)._replace(real_BP=real_BP)
     after = None if num_added else past_after(call, real_BP)
-    return _Placed(call, real_BP=real_BP, real_BT=real_BP[:, :num_queries], first=0, past=after)
+    return _PlacedCall(call, real_BP=real_BP, real_BT=real_BP[:, :num_queries], first=0, past=after)
 
 
-def _following(call: AttentionCall, gone_BP: Tensor, padding: Tensor | None) -> _Placed:
+def _place_after(call: AttentionCall, gone_BP: Tensor, padding: Tensor | None) -> _PlacedCall:
     """A call after positions that are known: they say more of padding than a mask, which may have a window."""
     first, num_queries = gone_BP.shape[1], call.query.shape[2]
     # A static cache that is turned has its unwritten places in front.
     call = _with_last_keys(call, first + num_queries)
-    real_BP = torch.cat((gone_BP, _seen(call)[:, call.key.shape[2] - num_queries :]), dim=1)
+    real_BP = torch.cat((gone_BP, _visible_keys(call)[:, call.key.shape[2] - num_queries :]), dim=1)
     if padding is not None:
-        real_BP = _fitted(padding, call, first + num_queries)
-    return _Placed(call, real_BP=real_BP, real_BT=real_BP[:, first:], first=first, past=past_after(call, real_BP))
+        real_BP = _padding_of_positions(padding, call, first + num_queries)
+    return _PlacedCall(call, real_BP=real_BP, real_BT=real_BP[:, first:], first=first, past=past_after(call, real_BP))
 
 
-def _following_unseen(call: AttentionCall, padding: Tensor | None) -> _Placed:
+def _place_after_unseen(call: AttentionCall, padding: Tensor | None) -> _PlacedCall:
     """A call after positions that were not seen: there are as many as keys, or as padding says."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     if padding is None:
-        real_BP = _seen(call)
+        real_BP = _visible_keys(call)
         # It may be of another sequence.
         real_BT = real_BP.new_ones(len(real_BP), num_queries)
     else:
-        real_BP = _fitted(padding, call, max(num_keys, padding.shape[1]))
+        real_BP = _padding_of_positions(padding, call, max(num_keys, padding.shape[1]))
         real_BT = real_BP[:, -num_queries:]
     first = real_BP.shape[1] - num_queries
-    return _Placed(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
+    return _PlacedCall(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
 
 
 def _with_plain_mask(call: AttentionCall) -> AttentionCall:
@@ -215,12 +265,12 @@ def _without_unwritten(call: AttentionCall) -> AttentionCall:
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     if call.mask is None or num_queries >= num_keys:
         return call
-    written = _seen(call).any(dim=0).nonzero()
+    written = _visible_keys(call).any(dim=0).nonzero()
     last = int(written[-1]) + 1 if len(written) else num_keys
     return _with_first_keys(call, max(last, num_queries))
 
 
-def _seen(call: AttentionCall) -> Tensor:
+def _visible_keys(call: AttentionCall) -> Tensor:
     """(B, S) bool: keys that a query of their row may see; every key if there is no mask."""
     shape = (call.query.shape[0], call.key.shape[2])
     if call.mask is None:
@@ -229,7 +279,7 @@ def _seen(call: AttentionCall) -> Tensor:
     return allowed.flatten(1, 2).any(dim=1).expand(shape)
 
 
-def _given(padding: Tensor, call: AttentionCall) -> Tensor:
+def _padding_of_keys(padding: Tensor, call: AttentionCall) -> Tensor:
     """The padding that was given, (B, S)."""
     batch, num_keys = call.query.shape[0], call.key.shape[2]
     if padding.shape[0] != batch or padding.shape[1] > num_keys:
@@ -237,10 +287,10 @@ def _given(padding: Tensor, call: AttentionCall) -> Tensor:
             f"padding has {padding.shape[0]} rows of {padding.shape[1]} positions, but attention was called on {batch} "
             f"rows of {num_keys} keys. Give this batch's, or padding=None to read it from the masks."
         )
-    return _fitted(padding, call, num_keys)
+    return _padding_of_positions(padding, call, num_keys)
 
 
-def _fitted(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:
+def _padding_of_positions(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:
     """The padding that was given for so many positions, (B, P)."""
     if padding.shape[0] != len(call.query):
         raise ValueError(

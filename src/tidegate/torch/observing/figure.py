@@ -11,17 +11,19 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tidegate.torch.observing.observation import STATISTIC_NAMES
+
 if TYPE_CHECKING:
-    from tidegate.torch.observing.observation import Observation
+    from tidegate.torch.observing.observation import LayerObservation, Observation
 
 _MAPS_IN_A_ROW = 3
 _CURVES = ("mass", "entropy")
-_NAMES = {"mass": "sink mass", "entropy": "entropy (nats)"}
+_MAPS = ("mass", "contribution", "entropy")
 _LAYERS_IN_LEGEND = 8
 
 
 def observation_figure(observation: Observation) -> Figure:
-    """Maps of sink mass, entropy and the mean gate of each site, layer by head; below them curves by position.
+    """Draw maps of sink mass, contribution, entropy and each site's mean gate, layer by head, and curves by position.
 
     Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
     registered with pyplot: nobody has to close it. A `ValueError` if no attention was seen.
@@ -45,8 +47,9 @@ def observation_figure(observation: Observation) -> Figure:
 def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
     """Titles and rows."""
     maps: list[tuple[str, list[Sequence[float]]]] = [
-        (_NAMES[name], [[moments.mean for moments in layer.heads[name]] for layer in observation.layers])
-        for name in _CURVES
+        (STATISTIC_NAMES[name], [_head_means(layer, name) for layer in observation.layers])
+        for name in _MAPS
+        if any(name in layer.heads for layer in observation.layers)
     ]
     sites = dict.fromkeys(site for layer in observation.layers for site in layer.gates)
     for site in sites:
@@ -55,6 +58,11 @@ def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
         ]
         maps.append((f"mean gate, {site}", rows))
     return maps
+
+
+def _head_means(layer: LayerObservation, name: str) -> Sequence[float]:
+    """One number for each head; nan where no query was counted."""
+    return [moments.mean if moments.count else math.nan for moments in layer.heads.get(name, ())]
 
 
 def _draw_map(axes: Any, title: str, rows: Sequence[Sequence[float]]) -> None:
@@ -77,7 +85,7 @@ def _draw_curves(axes: Any, observation: Observation, statistic: str) -> None:
         # The last third of the colours is too pale for a line.
         colour = colormaps["viridis"](0.8 * place / max(count - 1, 1))
         axes.plot(layer.positions, means, color=colour, linewidth=1.2, label=f"layer {place}")
-    axes.set_title(f"{_NAMES[statistic]}, by position", fontsize=9, loc="left")
+    axes.set_title(f"{STATISTIC_NAMES[statistic]}, by position", fontsize=9, loc="left")
     axes.set_xlabel("position of the query", fontsize=8)
     axes.tick_params(labelsize=7, length=2)
     axes.grid(visible=True, color="#E6E6E6", linewidth=0.6)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
+
+from tidegate._json import read_as
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,10 +27,34 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
 }
 """Between which numbers the values of each statistic are counted; what lies outside goes to the nearest end."""
 
+STATISTIC_NAMES: dict[str, str] = {
+    "mass": "sink mass",
+    "impact": "sink impact",
+    "contribution": "sink contribution",
+    "entropy": "entropy (nats)",
+    "effective_keys": "effective keys",
+    "mean_score": "mean score",
+    "max_score": "largest score",
+    "heat_capacity": "heat capacity",
+}
+"""What pages and figures call the statistics of a head."""
+
+CLOSED_BELOW = 0.1
+"""A gate's value below this lets next to nothing through."""
+
+_TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4}
+
+_OPTIONAL = ("saturated", "residual")
+"""The fields that may be None; null elsewhere in JSON is a number that is not finite."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """One statistic of one head over all queries that were counted; all 0 if there were none."""
+    """One statistic of one head over all queries that may see more than one key; all 0 if there were none.
+
+    A query that may see a single key, such as the first of a causal row, has all its weight there, whatever the model
+    does. It is left out here, and kept in `LayerObservation.by_position`.
+    """
 
     count: int
     mean: float
@@ -38,7 +63,10 @@ class Moments:
     low: float
     high: float
     histogram: tuple[int, ...]
-    """How many values lie between one edge of `HISTOGRAM_EDGES` and the next; a value on an edge lies above it."""
+    """How many values lie between one edge of `HISTOGRAM_EDGES` and the next; a value on an edge lies above it.
+
+    Empty for `contribution`, whose unit is known only at the end.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +75,11 @@ class GateSummary:
 
     mean: tuple[float, ...]
     below: tuple[float, ...]
-    """Share of the values below 0.1."""
+    """Share of the values below `CLOSED_BELOW`, 0.1."""
     saturated: tuple[float, ...] | None
     """Share of the values within 0.05 of an end of the activation's range; None where it has no two ends."""
     token_spread: tuple[float, ...]
-    """Standard deviation between tokens, averaged over the features of the head."""
+    """Standard deviation between tokens, by n and not n - 1, averaged over the features of the head."""
     head_spread: float
     """Standard deviation between the means of the heads."""
 
@@ -74,7 +102,7 @@ class LayerObservation:
     """Where the layer is in the model, as in `model.layers.0.self_attn`."""
     num_heads: int
     heads: dict[str, tuple[Moments, ...]]
-    """By statistic, one for each head."""
+    """By statistic, one for each head; `contribution` is missing where the layer's output could not be seen."""
     positions: tuple[int, ...]
     """The query positions at which every head had something to count, rising."""
     by_position: dict[str, tuple[tuple[float, ...], ...]]
@@ -92,24 +120,25 @@ class Observation:
     num_batches: int
     """Outermost calls of the model, or of a part of it, that attended."""
     keys: str
-    """The key set of mass and impact, in words."""
+    """The key set of mass, impact and contribution, in words."""
 
     def table(self) -> str:
-        """One line for each layer and head: entropy, effective keys, mass, impact, and the mean of each gate."""
+        """Format one line for each layer and head: statistics of the key set, entropy, and the mean of each gate."""
         sites = tuple(dict.fromkeys(site for layer in self.layers for site in layer.gates))
         sink = "sink " if self.keys.startswith("the first") else ""
-        header = ("layer", "head", "entropy", "effective keys", f"{sink}mass", f"{sink}impact")
+        names = ("mass", "impact", "contribution")
+        header = ("layer", "head", "entropy", "effective keys", *(f"{sink}{name}" for name in names))
         rows = [(*header, *(f"{site} gate" for site in sites))]
         for layer in self.layers:
             rows += [_row(layer, head, sites) for head in range(layer.num_heads)]
         batches = "batch" if self.num_batches == 1 else "batches"
-        return f"{self.num_batches} {batches}; mass and impact of {self.keys}\n{_aligned(rows)}"
+        return f"{self.num_batches} {batches}; mass, impact and contribution of {self.keys}\n{_align_columns(rows)}"
 
-    def thinned(self, num_positions: int) -> Observation:
-        """The same with at most so many query positions, evenly spaced; for keeping many observations."""
-        if num_positions < 1:
-            raise ValueError(f"num_positions must be at least 1; got {num_positions}.")
-        return replace(self, layers=tuple(_thinned(layer, num_positions) for layer in self.layers))
+    def in_stretches(self, num_points: int) -> Observation:
+        """Return the same with at most so many points a curve, each the mean of a stretch of positions around it."""
+        if num_points < 1:
+            raise ValueError(f"num_points must be at least 1; got {num_points}.")
+        return replace(self, layers=tuple(_curves_in_stretches(layer, num_points) for layer in self.layers))
 
     def to_json(self) -> str:
         """The observation as JSON; a number that is not finite is null."""
@@ -118,11 +147,10 @@ class Observation:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote; null where a number should be is nan."""
-        data = json.loads(text)
         try:
-            return cls(layers=tuple(map(_layer, data["layers"])), num_batches=data["num_batches"], keys=data["keys"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"text must be what Observation.to_json wrote; it lacks or misspells {error}.") from error
+            return read_as(cls, _null_to_nan(json.loads(text)))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"text must be what Observation.to_json wrote: {error}") from error
 
     def figure(self) -> Figure:
         """Maps of layers and heads, and curves over positions, as a matplotlib figure."""
@@ -132,20 +160,27 @@ class Observation:
         return observation_figure(self)
 
 
-def _thinned(layer: LayerObservation, num_positions: int) -> LayerObservation:
-    kept = slice(None, None, -(-len(layer.positions) // num_positions) or 1)
+def _curves_in_stretches(layer: LayerObservation, num_points: int) -> LayerObservation:
+    count = len(layer.positions)
+    if count <= num_points:
+        return layer
+    size = math.ceil(count / num_points)
+    stretches = [slice(start, start + size) for start in range(0, count, size)]
     return replace(
         layer,
-        positions=layer.positions[kept],
-        by_position={name: tuple(curve[kept] for curve in by_head) for name, by_head in layer.by_position.items()},
+        positions=tuple(sum(layer.positions[part]) // len(layer.positions[part]) for part in stretches),
+        by_position={
+            name: tuple(tuple(sum(head[part]) / len(head[part]) for part in stretches) for head in heads)
+            for name, heads in layer.by_position.items()
+        },
     )
 
 
 def _row(layer: LayerObservation, head: int, sites: tuple[str, ...]) -> tuple[str, ...]:
-    moments = {statistic: by_head[head] for statistic, by_head in layer.heads.items()}
+    moments = {statistic: by_head[head] for statistic, by_head in layer.heads.items() if by_head[head].count}
     numbers = [
-        f"{moments[statistic].mean:.{digits}f}" if moments[statistic].count else "-"
-        for statistic, digits in (("entropy", 3), ("effective_keys", 2), ("mass", 4), ("impact", 4))
+        f"{moments[statistic].mean:.{digits}f}" if statistic in moments else "-"
+        for statistic, digits in _TABLE_DIGITS.items()
     ]
     gates = [_gate_mean(layer.gates.get(site), head, layer.num_heads) for site in sites]
     return (layer.name, str(head), *numbers, *gates)
@@ -156,7 +191,7 @@ def _gate_mean(gate: GateSummary | None, head: int, num_heads: int) -> str:
     return "-" if gate is None else f"{gate.mean[head * len(gate.mean) // num_heads]:.4f}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def _align_columns(rows: list[tuple[str, ...]]) -> str:
     """Columns two spaces apart, the first flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -176,44 +211,10 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _numbers(values: list[float | None]) -> tuple[float, ...]:
-    return tuple(map(_number, values))
-
-
-def _by_name(data: dict[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: read(value) for name, value in data.items()}
-
-
-def _moments(data: dict[str, Any]) -> Moments:
-    numbers = {name: _number(data[name]) for name in ("mean", "std", "low", "high")}
-    return Moments(count=data["count"], histogram=tuple(data["histogram"]), **numbers)
-
-
-def _gate(data: dict[str, Any]) -> GateSummary:
-    return GateSummary(
-        mean=_numbers(data["mean"]),
-        below=_numbers(data["below"]),
-        saturated=None if data["saturated"] is None else _numbers(data["saturated"]),
-        token_spread=_numbers(data["token_spread"]),
-        head_spread=_number(data["head_spread"]),
-    )
-
-
-def _residual(data: dict[str, Any] | None) -> ResidualSummary | None:
-    return None if data is None else ResidualSummary(**_by_name(data, _number))
-
-
-def _layer(data: dict[str, Any]) -> LayerObservation:
-    return LayerObservation(
-        name=data["name"],
-        num_heads=data["num_heads"],
-        heads=_by_name(data["heads"], lambda by_head: tuple(map(_moments, by_head))),
-        positions=tuple(data["positions"]),
-        by_position=_by_name(data["by_position"], lambda by_head: tuple(map(_numbers, by_head))),
-        gates=_by_name(data["gates"], _gate),
-        residual=_residual(data["residual"]),
-    )
+def _null_to_nan(value: Any, name: str = "") -> Any:
+    """Return JSON with nan where a number is null, but for the fields that may be None."""
+    if isinstance(value, dict):
+        return {key: _null_to_nan(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_null_to_nan(item) for item in value]
+    return math.nan if value is None and name not in _OPTIONAL else value

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from tidegate.sizes import require_sizes
 from tidegate.torch.observing.counting import Keys, require_keys
-from tidegate.torch.observing.crossing import require_names
+from tidegate.torch.observing.modules import require_names
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.observing.watcher import Watcher, observe
 
-_NUM_POSITIONS = 64
-"""Query positions that are kept of an observation in the history."""
+_NUM_POINTS = 64
+"""Points of each curve that are kept of an observation in the history."""
 
 
 class Observer:
@@ -26,7 +26,7 @@ class Observer:
                 loss = model(batch)
             loss.backward()
 
-    `history` has one `(step, observation)` for each step watched, with at most 64 query positions each. A step that
+    `history` has one `(step, observation)` for each step watched, with at most 64 points a curve. A step that
     raises is not kept. `keys`, `heat`, `residual` and `crossing` are those of `observe`.
     """
 
@@ -97,7 +97,7 @@ class Observer:
         watcher = self._watcher
         self.abandon()
         if watcher is not None:
-            self.history.append((self._next_step - 1, watcher.observation().thinned(_NUM_POSITIONS)))
+            self.history.append((self._next_step - 1, watcher.observation().in_stretches(_NUM_POINTS)))
 
     def abandon(self) -> None:
         """Stop watching, and keep nothing of the step."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.torch.masks import require_mask
+from tidegate.torch.observing.calls import AttentionCall
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
@@ -31,6 +32,9 @@ _BLOCK = 64
 
 _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
+
+_PART = 2**19
+"""Numbers in the queries of one part, if that is not less than one group of heads of one row."""
 
 _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -51,12 +55,17 @@ class AttentionStatistics:
     r"""$\sum_{j \in J} A_j$, the weight on the key set J; a key that the query may not see has none."""
     impact: Tensor
     r"""$\sum_{j \in J} A_j |v_j| / \sum_j A_j |v_j|$; 0 if every value that the query attends to is 0."""
-    empty: Tensor
-    """Bool: whether the query may see nothing."""
+    num_keys: Tensor
+    """Integer: how many keys the query may see."""
     heat_capacity: Tensor | None = None
     r"""$\sum_j A_j (S_j - U)^2$; 0 if the query may see nothing. None unless asked for."""
     max_score: Tensor | None = None
     """Largest score among the keys that the query may see; -inf if there are none. None unless asked for."""
+
+    @property
+    def empty(self) -> Tensor:
+        """Bool: whether the query may see nothing."""
+        return self.num_keys == 0
 
 
 @torch.no_grad()
@@ -102,7 +111,8 @@ def attention_statistics(
             causal=causal and q.shape[2] > 1,
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
         )
-        return _joined(list(_fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)))
+        parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
+        return _join(list(parts), -1)
 
 
 class _Call(NamedTuple):
@@ -122,7 +132,8 @@ class _Block(NamedTuple):
     queries: slice
     keys: slice
     bias: Tensor | None
-    empty_BHT: Tensor
+    num_keys_BHT: Tensor
+    """How many keys each query may see."""
 
 
 def _blocks(call: _Call, size: int) -> Iterator[_Block]:
@@ -133,8 +144,12 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
         stop = min(start + size, T)
         num_visible = S - T + stop if call.causal else S
         bias = _bias(call, start, stop, num_visible)
-        empty = call.q_BHTD.new_zeros(1, dtype=torch.bool) if bias is None else (bias == -math.inf).all(dim=-1)
-        yield _Block(slice(start, stop), slice(num_visible), bias, empty.expand(B, H, stop - start))
+        if bias is None:
+            num_keys = torch.full((1,), num_visible, device=call.q_BHTD.device)
+        else:
+            # A mask may say the same of all keys in a single column.
+            num_keys = (bias != -math.inf).sum(dim=-1) * (num_visible // bias.shape[-1])
+        yield _Block(slice(start, stop), slice(num_visible), bias, num_keys.expand(B, H, stop - start))
 
 
 def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None:
@@ -178,7 +193,7 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
     alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
-    for queries, keys, bias, empty in _blocks(rest, query.shape[2] if alike else _BLOCK):
+    for queries, keys, bias, num_keys in _blocks(rest, query.shape[2] if alike else _BLOCK):
         mean_BHTD, log_partition = _fused_kernel(
             query[:, :, queries],
             key[:, :, keys],
@@ -191,14 +206,17 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
         mean_score = call.scale * torch.linalg.vecdot(call.q_BHTD[:, :, queries], mean_key_BHTD)
         # Rounding may take the difference below 0.
         entropy = (log_partition - mean_score).clamp(min=0)
-        yield _settled(empty, log_partition, mean_score, entropy, sums_BHTC)
+        if causal:
+            num_keys = (torch.arange(query.shape[2]) + 1).expand_as(num_keys)
+        yield _block_statistics(num_keys, log_partition, mean_score, entropy, sums_BHTC)
 
 
 def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
     """Statistics from the scores of one block of queries after another."""
     # Products of strided keys would copy them again for each block.
     query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
-    for queries, keys, bias, empty in _blocks(call, _BLOCK):
+    for queries, keys, bias, num_keys in _blocks(call, _BLOCK):
+        empty = num_keys == 0
         scores = _grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
         if bias is not None:
             scores += bias
@@ -211,7 +229,7 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         reduced.masked_fill_(weights == 0, 0)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = _grouped_matmul(weights, call.channels_BGSC[:, :, keys])
-        part = _settled(empty, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
+        part = _block_statistics(num_keys, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
         if heat:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
             part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))
@@ -225,10 +243,11 @@ def _grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
     return (x_BHTN.reshape(B, G, H // G * T, N) @ y_BGNM).view(B, H, T, M)
 
 
-def _settled(
-    empty: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
+def _block_statistics(
+    num_keys: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
 ) -> AttentionStatistics:
     """A block's statistics; of a query that may see nothing, where all else is 0 already, the documented values."""
+    empty = num_keys == 0
     norm, mass, norm_of_set = sums_BHTC.unbind(dim=-1)
     return AttentionStatistics(
         log_partition=log_partition.masked_fill(empty, -math.inf),
@@ -237,14 +256,15 @@ def _settled(
         effective_keys=entropy.exp().masked_fill(empty, 0),
         mass=mass,
         impact=norm_of_set / norm.masked_fill(norm == 0, 1),
-        empty=empty,
+        num_keys=num_keys,
     )
 
 
-def _joined(parts: list[AttentionStatistics]) -> AttentionStatistics:
+def _join(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
+    # A single part is copied too: it is a view of all that the kernel returned.
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
-    return AttentionStatistics(**{name: torch.cat(column, dim=-1) for name, column in given.items()})
+    return AttentionStatistics(**{name: torch.cat(column, dim=dim) for name, column in given.items()})
 
 
 def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
@@ -296,3 +316,109 @@ def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
         raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number or None; got {scale!r}.")
+
+
+@torch.no_grad()
+def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet) -> Tensor:
+    r"""Return what each query takes in from the key set, $\sum_{j \in J} A_{ij} v_j$.
+
+    Only the scores of keys in the set are made: with the log-partition known, $A_{ij} = \exp(S_{ij} - L_i)$.
+
+    call              : causal only for S = T
+    log_partition_BHT : of all keys, as `attention_statistics` gives it
+    keys              : positions, or a bool tensor (S,) or (B, S)
+    returns           : (B, H, T, width of the values), in float32 or better; 0 if the query sees no key of the set
+    """
+    dtype, (num_queries, num_keys) = wide_dtype(call.query.dtype), (call.query.shape[2], call.key.shape[2])
+    in_set = _indicator(keys, call.key).to(call.key.device).expand(len(call.key), num_keys)
+    num_chosen = int(in_set.sum(dim=-1).max())
+    # Rows with fewer keys in their set are filled up with others, which are hidden.
+    chosen_BN = in_set.int().argsort(dim=-1, descending=True, stable=True)[:, :num_chosen]
+    hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
+    key, value = (_gather_keys(x.to(dtype), chosen_BN) for x in (call.key, call.value))
+    query = call.query.to(dtype) * (call.query.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    parts: list[Tensor] = []
+    size = max(_BLOCK, _BLOCK * num_keys // max(num_chosen, 1))
+    with torch.autocast(query.device.type, enabled=False):
+        for start in range(0, num_queries, size):
+            queries = slice(start, start + size)
+            scores = _grouped_matmul(query[:, :, queries], key.mT)
+            if call.mask is not None:
+                scores = scores + _mask_of_keys(call.mask, queries, chosen_BN, dtype)
+            scores = scores.masked_fill(hidden_B11N, -math.inf)
+            if call.causal:
+                position = torch.arange(num_queries, device=query.device)[queries]
+                scores = scores.masked_fill(chosen_BN[:, None, None] > position[:, None], -math.inf)
+            # Of a query that may see nothing the log-partition is -inf: any finite number gives weights of 0.
+            log_partition = log_partition_BHT[:, :, queries].clamp(min=torch.finfo(dtype).min)
+            weights = (scores - log_partition.unsqueeze(-1)).exp()
+            parts.append(_grouped_matmul(weights, value))
+    return torch.cat(parts, dim=2)
+
+
+def _gather_keys(x_BGSD: Tensor, chosen_BN: Tensor) -> Tensor:
+    """(B, G, N, D): of each row its chosen keys."""
+    B, G, _, D = x_BGSD.shape
+    return x_BGSD.gather(2, chosen_BN[:, None, :, None].expand(B, G, -1, D))
+
+
+def _mask_of_keys(mask: Tensor, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask of some queries and of each row's chosen keys."""
+    rows = _additive(mask if mask.shape[2] == 1 else mask[:, :, queries], dtype)
+    if rows.shape[-1] == 1:
+        return rows
+    rows = rows.expand(len(chosen_BN), -1, -1, -1)
+    return rows.gather(3, chosen_BN[:, None, None].expand(*rows.shape[:3], -1))
+
+
+def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    """What `attention_statistics` gives for the whole call, (B, H, T) each.
+
+    call : causal only for S = T
+    keys : positions, or a bool tensor (S,) or (B, S)
+    """
+    num_rows, num_groups = call.query.shape[0], call.key.shape[1]
+    group_size = call.query[0].numel() // num_groups
+    # The kernel gives each thread as many queries; of a single causal head, the later half is most of the work.
+    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
+    rows = max(1, _PART // (group_size * num_groups))
+    by_rows = [
+        _join([_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1)
+        for part, keys in _by_rows(call, keys, rows, num_rows)
+    ]
+    return _join(by_rows, 0)
+
+
+def _by_rows(
+    call: AttentionCall, keys: Sequence[int] | Tensor, rows: int, num_rows: int
+) -> Iterator[tuple[AttentionCall, Sequence[int] | Tensor]]:
+    for start in range(0, num_rows, rows):
+        part = slice(start, start + rows)
+        mask = call.mask if call.mask is None or call.mask.shape[0] == 1 else call.mask[part]
+        in_set = keys[part] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
+        yield call._replace(query=call.query[part], key=call.key[part], value=call.value[part], mask=mask), in_set
+
+
+def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """The key/value heads from `start` to `stop` with the query heads that they serve."""
+    size = call.query.shape[1] // call.key.shape[1]
+    heads = slice(start * size, stop * size)
+    return call._replace(
+        query=call.query[:, heads],
+        key=call.key[:, start:stop],
+        value=call.value[:, start:stop],
+        mask=call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, heads],
+    )
+
+
+def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    return attention_statistics(
+        call.query,
+        call.key,
+        call.value,
+        mask=call.mask,
+        causal=call.causal,
+        scale=call.scale,
+        keys=keys,
+        heat=heat,
+    )

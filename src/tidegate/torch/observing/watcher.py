@@ -16,16 +16,36 @@ from torch import Tensor, nn
 
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
-from tidegate.torch.observing.counting import Keys, count_call, keys_in_words, require_keys, require_padding
-from tidegate.torch.observing.crossing import attends_across, require_names
-from tidegate.torch.observing.dispatch import AttentionCall, AttentionCalls, in_backward
-from tidegate.torch.observing.gate_watch import tokens_of
-from tidegate.torch.observing.layer_record import STATISTICS, STATISTICS_WITH_HEAT, LayerRecord
-from tidegate.torch.observing.module_calls import ModuleCall, block_of, followed
-from tidegate.torch.observing.multihead import attend_without_weights, num_added_keys
+from tidegate.torch.observing.branch import AttentionBranch
+from tidegate.torch.observing.calls import AttentionCall, AttentionCalls, in_backward
+from tidegate.torch.observing.counting import (
+    CountedCall,
+    Keys,
+    count_call,
+    keys_in_words,
+    require_keys,
+    require_padding,
+)
+from tidegate.torch.observing.modules import (
+    ModuleCall,
+    attend_without_weights,
+    attends_across,
+    block_of,
+    follow_modules,
+    num_added_keys,
+    projects_itself,
+    require_names,
+)
 from tidegate.torch.observing.observation import Observation, ResidualSummary
-from tidegate.torch.observing.running import RunningRank
-from tidegate.torch.observing.tally import Tally
+from tidegate.torch.observing.sums import (
+    STATISTICS,
+    STATISTICS_WITH_HEAT,
+    LayerRecord,
+    RunningContribution,
+    RunningRank,
+    Tally,
+    tokens_of,
+)
 
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -90,7 +110,7 @@ def observe(
     watcher = Watcher(model, keys=keys, heat=heat, residual=residual, padding=padding, crossing=crossing)
     _watched_models.add(model)
     try:
-        with _slow_path(), _uncompiled(), followed(model, watcher) as stack, AttentionCalls(watcher.see):
+        with _slow_path(), _uncompiled(), follow_modules(model, watcher) as stack, AttentionCalls(watcher.see):
             watcher.follow(stack)
             yield watcher
     finally:
@@ -126,6 +146,8 @@ class Watcher:
         """The sums before the batch that runs."""
         self._real: dict[str, Tensor] = {}
         """Which tokens are no padding, for each layer that has attended in this batch."""
+        self._branches: dict[str, AttentionBranch] = {}
+        """Outputs of attention calls of this batch that have not been projected yet, by layer."""
 
     @property
     def padding(self) -> Tensor | None:
@@ -163,6 +185,7 @@ class Watcher:
         """A batch begins."""
         if not in_backward():
             self._real.clear()
+            self._branches.clear()
             self._before = self._tally.copy()
 
     def end(self) -> None:
@@ -182,11 +205,13 @@ class Watcher:
             keys=self._keys,
             heat=self._heat,
             padding=self.padding,
+            set_output=record.contribution.known,
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
             num_added=num_added_keys(module),
         )
         record.add(counted)
+        self._begin_branch(name, module, call, counted, record.contribution)
         batch_first = getattr(module, "batch_first", True)
         self._real[name] = counted.real_BT if batch_first else counted.real_BT.mT
 
@@ -196,6 +221,7 @@ class Watcher:
         if in_backward() or inside_transform():
             return
         attend_without_weights(call.module, call.args, call.kwargs)
+        self._follow_branches(call, result)
         name, tally = call.name, self._tally
         if isinstance(call.module, AttentionGate):
             tally.gates.take(name, call.module, result)
@@ -208,6 +234,26 @@ class Watcher:
             tally.gates.settle("", self._real)
             tally.num_batches += bool(self._real)
             self._before = None
+
+    def _begin_branch(
+        self, name: str, module: nn.Module, call: AttentionCall, counted: CountedCall, sums: RunningContribution
+    ) -> None:
+        if earlier := self._branches.pop(name, None):
+            # If it was not projected yet, the outputs of both calls are put together first.
+            earlier.settle()
+        if not sums.known or counted.set_output_BHTD is None or call.output is None:
+            return
+        if projects_itself(module):
+            sums.add(counted.set_output_BHTD, call.output, counted)
+        else:
+            self._branches[name] = AttentionBranch(name, call.output, counted, sums)
+
+    def _follow_branches(self, call: ModuleCall, result: Any) -> None:
+        for layer, branch in list(self._branches.items()):
+            branch.follow(call, result)
+            if branch.ends_with(call.name) or len(self._stack) == 1:
+                del self._branches[layer]
+                branch.settle()
 
     def _record(self, name: str, num_heads: int) -> LayerRecord:
         layers = self._tally.layers

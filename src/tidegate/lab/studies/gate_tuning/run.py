@@ -26,7 +26,7 @@ from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
 from tidegate.lab.training.events import Tell, silent, told
 from tidegate.torch.gate import AttentionGate, gate_parameters
-from tidegate.torch.observing.watcher import observe
+from tidegate.torch.observing import observe
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tidegate.torch.observing.dispatch import AttentionCalls
+from tidegate.torch.observing.calls import AttentionCalls
 
 attend = F.scaled_dot_product_attention
 BIAS = torch.linspace(-1, 1, 49).view(7, 7)

@@ -5,8 +5,7 @@ import torch
 from closeness import assert_close
 
 from tidegate.torch.observing.observation import HISTOGRAM_EDGES
-from tidegate.torch.observing.running import RunningMoments, RunningPositions, RunningRank, RunningSpread
-from tidegate.torch.observing.running_gate import RunningGate
+from tidegate.torch.observing.sums import RunningGate, RunningMoments, RunningPositions, RunningRank, RunningSpread
 
 rng = torch.Generator().manual_seed(0)
 VALUES = torch.rand(6, 3, 5, generator=rng, dtype=torch.float64)

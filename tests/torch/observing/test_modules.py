@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from tidegate.torch.observing.gate_watch import nearest_layer, tokens_of
-from tidegate.torch.observing.module_calls import block_of, followed
+from tidegate.torch.observing.modules import block_of, follow_modules
+from tidegate.torch.observing.sums import nearest_layer, tokens_of
 
 
 def wrapped(**parts):
@@ -76,7 +76,7 @@ class Inner(nn.Module):
 
 def test_modules_are_left_inside_out_and_an_error_clears_the_stack():
     model, notes = Outer(), Notes()
-    with followed(model, notes) as stack:
+    with follow_modules(model, notes) as stack:
         notes.stack = stack
         model(1)
         with pytest.raises(ArithmeticError):

@@ -1,15 +1,26 @@
-"""Which module of a model is at work in this thread: a stack of names, kept by hooks."""
+"""Which module of a model is at work, which block holds it, and whether it attends to another sequence.
+
+PyTorch's own multi-head attention is treated apart: where it returns its weights it makes no attention call.
+"""
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, NamedTuple, Protocol
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+_OTHER = ("key_value_states", "encoder_hidden_states", "context")
+"""What attention modules call the other sequence: those of transformers, and ours."""
+
+_forward = nn.MultiheadAttention.forward
+_signature = inspect.signature(_forward)
 
 
 class ModuleCall(NamedTuple):
@@ -38,7 +49,7 @@ class ModuleFollower(Protocol):
 
 
 @contextmanager
-def followed(model: nn.Module, follower: ModuleFollower) -> Generator[list[ModuleCall]]:
+def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list[ModuleCall]]:
     """The model's modules whose forward runs now, outermost first, as long as this is entered.
 
     Names are paths within the model, whose own is empty; a module that is in it twice has its first. A module whose
@@ -103,3 +114,62 @@ def block_of(model: nn.Module, name: str) -> str | None:
             if isinstance(model.get_submodule(".".join(parts[: length - 1])), kind):
                 return ".".join(parts[:length])
     return None
+
+
+def attends_across(call: ModuleCall) -> bool:
+    """Whether the call of a module names another sequence to attend to.
+
+    `nn.MultiheadAttention` does if its key is not the very tensor that its query is. Any other module does if its
+    `forward` has an argument `key_value_states`, `encoder_hidden_states` or `context`, and it is given.
+    """
+    names = _argument_names(type(call.module).forward)
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    if isinstance(call.module, nn.MultiheadAttention):
+        return given.get("key") is not given.get("query")
+    return any(name in names and given.get(name) is not None for name in _OTHER)
+
+
+def require_names(crossing: Sequence[str]) -> None:
+    """Refuse what is no sequence of names of layers."""
+    if isinstance(crossing, str) or not all(isinstance(name, str) and name for name in crossing):
+        raise TypeError(
+            f"crossing must be a tuple of names of layers, or of their endings; got {crossing!r}. "
+            'Write ("encoder_attn",) for a single one.'
+        )
+
+
+@lru_cache(maxsize=1024)
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+@torch.no_grad()
+def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Repeat a call of `nn.MultiheadAttention` that asked for weights as one that does not, for its attention call.
+
+    Any other module, and a call that asked for none, is left alone. The result is dropped, no random number drawn.
+    """
+    if not projects_itself(module):
+        return
+    call = _signature.bind(module, *args, **kwargs)
+    call.apply_defaults()
+    if not call.arguments["need_weights"]:
+        return
+    call.arguments["need_weights"] = False
+    dropout, module.dropout = module.dropout, 0.0
+    try:
+        _forward(*call.args, **call.kwargs)
+    finally:
+        module.dropout = dropout
+
+
+def projects_itself(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    """Whether a module is PyTorch's own multi-head attention, which projects what its heads hand on, ungated."""
+    return isinstance(module, nn.MultiheadAttention) and type(module).forward is _forward
+
+
+def num_added_keys(module: nn.Module) -> int:
+    """How many keys `nn.MultiheadAttention` puts behind those that it is given: `add_bias_kv`, `add_zero_attn`."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return 0
+    return (module.bias_k is not None) + bool(module.add_zero_attn)

@@ -24,7 +24,7 @@ from tidegate.torch.kernel import inside_transform
 
 
 class AttentionCall(NamedTuple):
-    """What one call was given: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
+    """What one call was given and gave: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
 
     query: Tensor
     key: Tensor
@@ -35,6 +35,8 @@ class AttentionCall(NamedTuple):
     """Query i sees no key after key i, whatever T and S are."""
     scale: float | None
     """None is 1/sqrt(D)."""
+    output: Tensor | None = None
+    """(B, H, T, D): what the kernel returned."""
 
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
@@ -103,10 +105,10 @@ class AttentionCalls(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _WATCHED:
-            self.look(func, args, kwargs)
+            self.look(func, args, kwargs, result)
         return result
 
-    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Hand the call on, unless it is not to be counted."""
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
@@ -114,7 +116,8 @@ class AttentionCalls(TorchDispatchMode):
             return
         # Nor is our own work worth the way through this mode, operator by operator.
         with _hidden(), _disable_current_modes():
-            self._see(_as_call(named))
+            # A fused kernel returns its log-partition too.
+            self._see(_as_call(named, result[0] if isinstance(result, tuple) else result))
 
 
 class _WholeCallKernel:
@@ -149,7 +152,7 @@ def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
     with _hidden():
         result = _whole.decompose(*args, **kwargs)
     for watcher in _here.watching:
-        watcher.look(_whole, args, kwargs)
+        watcher.look(_whole, args, kwargs, result)
     return result
 
 
@@ -166,15 +169,15 @@ def _is_left_out(query: Tensor) -> bool:
     return inside_transform() or in_backward() or query.is_nested or query.device.type == "meta"
 
 
-def _as_call(named: dict[str, Any]) -> AttentionCall:
-    """The call with four axes to each tensor, from an operator's arguments by name."""
+def _as_call(named: dict[str, Any], output: Tensor) -> AttentionCall:
+    """The call with four axes to each tensor, from an operator's arguments by name and its result."""
     query, key, value = (named[name].detach() for name in ("query", "key", "value"))
     mask = named.get("attn_mask", named.get("attn_bias"))
     if mask is not None:
         mask = mask.detach()
         mask = mask.unsqueeze(-3) if mask.ndim == query.ndim == 3 else mask
     # Without an axis of heads there is one head.
-    query, key, value = (x.unsqueeze(-3) if x.ndim < 4 else x for x in (query, key, value))
+    query, key, value, output = (x.unsqueeze(-3) if x.ndim < 4 else x for x in (query, key, value, output.detach()))
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], () if mask is None else mask.shape[:-3])
     return AttentionCall(
         query=_four_axes(query, lead),
@@ -183,6 +186,7 @@ def _as_call(named: dict[str, Any]) -> AttentionCall:
         mask=None if mask is None else mask[(None,) * (4 - mask.ndim)] if mask.ndim < 5 else _four_axes(mask, lead),
         causal=bool(named.get("is_causal", False)),
         scale=named.get("scale"),
+        output=_four_axes(output, lead),
     )
 
 
