@@ -1,0 +1,50 @@
+"""Train gates apart from the rest of a model: freeze all else, or give them a learning rate of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from tidegate.torch.gate import gate_parameters
+
+
+def freeze_all_but_gates(model: nn.Module) -> int:
+    """Let only the gates learn, and return how many numbers they have. `model.requires_grad_()` undoes it."""
+    gates = list(gate_parameters(model))
+    if not gates:
+        raise ValueError(f"{type(model).__name__} has no gates; build it with a gate, or call add_gates(model) first.")
+    model.requires_grad_(False)
+    for gate in gates:
+        gate.requires_grad_()
+    return sum(gate.numel() for gate in gates)
+
+
+def gate_optimizer_groups(
+    model: nn.Module, *, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Split a model's parameters into groups for an optimiser: gates, then matrices, then biases and norms.
+
+    Gates have a learning rate of their own and no decay; matrices decay, biases and norms do not. Parameters that
+    require no gradient are left out, and so are groups without parameters.
+
+    Args:
+        model: with gates.
+        lr: of all but the gates.
+        gate_lr: of the gates; None is ten times `lr`, since a gate that starts at zero moves slowly.
+        weight_decay: of the matrices that are no gates.
+    """
+    gates = [gate for gate in gate_parameters(model) if gate.requires_grad]
+    known = set(gate_parameters(model))
+    rest = [weight for weight in model.parameters() if weight.requires_grad and weight not in known]
+    groups = [
+        _group(gates, lr=10 * lr if gate_lr is None else gate_lr, weight_decay=0.0),
+        _group((weight for weight in rest if weight.ndim > 1), lr=lr, weight_decay=weight_decay),
+        _group((weight for weight in rest if weight.ndim <= 1), lr=lr, weight_decay=0.0),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _group(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float) -> dict[str, Any]:
+    return {"params": list(parameters), "lr": lr, "weight_decay": weight_decay}
