@@ -5,7 +5,7 @@ from closeness import assert_close
 from tidegate.lab.studies.boundary.correlation import correlate
 from tidegate.lab.studies.boundary.run import boundary_study, finding
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
-from tidegate.lab.studies.boundary.training import VARIANTS, Classifier, Options, train
+from tidegate.lab.studies.boundary.training import VARIANTS, Classifier, Options, train_together
 
 SMALL = Options(
     variants=("none", "tanh", "bma"),
@@ -64,8 +64,8 @@ def test_all_variants_have_as_many_parameters():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_models_that_are_trained_together_are_trained_alone(variant):
     options = Options(steps=5, num_training=64, num_test=64, batch_size=16)
-    together, accuracies = train(variant, [("xor", 0), ("circle", 1)], [0.01, 0.02], options)
-    alone, accuracy = train(variant, [("circle", 1)], [0.02], options)
+    together, accuracies = train_together(variant, [("xor", 0), ("circle", 1)], [0.01, 0.02], options)
+    alone, accuracy = train_together(variant, [("circle", 1)], [0.02], options)
     assert accuracies[1] == pytest.approx(accuracy[0], abs=1 / 64)
     for name, value in alone.items():
         assert_close(together[name][1], value[0], what="gradient")

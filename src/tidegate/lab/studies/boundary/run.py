@@ -21,8 +21,8 @@ from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.studies.boundary.correlation import Correlation, correlate
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, tokens_of
-from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier, Options, train
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier, Options, train_together
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch import plain_kernel
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -66,14 +66,14 @@ class Result:
     correlations: tuple[Correlation, ...]
 
 
-def boundary_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def boundary_study(options: Options | None = None, *, tell: Tell = ignore) -> Result:
     """Tune, train and measure every variant on every task."""
     options = options or Options()
     trials: list[Trial] = []
-    for variant in told(options.variants, tell):
+    for variant in report_parts(options.variants, tell, work="boundary"):
         rates = _best_rates(variant, options)
         cases = [(task, seed) for task in options.tasks for seed in range(options.num_seeds)]
-        models, accuracies = train(variant, cases, [rates[task] for task, _ in cases], options)
+        models, accuracies = train_together(variant, cases, [rates[task] for task, _ in cases], options)
         for place, (task, seed) in enumerate(cases):
             own = {name: value[place] for name, value in models.items()}
             curvature, positive = _curvature(variant, own, task, seed, options)
@@ -122,7 +122,7 @@ def _best_rates(variant: str, options: Options) -> dict[str, float]:
     seeds = range(options.num_seeds, options.num_seeds + options.num_tuning_seeds)
     cases = [(task, seed) for task in options.tasks for _ in options.learning_rates for seed in seeds]
     rates = [rate for _ in options.tasks for rate in options.learning_rates for _ in seeds]
-    _, accuracies = train(variant, cases, rates, options)
+    _, accuracies = train_together(variant, cases, rates, options)
     table = np.array(accuracies).reshape(len(options.tasks), len(options.learning_rates), -1).mean(axis=-1)
     return {
         task: options.learning_rates[int(best)] for task, best in zip(options.tasks, table.argmax(axis=1), strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.lab.studies.boundary.tasks import TASKS, WIDTH, draw_examples
+from tidegate.lab.training.loop import train
 from tidegate.torch import GatedAttention, plain_kernel
 
 _func: Any = torch.func
@@ -79,13 +80,37 @@ def _apply(function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tup
     return (function(inputs[0]), *inputs[1:])
 
 
-def train(
+class ManyAdam(torch.optim.Optimizer):
+    """Adam over many models at once, whose parameters are stacked along a leading axis, each at its own rate.
+
+    PyTorch's own has one rate for a whole tensor. Adam acts on each number by itself, so no model sees another.
+    """
+
+    def __init__(self, stacked: Iterable[Tensor], rates: Tensor) -> None:
+        super().__init__(stacked, {"lr": 1.0})
+        self.rates = rates
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Move every parameter; the groups' `lr` is the share of the models' rates."""
+        assert closure is None
+        for group in self.param_groups:
+            rates = group["lr"] * self.rates
+            for value in group["params"]:
+                state = self.state[value]
+                number = state["step"] = state.get("step", 0) + 1
+                first = state.setdefault("first", torch.zeros_like(value)).lerp_(value.grad, 0.1)
+                second = state.setdefault("second", torch.zeros_like(value)).lerp_(value.grad**2, 0.01)
+                size = (second / (1 - 0.99**number)).sqrt_().add_(1e-8)
+                value -= rates.reshape(-1, *[1] * (value.ndim - 1)) * first / (1 - 0.9**number) / size
+
+
+def train_together(
     variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: Options
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train one model for each (task, seed), all in one computation; parameters with a leading axis, and accuracies.
 
-    Every model has its own data, initial weights and learning rate. Adam acts on each number by itself, so that none
-    sees another.
+    Every model has its own data, initial weights and learning rate.
     """
     skeleton = Classifier(variant)
     stacked = _initial([seed for _, seed in cases], variant)
@@ -97,24 +122,22 @@ def train(
         return _func.functional_call(skeleton, parameters, (sequences,))
 
     batched = _func.vmap(logits)
-    rate = torch.tensor(rates)
-    first = {name: torch.zeros_like(value) for name, value in stacked.items()}
-    second = {name: torch.zeros_like(value) for name, value in stacked.items()}
+
+    def loss(rows: Tensor) -> Tensor:
+        found = batched(stacked, inputs[:, rows])
+        return F.cross_entropy(found.flatten(0, 1), labels[:, rows].flatten(), reduction="sum") / options.batch_size
+
     generator = torch.Generator().manual_seed(0)
+    shape = (options.batch_size,)
+    batches = (torch.randint(options.num_training, shape, generator=generator) for _ in range(options.steps))
     with plain_kernel():
-        for step in range(1, options.steps + 1):
-            rows = torch.randint(options.num_training, (options.batch_size,), generator=generator)
-            found = batched(stacked, inputs[:, rows])
-            loss = F.cross_entropy(found.flatten(0, 1), labels[:, rows].flatten(), reduction="sum") / options.batch_size
-            slopes = torch.autograd.grad(loss, list(stacked.values()))
-            share = 1 - (step - 1) / options.steps
-            with torch.no_grad():
-                for (name, value), slope in zip(stacked.items(), slopes, strict=True):
-                    first[name].lerp_(slope, 0.1)
-                    second[name].lerp_(slope**2, 0.01)
-                    size = (second[name] / (1 - 0.99**step)).sqrt_().add_(1e-8)
-                    each = (share * rate).reshape(-1, *[1] * (value.ndim - 1))
-                    value -= each * first[name] / (1 - 0.9**step) / size
+        train(
+            loss,
+            ManyAdam(stacked.values(), torch.tensor(rates)),
+            batches,
+            schedule=lambda step: 1 - step / options.steps,
+            clip=None,
+        )
         with torch.no_grad():
             right = (batched(stacked, test_inputs).argmax(dim=-1) == test_labels).double().mean(dim=-1)
     return {name: value.detach() for name, value in stacked.items()}, right.tolist()

@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.lab.training.loop import train, warmup_and_linear_decay
 from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.observing.watcher import observe
 
@@ -138,14 +139,14 @@ class Result:
     rows: tuple[Row, ...]
 
 
-def gate_tuning(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def gate_tuning(options: Options | None = None, *, tell: Tell = ignore) -> Result:
     """Train a model for each seed, let copies of it go on by each remedy, and measure them all."""
     options = options or Options()
     data = replace(text_task(length=options.length), num_validation_tokens=options.num_validation_tokens).load()
     before: list[Measured] = []
     after: dict[Remedy, list[Measured]] = {remedy: [] for remedy in REMEDIES}
     sizes: set[tuple[int, int]] = set()
-    for seed in told(range(options.num_seeds), tell):
+    for seed in report_parts(range(options.num_seeds), tell, work="gate-tuning", describe=lambda seed: f"seed {seed}"):
         trained = _trained(data, options, seed)
         before.append(_measured(trained, data))
         for remedy, measured in after.items():
@@ -249,20 +250,9 @@ def _group(parameters: Iterable[nn.Parameter], *, rate: float, decay: float = 0.
 
 
 def _train(model: LlamaForCausalLM, groups: Groups, batches: Iterable[Batch], *, num_steps: int) -> None:
-    """AdamW over a short warm-up and a straight way down to 0."""
     model.train()
-    optimizer = torch.optim.AdamW(groups)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * (1 - step / num_steps)
-    )
-    learning = [parameter for group in groups for parameter in group["params"]]
-    for batch in batches:
-        loss = _loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(learning, 1.0)
-        optimizer.step()
-        schedule.step()
+    schedule = warmup_and_linear_decay(num_steps)
+    train(lambda batch: _loss(model, batch), torch.optim.AdamW(groups), batches, schedule=schedule)
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:

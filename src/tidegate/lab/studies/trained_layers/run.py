@@ -16,7 +16,8 @@ from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.language_models import language_model_of, token_windows
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.lab.training.loop import train, warmup_and_linear_decay
 from tidegate.lab.training.measurements import ModelCurvature, Sampling
 from tidegate.lab.training.model import batch_loss
 from tidegate.torch import TransformerLM
@@ -61,13 +62,17 @@ class Result:
     measured: tuple[Measured, ...]
 
 
-def trained_layers(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def trained_layers(options: Options | None = None, *, tell: Tell = ignore) -> Result:
     """Train one model for each gate, and measure its layers at the start and at the end."""
     options = options or Options()
     data = text_task(length=options.length).load()
     return Result(
         options=options,
-        measured=tuple(each for gate in told(options.gates, tell) for each in _measured(gate, data, options)),
+        measured=tuple(
+            each
+            for gate in report_parts(options.gates, tell, work="trained-layers")
+            for each in _measured(gate, data, options)
+        ),
     )
 
 
@@ -95,15 +100,12 @@ def _measured(gate: str, data: TaskData, options: Options) -> Iterator[Measured]
     model = TransformerLM(config)
     model.reset_parameters(seed=options.seed)
     yield _at(model, gate, 0, data, options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
-    for step in range(options.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * min(1.0, (step + 1) / 20) * (1 - step / options.steps)
-        loss = batch_loss(model, data.batch(seed=options.seed, step=step, size=options.batch_size))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    train(
+        lambda batch: batch_loss(model, batch),
+        torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0),
+        (data.batch(seed=options.seed, step=step, size=options.batch_size) for step in range(options.steps)),
+        schedule=warmup_and_linear_decay(options.steps),
+    )
     yield _at(model, gate, options.steps, data, options)
 
 
