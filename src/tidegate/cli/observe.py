@@ -13,7 +13,7 @@ from rich.console import Console
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
 from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
-from tidegate.cli.parts import parts_display
+from tidegate.cli.progress import display
 
 _LENGTH = 512
 
@@ -59,8 +59,8 @@ def observe(
         loaded = load_language_model(model, derivatives=False, gates=gates)
         tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
         windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
-        with parts_display(Console(stderr=True, highlight=False), "observing", "sequences", quiet=quiet) as tell:
-            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=tell)
+        with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
+            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
         page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
         written = write_page(page, out)
     except (ValueError, TypeError, OSError, ImportError) as problem:

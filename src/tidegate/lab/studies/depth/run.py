@@ -22,7 +22,7 @@ from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
 from tidegate.lab.judging.statistics import t_interval
 from tidegate.lab.studies.flat_or_curved.run import FLAT, with_strength
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
@@ -94,12 +94,13 @@ class Result:
     curves: tuple[Curve, ...]
 
 
-def depth_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def depth_study(options: Options | None = None, *, tell: Tell = ignore) -> Result:
     """Measure slices of stacks of every depth."""
     options = options or Options()
     regimes: tuple[Regime, ...] = ("structured", "random")
     cases: list[tuple[Regime, str]] = [(regime, gate) for regime in regimes for gate in options.gates]
-    return Result(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in told(cases, tell)))
+    parts = report_parts(cases, tell, work="depth", describe=", ".join)
+    return Result(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in parts))
 
 
 def structured_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:

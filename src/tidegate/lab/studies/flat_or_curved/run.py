@@ -31,7 +31,7 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     measure_cap,
     three_features,
 )
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
@@ -106,13 +106,14 @@ class Result:
     """Largest absolute curvature of the cap's patch under a gate of one number a head."""
 
 
-def flat_or_curved(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def flat_or_curved(options: Options | None = None, *, tell: Tell = ignore) -> Result:
     """Measure every gate in every chart at every strength, and build the caps."""
     options = options or Options()
     layers = [
         (gate, strength) for gate in options.gates for strength in ((0.0,) if gate == "none" else options.strengths)
     ]
-    cells = tuple(cell for gate, strength in told(layers, tell) for cell in _cells(gate, strength, options))
+    parts = report_parts(layers, tell, work="flat-or-curved", describe=lambda part: f"{part[0]}, strength {part[1]:g}")
+    cells = tuple(cell for gate, strength in parts for cell in _cells(gate, strength, options))
     by_hand = measure_cap("three features, by hand", cap_chart(three_features()), 3)
     fitted = (measure_cap(f"{width} features", cap_chart(cap_layer(width)), width) for width in options.cap_widths)
     cone = measure_cap("one gate a head", head_grain_chart(), 32)
