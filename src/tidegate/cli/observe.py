@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, QuietOption
 from tidegate.cli.progress import display
 
 _LENGTH = 512
@@ -38,7 +38,7 @@ def observe(
         bool, typer.Option("--heat", help="Measure the largest score and the heat capacity too; slower.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("observation"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show the result alone.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Watch every attention call of a trained model on a text, and write a page of sinks, entropies and gates.
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.studies.boundary.tasks import TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.options import require_among, require_at_least
 from tidegate.lab.training.loop import train
 from tidegate.torch import GatedAttention, plain_kernel
 
@@ -38,7 +39,7 @@ GATED = tuple(name for name, (gate, _) in VARIANTS.items() if gate != "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class BoundaryOptions:
     """Sizes of the study."""
 
     variants: tuple[str, ...] = tuple(VARIANTS)
@@ -53,6 +54,19 @@ class Options:
     num_test: int = 1000
     num_points: int = 50
     """Points of the test set at which curvature is measured."""
+
+    def __post_init__(self) -> None:
+        require_among("variants", self.variants, tuple(VARIANTS))
+        require_among("tasks", self.tasks, tuple(TASKS))
+        if "none" not in self.variants or len(self.variants) < 2:
+            raise ValueError(f"variants must be none and at least one other; got {', '.join(self.variants)!r}.")
+        for kind in (LINEAR, NONLINEAR):
+            if kind.keys().isdisjoint(self.tasks):
+                raise ValueError(f"tasks must have at least one of {', '.join(kind)}; got {', '.join(self.tasks)!r}.")
+        # An interval needs two seeds.
+        require_at_least(self, num_seeds=2, num_tuning_seeds=1, steps=1, batch_size=1, num_training=1, num_points=2)
+        if not self.learning_rates or min(self.learning_rates) <= 0:
+            raise ValueError(f"learning_rates must be above 0, and at least one; got {self.learning_rates}.")
 
 
 class Classifier(nn.Module):
@@ -106,7 +120,7 @@ class ManyAdam(torch.optim.Optimizer):
 
 
 def train_together(
-    variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: Options
+    variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: BoundaryOptions
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train one model for each (task, seed), all in one computation; parameters with a leading axis, and accuracies.
 
@@ -152,7 +166,7 @@ def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
     return {name: torch.stack([model[name] for model in models]).requires_grad_() for name in models[0]}
 
 
-def _data(task: str, seed: int, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _data(task: str, seed: int, options: BoundaryOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training sequences and labels, test sequences and labels."""
     rng = np.random.default_rng((list(TASKS).index(task), seed))
     train_x, train_y = draw_examples(task, rng, options.num_training)
