@@ -38,7 +38,7 @@ class ImageTask:
     kind: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, bool) or not isinstance(self.image_size, int) or self.image_size < 1:
+        if isinstance(self.image_size, bool) or not isinstance(self.image_size, int) or self.image_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"image_size must be a whole number of at least 1; got {self.image_size!r}.")
         if self.source == DIGITS and self.image_size != _DIGITS_SIZE:
             raise DataError(f"image_size of the digits is {_DIGITS_SIZE}; got {self.image_size!r}.")

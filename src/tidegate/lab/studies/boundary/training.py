@@ -105,8 +105,8 @@ class ManyAdam(torch.optim.Optimizer):
         self.rates = rates
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Move every parameter; the groups' `lr` is the share of the models' rates."""
+    def step(self, closure: Any = None) -> None:
+        """Move every parameter; the groups' `lr` is the share of the models' rates. Takes no closure."""
         assert closure is None
         for group in self.param_groups:
             rates = group["lr"] * self.rates
