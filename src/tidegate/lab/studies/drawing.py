@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, which is too pale for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+from tidegate.tensors.palette import BLACK, LINES
+
+COLOURS = (*LINES, BLACK)
 GREY = "#8A8A8A"
 
 
