@@ -37,6 +37,11 @@ def test_the_maths_load_no_framework():
     assert not modules & FRAMEWORKS
 
 
+def test_the_vocabulary_of_pages_loads_nothing_that_draws_them():
+    _, modules = fresh_import("import tidegate.report.page")
+    assert not modules & (FRAMEWORKS | {"numpy", "plotly", "jinja2"})
+
+
 def test_a_heavy_import_is_seen():
     seconds, modules = fresh_import("import tidegate.tensors.random; import torch")
     assert modules & FRAMEWORKS >= {"torch"}

@@ -1,11 +1,12 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.lab.studies.rates import run as study
+from tidegate.lab.studies import rates as study
 
 runner = CliRunner()
 
@@ -17,12 +18,10 @@ def invoke(*arguments):
 @pytest.fixture
 def miniature(monkeypatch):
     """`--quick` in a second or two."""
-    from dataclasses import replace
-
     small = replace(
         study.QUICK, ns=(1_000, 10_000, 100_000), replicates=8, starts=2, layouts=(), gate_distances=(), num_truths=0
     )
-    monkeypatch.setattr(study, "QUICK", small)
+    monkeypatch.setattr(study, "STUDY", replace(study.STUDY, quick=small))
 
 
 def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
@@ -30,22 +29,22 @@ def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())["result"]
     table = (tmp_path / "out" / "report.md").read_text()
-    assert results["settings"]["positions"] == ["none", "g1"]
-    assert results["settings"]["seed"] == 3
+    assert results["options"]["positions"] == ["none", "g1"]
+    assert results["options"]["seed"] == 3
     for found in results["rates"]:
         for metric in ("expert", "regression"):
             assert f"{found['slopes'][metric]['slope']:+.3f}" in done.output
         assert f"{found['slopes']['expert']['slope']:+.3f}" in table
         assert found["slopes"]["expert"]["verdict"] in done.output
-    assert "rates: 6 of 6 (g1, n = 100,000)" in done.output
+    assert "rates: 6 of 6 parts" in done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"report.html", "report.md", "results.json", "expert-rates.svg", "expert-limits.svg"}
+    assert files == {"rates.json", "report.html", "report.md", "results.json", "expert-rates.svg", "expert-limits.svg"}
 
 
 def test_quiet_shows_the_result_alone(miniature, tmp_path):
     done = invoke("rates", "--quick", "--quiet", "--positions", "g1", "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "rates: " not in done.output
+    assert done.stderr == ""
     assert "The page:" in done.output
 
 
@@ -78,7 +77,7 @@ def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "rates", interrupted)
+    monkeypatch.setattr(study, "STUDY", replace(study.STUDY, run=interrupted))
     done = invoke("rates", "--quick", "--out", tmp_path / "out")
     assert done.exit_code == 130
     assert done.stderr == "stopped: nothing was written.\n"

@@ -1,52 +1,82 @@
 import json
 from dataclasses import replace
-from functools import partial
 
+import pytest
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
 from tidegate.lab.studies.catalogue import STUDIES
-from tidegate.lab.studies.depth import run as depth
 
-FEW = depth.Options(gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
+FEW = ["--set", "gates=none,g1", "--set", "depths=1,2", "--set", "num_seeds=2", "--set", "num_planes=2"]
 
 
-def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(tmp_path, monkeypatch):
-    small = replace(STUDIES["depth"], run=partial(depth.depth_study, FEW))
-    monkeypatch.setitem(STUDIES, "depth", small)
-    done = CliRunner().invoke(app, ["study", "depth", "--out", str(tmp_path / "out")])
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(tmp_path):
+    done = invoke("depth", *FEW, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line] == ["depth: 4 of 4 parts"]
     written = {file.name for file in (tmp_path / "out").iterdir()}
-    assert {"depth.json", "report.html", "report.md", "results.json"} <= written
-    finding = json.loads((tmp_path / "out" / "depth.json").read_text())["finding"]
-    assert finding in " ".join(done.stdout.split("\n"))
+    assert written == {"depth.json", "depth.svg", "report.html", "report.md", "results.json"}
+    record = json.loads((tmp_path / "out" / "depth.json").read_text())
+    assert record["finding"] in " ".join(done.stdout.split("\n"))
+    assert record["result"]["options"]["depths"] == [1, 2]
+    assert f"tidegate study depth {' '.join(FEW)}" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_from_a_record_the_work_is_not_done_again(tmp_path, monkeypatch):
-    monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=partial(depth.depth_study, FEW)))
     first, second = tmp_path / "first", tmp_path / "second"
-    CliRunner().invoke(app, ["study", "depth", "--out", str(first)])
+    assert invoke("depth", *FEW, "--quiet", "--out", first).stderr == ""
 
-    def work(**_):
+    def work(*_, **__):
         raise AssertionError("the work was done")
 
     monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=work))
-    done = CliRunner().invoke(app, ["study", "depth", "--from", str(first / "depth.json"), "--out", str(second)])
+    done = invoke("depth", "--from", first / "depth.json", "--out", second)
     assert done.exit_code == 0, done.stderr
     records = [json.loads((folder / "depth.json").read_text())["result"] for folder in (first, second)]
     assert records[0] == records[1]
 
 
-def test_an_unknown_study_is_one_line_that_names_the_known_ones():
-    done = CliRunner().invoke(app, ["study", "weather"])
+def test_options_are_shown_as_they_would_be():
+    done = invoke("rates", "--quick", "--set", "seed=3", "--options")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert "seed=3" in lines
+    assert "replicates=32" in lines
+    assert "layouts=plain" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["depth", "--set", "weather=3"], "--set: there is no option 'weather'. Known: gates, depths,"),
+        (["depth", "--set", "num_seeds=1"], "--set: num_seeds must be at least 2"),
+        (["depth", "--quick"], "depth has no quick version"),
+        (["rates", "--quick", "--from", "somewhere.json"], "leave out --quick and --set"),
+        (["depth", "--from", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_exit_code_2(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*arguments)
     assert done.exit_code == 2
-    assert "Known: flat-or-curved, depth, boundary, trained-layers, gate-tuning." in done.stderr
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_study_is_one_line_that_names_the_known_ones():
+    done = invoke("weather")
+    assert done.exit_code == 2
+    assert "Known: flat-or-curved, depth, boundary, trained-layers, gate-tuning, rates." in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_studies_are_listed_with_their_questions():
-    done = CliRunner().invoke(app, ["study", "list"])
+    done = invoke("list")
     assert done.exit_code == 0
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
-    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers", "gate-tuning"]
+    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers", "gate-tuning", "rates"]

@@ -15,7 +15,7 @@ from rich.table import Table
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
 from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
-from tidegate.cli.parts import parts_display
+from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.lab.training.measurements import ModelCurvature
@@ -52,8 +52,8 @@ def curvature(
         loaded = load_language_model(model, gates=gates)
         windows = token_windows(loaded, data, length=length, count=sequences, field=field)
         sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
-        with parts_display(Console(stderr=True, highlight=False), "measuring", "sequences") as tell:
-            measured = model_curvature(loaded, windows, sampling, tell=tell)
+        with display(Console(stderr=True, highlight=False), quiet=False) as shown:
+            measured = model_curvature(loaded, windows, sampling, tell=shown.show)
         page = write_page(curvature_page(measured, command=command), out)
     except (ValueError, TypeError, OSError, ImportError) as problem:
         stop(problem)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
-from tidegate.cli.parts import parts_display
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, QuietOption
+from tidegate.cli.progress import display
 
 _LENGTH = 512
 
@@ -38,7 +38,7 @@ def observe(
         bool, typer.Option("--heat", help="Measure the largest score and the heat capacity too; slower.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("observation"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show the result alone.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Watch every attention call of a trained model on a text, and write a page of sinks, entropies and gates.
 
@@ -59,8 +59,8 @@ def observe(
         loaded = load_language_model(model, derivatives=False, gates=gates)
         tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
         windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
-        with parts_display(Console(stderr=True, highlight=False), "observing", "sequences", quiet=quiet) as tell:
-            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=tell)
+        with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
+            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
         page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
         written = write_page(page, out)
     except (ValueError, TypeError, OSError, ImportError) as problem:

@@ -1,4 +1,4 @@
-"""Options that several verbs have: which trained model, and which text it reads."""
+"""Options that several verbs have: which trained model, which text it reads, how much is shown."""
 
 from __future__ import annotations
 
@@ -27,3 +27,4 @@ GatesOption: TypeAlias = Annotated[
 FieldOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)
 ]
+QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Show the result alone.")]

@@ -1,4 +1,4 @@
-"""Progress of many runs: bars on a terminal, plain lines elsewhere."""
+"""Progress of all verbs: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from tidegate.lab.training.events import Ended, Event, Phase
+    from tidegate.lab.training.events import Ended, Event, PartsDone, Phase
     from tidegate.lab.training.events import Progress as RunProgress
 
 _SECONDS_BETWEEN_LINES = 15.0
+"""Between two lines about work that goes on; what ends has a line of its own at once."""
 
 
 class Display(Protocol):
-    """Shows what the lab says."""
+    """Shows the events of the lab."""
 
     def show(self, event: Event) -> None:
-        """Take note of an event."""
+        """Show an event."""
         ...
 
 
 @contextmanager
 def display(console: Console, *, quiet: bool, examples: str = "tokens") -> Generator[Display]:
-    """Bars if the console is a terminal, lines if not, nothing if it is to be quiet.
+    """Give a display: bars on a terminal, lines elsewhere, nothing with `quiet`.
 
-    examples : what speed is counted in, such as "images"
+    examples : what the speed of runs is counted in, such as "images"
     """
     if quiet:
         yield _Silence()
@@ -86,8 +87,21 @@ class _Remaining:
 
 
 @final
+class _PartsClock:
+    """How long work that is counted in parts still takes, judged by the parts that are done."""
+
+    def __init__(self) -> None:
+        self.starts: dict[str, float] = {}
+
+    def seconds(self, event: PartsDone) -> float | None:
+        """Until the end of the work; None before any part is done."""
+        start = self.starts.setdefault(event.work, time.monotonic())
+        return (time.monotonic() - start) / event.done * (event.total - event.done) if event.done else None
+
+
+@final
 class _Bars:
-    """One bar a run, and one for all."""
+    """One bar a run and one for all; one bar for each work that is counted in parts."""
 
     def __init__(self, bars: ProgressBars, examples: str) -> None:
         self.bars = bars
@@ -95,17 +109,30 @@ class _Bars:
         self.tasks: dict[str, TaskID] = {}
         self.overall: TaskID | None = None
         self.remaining = _Remaining()
+        self.clock = _PartsClock()
 
     def show(self, event: Event) -> None:
         """Draw it."""
-        from tidegate.lab.training.events import Phase, Progress
+        from tidegate.lab.training.events import PartsDone, Phase, Progress
 
         if isinstance(event, Phase):
             self._phase(event)
         elif isinstance(event, Progress):
             self._progress(event)
+        elif isinstance(event, PartsDone):
+            self._parts(event)
         else:
             self._ended(event)
+
+    def _parts(self, event: PartsDone) -> None:
+        if event.work not in self.tasks:
+            self.tasks[event.work] = self.bars.add_task(event.work, total=event.total, note="", style="")
+        words = [f"{event.done} of {event.total} {event.unit}"]
+        seconds = self.clock.seconds(event)
+        if event.done < event.total:
+            words += [f"{_clock(seconds)} left"] if seconds is not None else []
+            words += [event.item] if event.item else []
+        self.bars.update(self.tasks[event.work], completed=event.done, note="  ".join(words))
 
     def _phase(self, event: Phase) -> None:
         if self.overall is not None:
@@ -145,17 +172,20 @@ class _Lines:
         self.console = console
         self.examples = examples
         self.remaining = _Remaining()
+        self.clock = _PartsClock()
         self.last = time.monotonic()
 
     def show(self, event: Event) -> None:
         """Write it."""
-        from tidegate.lab.training.events import Phase, Progress
+        from tidegate.lab.training.events import PartsDone, Phase, Progress
 
         if isinstance(event, Phase):
             self.remaining.phase(event)
             self._write(_phase_line(event))
         elif isinstance(event, Progress):
             self._progress(event)
+        elif isinstance(event, PartsDone):
+            self._parts(event)
         else:
             self.remaining.end(event)
             count = f"{self.remaining.ended} of {self.remaining.total}"
@@ -166,6 +196,15 @@ class _Lines:
         if time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
             run = f"{_run_words(event)}: step {event.step} of {event.steps}"
             self._write(f"{run}, loss {event.loss:.3f}, {_speed(event, self.examples)}{self._left()}")
+
+    def _parts(self, event: PartsDone) -> None:
+        seconds = self.clock.seconds(event)
+        if event.done == event.total:
+            self._write(f"{event.work}: {event.done} of {event.total} {event.unit}")
+        elif time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
+            left = "" if seconds is None else f", about {_clock(seconds)} left"
+            item = f" ({event.item})" if event.item else ""
+            self._write(f"{event.work}: {event.done} of {event.total} {event.unit}{item}{left}")
 
     def _left(self) -> str:
         seconds = self.remaining.seconds()

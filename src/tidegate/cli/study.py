@@ -3,54 +3,99 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_no_comparison, require_writable
-from tidegate.cli.parts import parts_display
+from tidegate.cli.options import QuietOption
+from tidegate.cli.progress import display
+
+if TYPE_CHECKING:
+    from tidegate.lab.studies.study import Study
 
 
 def study(
     name: Annotated[str, typer.Argument(help="Which one; `list` names them with their questions.", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change an option of the study; may be repeated. --options shows them all.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less work, for a first look, if the study has such a version.")
+    ] = False,
+    show_options: Annotated[
+        bool, typer.Option("--options", help="Show the options as they would be, and do nothing.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where to write; studies/NAME by default.")] = None,
     again: Annotated[
         Path | None,
         typer.Option("--from", help="A record to draw and report from, instead of the work.", show_default=False),
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Answer one question by a computation of some minutes: its record, its page and its figures."""
     from tidegate.lab.studies.catalogue import STUDIES
-    from tidegate.lab.studies.drawing import save_figures
-    from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
-    from tidegate.report import write_page
+    from tidegate.lab.studies.options import set_options, settings_of
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if name == "list":
         for known in STUDIES.values():
             console.print(f"{known.name}: {known.question}", soft_wrap=True)
         return
     if name not in STUDIES:
         stop(f"there is no study {name!r}. Known: {', '.join(STUDIES)}.")
-    chosen, folder = STUDIES[name], Path("studies") / name if out is None else out
+    chosen = STUDIES[name]
+    if quick and chosen.quick is None:
+        stop(f"{name} has no quick version. Choose its size by --set; --options shows what can be set.")
+    if again is not None and (quick or settings):
+        stop("--from draws from a record, which has its options: leave out --quick and --set.")
+    try:
+        options = set_options(chosen.quick if quick else chosen.options, settings or [])
+    except ValueError as problem:
+        stop(f"--set: {problem}")
+    if show_options:
+        console.print("\n".join(settings_of(options)), soft_wrap=True)
+        return
+    answer_study(chosen, options, Path("studies") / name if out is None else out, record=again, quiet=quiet)
+
+
+def answer_study(
+    study: Study[Any, Any], options: Any, folder: Path, *, record: Path | None = None, quiet: bool = False
+) -> Any:
+    """Answer a study, or read its answer from a record; write record, page and figures, print the finding.
+
+    Returns the answer. Ends the command if it cannot be done.
+    """
+    from tidegate.lab.studies.drawing import save_figures
+    from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
+    from tidegate.report import write_page
+
     try:
         require_writable(folder)
         require_no_comparison(folder)
-        if again is None:
-            with parts_display(Console(stderr=True, highlight=False), name, "parts") as tell:
-                result = chosen.run(tell=tell)
+        if record is None:
+            with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
+                result = study.run(options, tell=shown.show)
         else:
-            result = read_record(chosen, again)
-        record = record_of(chosen, result)
+            result = read_record(study, record)
+        values, view = record_of(study, result), study.view(result)
         folder.mkdir(parents=True, exist_ok=True)
-        save_record(record, folder / f"{name}.json")
-        save_figures(chosen.draw(result), folder)
-        page = write_page(page_of(chosen, record, result), folder)
-    except (ValueError, OSError, KeyError) as problem:
+        save_record(values, folder / f"{study.name}.json")
+        save_figures(view.figures, folder)
+        page = write_page(page_of(study, values, result, view), folder)
+    except (ValueError, OSError, KeyError, ImportError) as problem:
         stop(problem)
     except KeyboardInterrupt:
         stop("nothing was written.", code=INTERRUPTED)
-    console.print(record["finding"], soft_wrap=True)
+    console = Console(highlight=False, markup=False)
+    console.print(values["finding"], soft_wrap=True)
     console.print(f"The page: {page}", soft_wrap=True)
+    return result

@@ -7,10 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
+from typing import TYPE_CHECKING, Any
 
 from tidegate.report.colours import palette_of
 from tidegate.report.embed import embedded_json, json_text, packed, script_hash
@@ -20,6 +17,9 @@ from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
 from tidegate.report.page import Check, Page, Section
 from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _PLAIN_DATA = 400_000
 """Letters of data up to which they stand in the page as they are; more are compressed, so that the page stays small."""
@@ -53,6 +53,9 @@ def html_page(page: Page) -> str:
 
 @cache
 def _environment() -> Environment:
+    # Here and below imported late: whoever only describes a page, as worker processes do, need not load what draws it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     return Environment(
         loader=PackageLoader("tidegate.report", "templates"),
         autoescape=True,
@@ -64,6 +67,8 @@ def _environment() -> Environment:
 
 @cache
 def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
     source: Any = get_plotlyjs()
     return str(source).replace("\r\n", "\n")
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from tidegate.tensors.namespace import Array
 
-# Okabe and Ito's palette without its yellow, which is too pale for lines.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 MASKED = "#D9D9D9"
 MAX_LABELS = 32
 MAX_NUMBERS = 8

@@ -21,13 +21,9 @@ from tidegate.tensors._checks import (
     require_rank,
 )
 from tidegate.tensors._drawing import (
-    BLUE,
-    LINES,
     MASKED,
     MAX_LABELS,
     MAX_NUMBERS,
-    SKY,
-    VERMILION,
     draw_grid,
     heat_map,
     heat_maps,
@@ -41,6 +37,7 @@ from tidegate.tensors._drawing import (
 )
 from tidegate.tensors.attention import attention_scores_with_metric, attention_weights
 from tidegate.tensors.hopfield import classical_capacity, energy_landscape_1d, modern_hopfield_energy
+from tidegate.tensors.palette import BLUE, LINES, SKY, VERMILION
 from tidegate.tensors.softmax import attention_entropy, entropy, max_entropy, temperature_sweep
 
 if TYPE_CHECKING:

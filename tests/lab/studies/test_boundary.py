@@ -3,11 +3,11 @@ import pytest
 from closeness import assert_close
 
 from tidegate.lab.studies.boundary.correlation import correlate
-from tidegate.lab.studies.boundary.run import boundary_study, finding
+from tidegate.lab.studies.boundary.run import finding, run_boundary
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
-from tidegate.lab.studies.boundary.training import VARIANTS, Classifier, Options, train
+from tidegate.lab.studies.boundary.training import VARIANTS, BoundaryOptions, Classifier, train_together
 
-SMALL = Options(
+SMALL = BoundaryOptions(
     variants=("none", "tanh", "bma"),
     tasks=("half-plane", "circle", "xor"),
     num_seeds=2,
@@ -23,7 +23,7 @@ SMALL = Options(
 
 @pytest.fixture(scope="module")
 def result():
-    return boundary_study(SMALL)
+    return run_boundary(SMALL)
 
 
 def test_there_are_three_straight_boundaries_and_five_bent_ones():
@@ -63,9 +63,9 @@ def test_all_variants_have_as_many_parameters():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_models_that_are_trained_together_are_trained_alone(variant):
-    options = Options(steps=5, num_training=64, num_test=64, batch_size=16)
-    together, accuracies = train(variant, [("xor", 0), ("circle", 1)], [0.01, 0.02], options)
-    alone, accuracy = train(variant, [("circle", 1)], [0.02], options)
+    options = BoundaryOptions(steps=5, num_training=64, num_test=64, batch_size=16)
+    together, accuracies = train_together(variant, [("xor", 0), ("circle", 1)], [0.01, 0.02], options)
+    alone, accuracy = train_together(variant, [("circle", 1)], [0.02], options)
     assert accuracies[1] == pytest.approx(accuracy[0], abs=1 / 64)
     for name, value in alone.items():
         assert_close(together[name][1], value[0], what="gradient")

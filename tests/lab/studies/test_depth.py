@@ -3,14 +3,14 @@ import pytest
 import torch
 from closeness import assert_close
 
-from tidegate.lab.studies.depth.run import Options, depth_study, finding, fit_growth, random_stack, structured_stack
+from tidegate.lab.studies.depth.run import DepthOptions, finding, fit_growth, random_stack, run_depth, structured_stack
 
-SMALL = Options(gates=("none", "bma"), depths=(1, 2, 4), num_seeds=2, num_planes=3, d_model=6, length=3)
+SMALL = DepthOptions(gates=("none", "bma"), depths=(1, 2, 4), num_seeds=2, num_planes=3, d_model=6, length=3)
 
 
 @pytest.fixture(scope="module")
 def result():
-    return depth_study(SMALL)
+    return run_depth(SMALL)
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.5, 2.0])

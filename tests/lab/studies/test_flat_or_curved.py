@@ -4,7 +4,14 @@ import torch
 from closeness import assert_close
 
 from tidegate.geometry import gaussian_curvature, sectional_curvature
-from tidegate.lab.studies.flat_or_curved.run import CHARTS, Options, charts_of, finding, flat_or_curved, random_layer
+from tidegate.lab.studies.flat_or_curved.run import (
+    CHARTS,
+    FlatOrCurvedOptions,
+    charts_of,
+    finding,
+    random_layer,
+    run_flat_or_curved,
+)
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     cap_chart,
     cap_layer,
@@ -16,7 +23,7 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
 )
 from tidegate.tensors.gating import gate_logits, gate_reads
 
-SMALL = Options(
+SMALL = FlatOrCurvedOptions(
     gates=("none", "bma", "output:output", "output:output:head"),
     strengths=(1.0,),
     num_layers=2,
@@ -29,7 +36,7 @@ SMALL = Options(
 
 @pytest.fixture(scope="module")
 def result():
-    return flat_or_curved(SMALL)
+    return run_flat_or_curved(SMALL)
 
 
 def cells(result, **wanted):

@@ -8,14 +8,14 @@ from tidegate.lab.studies.gate_tuning.run import (
     CONTROL,
     REMEDIES,
     Change,
-    Measured,
-    Options,
+    GateTuningOptions,
+    ModelFigures,
     Remedy,
     finding,
-    gate_tuning,
+    run_gate_tuning,
 )
 
-TINY = Options(
+TINY = GateTuningOptions(
     hidden_size=16,
     intermediate_size=32,
     num_layers=1,
@@ -32,7 +32,7 @@ TINY = Options(
 
 @pytest.fixture(scope="module")
 def result():
-    return gate_tuning(TINY)
+    return run_gate_tuning(TINY)
 
 
 def moved(result, remedy):
@@ -57,7 +57,7 @@ def test_gates_move_where_there_are_gates_and_farther_at_a_higher_rate(result):
 def test_gates_that_do_not_learn_leave_the_model_as_it_was(result, monkeypatch):
     still = Remedy(name="gates at rest", gate_rate=0.0)
     monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run.REMEDIES", (still, CONTROL))
-    again = gate_tuning(TINY)
+    again = run_gate_tuning(TINY)
     assert again.before == result.before
     assert again.rows[0].measured == tuple(dataclasses.replace(each, movement=0.0) for each in result.before)
     assert again.rows[1] == next(row for row in result.rows if row.remedy == CONTROL)
@@ -74,7 +74,7 @@ def test_gates_that_learn_first_are_followed_by_all_weights(monkeypatch):
 
     monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run.REMEDIES", (first, CONTROL))
     monkeypatch.setattr("tidegate.lab.studies.gate_tuning.run._train", train)
-    gate_tuning(dataclasses.replace(TINY, tuning_steps=5))
+    run_gate_tuning(dataclasses.replace(TINY, tuning_steps=5))
     assert learned == [(30, 30, True, 1), (2, 2, False, 1), (3, 3, True, 2), (5, 5, True, 1)] * 2
 
 
@@ -103,7 +103,7 @@ def test_changes_are_differences_of_the_means(result):
 def test_the_finding_names_the_best_remedy_and_says_where_nothing_is_shown(result):
     none = Change(value=0.0, low=-0.1, high=0.1)
     clear = Change(value=-0.5, low=-0.6, high=-0.4)
-    measured = (Measured(loss=1.0, sink=0.1, strongest=0.3, movement=0.2),) * 2
+    measured = (ModelFigures(loss=1.0, sink=0.1, strongest=0.3, movement=0.2),) * 2
     rows = [dataclasses.replace(row, loss=none, sink=none, measured=measured) for row in result.rows]
     rows[1] = dataclasses.replace(rows[1], loss=clear)
     said = finding(dataclasses.replace(result, rows=tuple(rows)))

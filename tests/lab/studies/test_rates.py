@@ -1,4 +1,3 @@
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +6,9 @@ import pytest
 
 from tidegate.experts import ExpertExperiment, estimate_rate, run_experiment
 from tidegate.gate import PRESETS, legal_gates
-from tidegate.lab.studies.rates.result import RateSettings, RatesResult
-from tidegate.lab.studies.rates.run import LAYOUTS, QUICK, rates
+from tidegate.lab.studies.rates import QUICK, STUDY, RatesOptions, run_rates
+from tidegate.lab.studies.study import read_record
+from tidegate.lab.training.events import PartsDone
 
 TINY = replace(
     QUICK,
@@ -30,7 +30,7 @@ def steps():
 
 @pytest.fixture(scope="module")
 def result(steps):
-    return rates(TINY, tell=steps.append)
+    return run_rates(TINY, tell=steps.append)
 
 
 def test_the_gated_expert_is_identified_and_the_other_is_not(result):
@@ -81,8 +81,9 @@ def test_single_masses_of_surplus_experts_are_not_told(result):
 
 
 def test_every_part_tells_how_far_it_is_up_to_its_end(result, steps):
-    parts = dict.fromkeys(step.part for step in steps)
-    assert list(parts) == [
+    assert all(isinstance(step, PartsDone) for step in steps)
+    works = dict.fromkeys(step.work for step in steps)
+    assert list(works) == [
         "rates",
         "flat directions",
         "modulus",
@@ -91,32 +92,24 @@ def test_every_part_tells_how_far_it_is_up_to_its_end(result, steps):
         "other truths",
         "surplus experts",
     ]
-    for part in parts:
-        own = [step for step in steps if step.part == part]
-        assert [step.done for step in own] == list(range(1, own[0].total + 1))
+    for work in works:
+        own = [step for step in steps if step.work == work]
+        assert [step.done for step in own] == list(range(own[0].total + 1))
+    assert steps[6].item == "g1, n = 100,000"
 
 
-def test_the_result_goes_through_json_and_back(result):
-    assert RatesResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
-
-
-def test_the_same_settings_give_the_same_numbers():
-    settings = replace(TINY, positions=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
-    assert rates(settings) == rates(settings)
-
-
-def test_layouts_have_names():
-    assert set(RateSettings().layouts) <= set(LAYOUTS)
+def test_the_same_options_give_the_same_numbers():
+    options = replace(TINY, positions=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
+    assert run_rates(options) == run_rates(options)
 
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 
 
 def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_document():
-    record = json.loads((DOCUMENTS / "records" / "experts" / "rates.json").read_text())
-    found = RatesResult.from_dict(record["result"])
+    found = read_record(STUDY, DOCUMENTS / "records" / "experts" / "rates.json")
     text = (DOCUMENTS / "experts.md").read_text().replace("\u2212", "-")
-    assert found.settings == RateSettings()
+    assert found.options == RatesOptions()
     for position in found.rates:
         slope = position.slopes["expert"]
         row = re.search(rf"\| {position.position} \| (.*) \| (.*) to (.*) \| (.*) \|", text)
@@ -133,9 +126,10 @@ def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_d
         ({"positions": ("g1", "g1")}, "different"),
         ({"positions": ("g1", "nowhere")}, "nowhere"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"layouts": ("plain", "odd")}, "layouts must be among plain"),
         ({"ns": (100, 1000)}, "at least 3 sizes"),
     ],
 )
-def test_bad_settings_say_why(options, words):
+def test_bad_options_say_why(options, words):
     with pytest.raises(ValueError, match=words):
-        RateSettings(**options)
+        RatesOptions(**options)

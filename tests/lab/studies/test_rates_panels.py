@@ -2,34 +2,37 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.lab.studies.rates.limits import caution, near_gates_panels, surplus_table, truths_table
-from tidegate.lab.studies.rates.page import finding, rates_page
+from tidegate.lab.studies.rates import finding, view
 from tidegate.lab.studies.rates.panels import (
+    caution,
     error_panels,
     gauge_table_panel,
     modulus_panels,
-    names,
+    near_gates_panels,
     slope_intervals,
     slope_table,
     start_panel,
+    surplus_table,
+    truths_table,
 )
 from tidegate.lab.studies.rates.result import (
-    Curve,
+    ErrorCurve,
     GaugeCount,
     ModulusCurve,
     NearGates,
     OtherTruth,
     PositionRates,
-    RateSettings,
+    RatesOptions,
     RatesResult,
     Slope,
     StartRadius,
     Surplus,
 )
-from tidegate.report.page import Intervals, Lines, Page, Table
+from tidegate.lab.studies.rates.run import list_names
+from tidegate.report.page import Intervals, Lines, Table
 
 NS = (1_000, 10_000, 100_000)
-SETTINGS = RateSettings(positions=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
+OPTIONS = RatesOptions(positions=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
 
 
 def slope(value, verdict, *, converged=1.0):
@@ -45,7 +48,7 @@ def slope(value, verdict, *, converged=1.0):
 
 
 def curve(*median, x=NS):
-    return Curve(
+    return ErrorCurve(
         x=tuple(map(float, x)), median=median, low=tuple(m / 2 for m in median), high=tuple(2 * m for m in median)
     )
 
@@ -78,7 +81,7 @@ def count(gate, measured, predicted):
 
 
 RESULT = RatesResult(
-    settings=SETTINGS,
+    options=OPTIONS,
     rates=(position("none", gated=False), position("g1", gated=True)),
     gauge=(count("none", 36, 36), count("g1", 24, 23), count("odd", 5, None)),
     modulus=(
@@ -174,16 +177,12 @@ def test_parts_that_were_left_out_make_no_panels():
     assert len(caution(less).paragraphs) == len(caution(RESULT).paragraphs) - 1
 
 
-def test_the_page_says_what_was_found_and_how_to_get_it_again():
-    page = rates_page(RESULT, command="tidegate rates", environment={"python": "3.11"})
-    assert page.summary == finding(RESULT)
-    assert "identified for g1, not identified for none" in page.summary
-    assert RatesResult.from_dict(page.data["result"]) == RESULT
-    assert Page.from_json(page.to_json()).sections[0] == page.sections[0]
-    texts = [panel.text for panel in page.sections[-1].panels]
-    assert texts[0] == "tidegate rates"
-    assert any(isinstance(panel, Table) for panel in page.sections[0].panels)
+def test_the_sections_end_with_the_limits_and_the_finding_names_positions_by_verdict():
+    assert "identified for g1, not identified for none" in finding(RESULT)
+    sections = view(RESULT).sections
+    assert [section.title for section in sections][-1] == "Limits"
+    assert any(isinstance(panel, Table) for panel in sections[0].panels)
 
 
 def test_names_are_listed_as_in_a_sentence():
-    assert [names(""), names("a"), names("ab"), names("abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [list_names(""), list_names("a"), list_names("ab"), list_names("abc")] == ["", "a", "a and b", "a, b and c"]

@@ -1,59 +1,97 @@
 import json
+import shlex
+from dataclasses import is_dataclass, replace
+from itertools import pairwise
 
 import pytest
 
-from tidegate.lab.studies.boundary import run as boundary
-from tidegate.lab.studies.boundary import training as boundary_training
 from tidegate.lab.studies.catalogue import STUDIES
-from tidegate.lab.studies.depth import run as depth
 from tidegate.lab.studies.drawing import save_figures
-from tidegate.lab.studies.flat_or_curved import run as flat_or_curved
-from tidegate.lab.studies.gate_tuning import run as gate_tuning
+from tidegate.lab.studies.options import set_options
 from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
-from tidegate.lab.studies.trained_layers import run as trained_layers
+from tidegate.lab.training.events import PartsDone
 from tidegate.report.page import Page
 
-IN_MINIATURE = {
-    "flat-or-curved": lambda: flat_or_curved.flat_or_curved(
-        flat_or_curved.Options(gates=("none", "g1"), strengths=(1.0,), num_layers=1, num_planes=2, cap_widths=(8,))
-    ),
-    "depth": lambda: depth.depth_study(depth.Options(gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)),
-    "trained-layers": lambda: trained_layers.trained_layers(
-        trained_layers.Options(
-            gates=("none", "g1"), d_model=16, num_heads=2, num_layers=2, length=16, steps=2, window=6
-        )
-    ),
-    "gate-tuning": lambda: gate_tuning.gate_tuning(
-        gate_tuning.Options(
-            hidden_size=16,
-            intermediate_size=16,
-            num_layers=1,
-            num_heads=2,
-            num_kv_heads=1,
-            length=16,
-            batch_size=2,
-            training_steps=2,
-            tuning_steps=2,
-            num_validation_tokens=64,
-            num_seeds=2,
-        )
-    ),
-    "boundary": lambda: boundary.boundary_study(
-        boundary_training.Options(
-            tasks=("steep", "xor"), num_seeds=3, learning_rates=(0.01,), num_tuning_seeds=1, steps=2, num_points=3
-        )
-    ),
+MINIATURES = {
+    "flat-or-curved": {
+        "gates": ("none", "g1"),
+        "strengths": (1.0,),
+        "num_layers": 1,
+        "num_planes": 2,
+        "cap_widths": (8,),
+    },
+    "depth": {"gates": ("none", "g1"), "depths": (1, 2), "num_seeds": 2, "num_planes": 2},
+    "trained-layers": {
+        "gates": ("none", "g1"),
+        "d_model": 16,
+        "num_heads": 2,
+        "num_layers": 2,
+        "length": 16,
+        "steps": 2,
+        "window": 6,
+    },
+    "gate-tuning": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "length": 16,
+        "batch_size": 2,
+        "training_steps": 2,
+        "tuning_steps": 2,
+        "num_validation_tokens": 64,
+        "num_seeds": 2,
+    },
+    "boundary": {
+        "tasks": ("steep", "xor"),
+        "num_seeds": 3,
+        "learning_rates": (0.01,),
+        "num_tuning_seeds": 1,
+        "steps": 2,
+        "num_points": 3,
+    },
+    "rates": {
+        "positions": ("none", "g1"),
+        "ns": (1_000, 10_000, 100_000),
+        "replicates": 8,
+        "limit_replicates": 4,
+        "starts": 2,
+        "start_radii": (0.05, 0.2),
+        "gate_distances": (0.4,),
+        "num_truths": 1,
+        "surplus": 0,
+        "layouts": ("norms",),
+    },
 }
 
 
 @pytest.fixture(scope="module", params=STUDIES)
 def answered(request):
-    study = STUDIES[request.param]
-    return study, IN_MINIATURE[request.param]()
+    """A study, its answer in miniature, the view of it and what was reported."""
+    study, events = STUDIES[request.param], []
+    result = study.run(replace(study.options, **MINIATURES[request.param]), tell=events.append)
+    return study, result, study.view(result), events
+
+
+def test_options_and_results_are_data_and_a_result_holds_its_options(answered):
+    study, result, *_ = answered
+    assert is_dataclass(study.options)
+    assert type(result) is study.result
+    assert result.options == replace(study.options, **MINIATURES[study.name])
+
+
+def test_every_part_is_reported_from_its_beginning_to_its_end(answered):
+    study, *_, events = answered
+    assert {type(event) for event in events} == {PartsDone}
+    for work in dict.fromkeys(event.work for event in events):
+        own = [event for event in events if event.work == work]
+        assert [event.done for event in own] == list(range(own[0].total + 1))
+    assert events[0].work == study.name
 
 
 def test_a_record_gives_the_answer_back_to_six_digits(answered, tmp_path):
-    study, result = answered
+    study, result, *_ = answered
     path = tmp_path / "new" / "record.json"
     save_record(record_of(study, result), path)
     back = read_record(study, path)
@@ -63,7 +101,7 @@ def test_a_record_gives_the_answer_back_to_six_digits(answered, tmp_path):
 
 
 def test_a_record_of_another_study_is_refused(answered, tmp_path):
-    study, _ = answered
+    study, *_ = answered
     path = tmp_path / "record.json"
     path.write_text('{"study": "weather", "result": {}}')
     with pytest.raises(ValueError, match=f"must be a record of {study.name}; it is one of 'weather'"):
@@ -71,15 +109,24 @@ def test_a_record_of_another_study_is_refused(answered, tmp_path):
 
 
 def test_the_page_says_what_was_found_and_goes_through_json(answered):
-    study, result = answered
-    page = page_of(study, record_of(study, result), result)
+    study, result, view, _ = answered
+    page = page_of(study, record_of(study, result), result, view)
     assert page.sections[0].panels[0].paragraphs == (study.finding(result),)
     assert Page.from_json(page.to_json()).sections == page.sections
 
 
+def test_the_command_of_the_page_gives_the_options_again(answered):
+    study, result, view, _ = answered
+    page = page_of(study, record_of(study, result), result, view)
+    words = shlex.split(page.sections[-1].panels[0].text)
+    assert words[:3] == ["tidegate", "study", study.name]
+    settings = [after for before, after in pairwise(words) if before == "--set"]
+    base = study.quick if "--quick" in words else study.options
+    assert set_options(base, settings) == result.options
+
+
 def test_a_figure_gives_the_same_file_each_time(answered, tmp_path):
-    study, result = answered
-    figures = study.draw(result)
-    one, other = (save_figures(figures, tmp_path / folder) for folder in ("one", "other"))
+    *_, view, _ = answered
+    one, other = (save_figures(view.figures, tmp_path / folder) for folder in ("one", "other"))
     assert one
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]

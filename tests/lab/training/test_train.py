@@ -248,11 +248,12 @@ class TestTheOptimiser:
     def test_has_gates_in_a_group_of_their_own_without_weight_decay(self, task):
         run = run_of(task, gate="g1+bma", gate_lr=0.25, weight_decay=0.3)
         model = build_model(run.model, seed=0)
-        matrices, vectors, gates = make_optimizer(model, run).param_groups
+        gates, matrices, vectors = make_optimizer(model, run).param_groups
         assert {id(p) for p in gates["params"]} == {id(p) for p in gate_parameters(model)}
-        assert (gates["weight_decay"], gates["multiple"]) == (0.0, 0.25)
-        assert (matrices["weight_decay"], matrices["multiple"]) == (0.3, 1.0)
-        assert (vectors["weight_decay"], vectors["multiple"]) == (0.0, 1.0)
+        lr = run.training.lr
+        assert (gates["weight_decay"], gates["lr"]) == (0.0, 0.25 * lr)
+        assert (matrices["weight_decay"], matrices["lr"]) == (0.3, lr)
+        assert (vectors["weight_decay"], vectors["lr"]) == (0.0, lr)
         assert {p.ndim for p in matrices["params"]} == {2}
         assert {p.ndim for p in vectors["params"]} == {1}
 
@@ -290,7 +291,7 @@ class TestTheOptimiser:
         for step in (0, 5, STEPS - 1):
             train_step(model, optimizer, run.task.load().batch(seed=0, step=step, size=4), run, step)
             rate = run.training.lr * run.training.lr_share(step)
-            assert [group["lr"] for group in optimizer.param_groups] == [rate, rate, 0.5 * rate]
+            assert [group["lr"] for group in optimizer.param_groups] == [0.5 * rate, rate, rate]
 
     def test_clips_after_the_norm_was_taken(self, task):
         run = run_of(task, gate="g1", clip=1e-3)

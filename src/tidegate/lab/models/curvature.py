@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from tidegate.geometry import GeometryError, sectional_curvature
 from tidegate.lab.models.language_models import LanguageModel
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel
 
@@ -39,16 +39,16 @@ def model_curvature(
     windows: Tensor,
     sampling: Sampling | None = None,
     *,
-    tell: Tell = silent,
+    tell: Tell = ignore,
 ) -> ModelCurvature:
-    """Measure every layer on windows of tokens (sequences, T); `tell` hears of every sequence that is done."""
+    """Measure every layer on windows of tokens (sequences, T); `tell` receives a `PartsDone` for each sequence."""
     sampling = sampling or Sampling()
     layers = model.blocks if sampling.part == "block" else model.attentions()
     if windows.shape[1] < 2:
         raise ValueError(f"windows must have at least two positions; got {tuple(windows.shape)}.")
     found: list[list[NDArray[np.float64]]] = [[] for _ in layers]
     rng = np.random.default_rng(sampling.seed)
-    for window in told(windows.unbind(), tell):
+    for window in report_parts(windows.unbind(), tell, work="measuring", unit="sequences", describe=lambda _: ""):
         with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
             model.run(window[None])
         for layer, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""What the figures of studies share: figures without pyplot, quiet axes, colours that everyone can tell apart."""
+"""What the figures of studies share: size and axes, colours, and how they are written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, which is too pale for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+from tidegate.tensors.palette import BLACK, LINES
+
+COLOURS = (*LINES, BLACK)
 GREY = "#8A8A8A"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches."""
+    """Make a figure of that many inches, without pyplot."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -34,8 +35,8 @@ def save_figures(figures: dict[str, Figure], folder: Path) -> list[Path]:
     return paths
 
 
-def quiet(axes: Any, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Labels, a light grid, and no frame but the two axes."""
+def label_axes(axes: Any, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Label the axes, draw a light grid, and leave no frame but the two axes."""
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)

@@ -1,4 +1,4 @@
-"""What a study is: a question, a function that answers it, and the record, page and figures of the answer."""
+"""A study: one question, a function that answers it, and how the answer is recorded and shown."""
 
 from __future__ import annotations
 
@@ -6,72 +6,94 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
 from tidegate._json import read_as
+from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.environment import environment
+from tidegate.lab.training.events import Tell
 from tidegate.report.page import Page, Prose, Section, Snippet
 
+_Options = TypeVar("_Options")
+_Result = TypeVar("_Result")
+_OptionsIn = TypeVar("_OptionsIn", contravariant=True)
+_ResultOut = TypeVar("_ResultOut", covariant=True)
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A question with its answer in the making; the answer is a frozen dataclass that goes through JSON."""
+
+class RunStudy(Protocol[_OptionsIn, _ResultOut]):
+    """Does the work of a study: the same options give the same numbers on one machine."""
+
+    def __call__(self, options: _OptionsIn, *, tell: Tell) -> _ResultOut:
+        """Answer the question, and report progress to `tell`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """How an answer is shown."""
+
+    sections: tuple[Section, ...]
+    figures: dict[str, Figure]
+    """By file name, whose ending is the format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study(Generic[_Options, _Result]):
+    """One question. Options and result are frozen dataclasses that go through JSON; a result holds its `options`."""
 
     name: str
     question: str
-    run: Callable[..., Any]
-    """Does the work, at full size; the same numbers each time on one machine. It takes `tell`, a `Tell`."""
-    result: type
-    """The class of what `run` returns."""
-    finding: Callable[[Any], str]
+    options: _Options
+    """At full size."""
+    quick: _Options | None = None
+    """For a first look, in less than a minute; None if there is no such."""
+    result: type[_Result]
+    run: RunStudy[_Options, _Result]
+    finding: Callable[[_Result], str]
     """What holds, and what does not, in sentences made from the numbers."""
-    sections: Callable[[Any], tuple[Section, ...]]
-    draw: Callable[[Any], dict[str, Figure]]
-    """Figures by file name, whose ending is the format."""
+    view: Callable[[_Result], View]
 
 
-def record_of(study: Study, result: Any) -> dict[str, Any]:
-    """The answer as JSON values, with the versions that it was made by."""
+def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
+    """Return the answer as JSON values, with the versions that it was made by."""
     return {
         "study": study.name,
         "question": study.question,
         "finding": study.finding(result),
-        "result": asdict(result),
+        "result": asdict(result),  # pyright: ignore[reportArgumentType]: a result is a dataclass
         "environment": environment(),
     }
 
 
 def save_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record; the folder is made where it is missing."""
+    """Write a record, numbers to six digits; make the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     path.write_text(json.dumps(rounded, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_record(study: Study, path: Path) -> Any:
-    """The answer that a record holds; a `ValueError` if it is of another study."""
+def read_record(study: Study[Any, _Result], path: Path) -> _Result:
+    """Return the answer that a record holds; a `ValueError` if it is of another study."""
     record = json.loads(path.read_text(encoding="utf-8"))
     if record.get("study") != study.name:
         raise ValueError(f"{path} must be a record of {study.name}; it is one of {record.get('study')!r}.")
     return read_as(study.result, record["result"])
 
 
-def page_of(study: Study, record: dict[str, Any], result: Any) -> Page:
-    """The whole page: what was found, and what it was found from."""
+def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: View) -> Page:
+    """Return the whole page: what was found, what it was found from, and how to do it again."""
     found = Section(title="What holds", panels=(Prose(paragraphs=(record["finding"],)),))
+    command = format_command(study.name, result.options, full=study.options, quick=study.quick)
     versions = "\n".join(f"{name}: {value}" for name, value in record["environment"].items())
     again = Section(
         title="To do it again",
-        panels=(
-            Snippet(title="Command", text=f"tidegate study {study.name}"),
-            Snippet(title="Versions", text=versions),
-        ),
+        panels=(Snippet(title="Command", text=command), Snippet(title="Versions", text=versions)),
     )
     return Page(
         title=study.name,
         summary=study.question,
-        sections=(found, *study.sections(result), again),
+        sections=(found, *view.sections, again),
         data=record,
     )

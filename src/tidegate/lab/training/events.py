@@ -6,21 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-Tell: TypeAlias = Callable[[int, int], None]
-"""Hears how many parts of how many are done."""
-
-_Part = TypeVar("_Part")
-
-
-def silent(_done: int, _whole: int) -> None:
-    """Tell nobody."""
-
-
-def told(parts: Sequence[_Part], tell: Tell) -> Iterator[_Part]:
-    """The parts of some work, one after another; `tell` hears when each is done."""
-    for number, part in enumerate(parts, start=1):
-        yield part
-        tell(number, len(parts))
+_Item = TypeVar("_Item")
 
 
 class Interrupted(Exception):  # noqa: N818, nothing went wrong
@@ -67,4 +53,38 @@ class Ended:
     """On the validation set."""
 
 
-Event: TypeAlias = Phase | Progress | Ended
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartsDone:
+    """Some work has come so far; 0 parts are done when it begins."""
+
+    work: str
+    """Names the work, such as "observing"."""
+    done: int
+    total: int
+    unit: str = "parts"
+    """What is counted, such as "sequences"."""
+    item: str = ""
+    """The part that was just done, in words; empty if its number says it all."""
+
+
+Event: TypeAlias = Phase | Progress | Ended | PartsDone
+Tell: TypeAlias = Callable[[Event], None]
+"""Receives every event."""
+
+
+def ignore(_event: Event) -> None:
+    """Drop an event."""
+
+
+def report_parts(
+    items: Sequence[_Item], tell: Tell, *, work: str, describe: Callable[[_Item], str] = str, unit: str = "parts"
+) -> Iterator[_Item]:
+    """Yield the items one after another; report the beginning, and each item as done when the next is asked for.
+
+    describe : gives the words for an item
+    """
+    for number, item in enumerate(items):
+        if number == 0:
+            tell(PartsDone(work=work, done=0, total=len(items), unit=unit))
+        yield item
+        tell(PartsDone(work=work, done=number + 1, total=len(items), unit=unit, item=describe(item)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tidegate._json import read_as
 from tidegate.lab.tasks.task import Batch, TaskData
@@ -22,6 +22,7 @@ from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, s
 from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
+from tidegate.lab.training.loop import StepFigures, take_step
 from tidegate.lab.training.model import (
     Evaluation,
     Model,
@@ -35,6 +36,7 @@ from tidegate.lab.training.observe import loss_by_position, observe_probe
 from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
+from tidegate.torch.gate_groups import gate_optimizer_groups
 
 _LOST = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
@@ -67,31 +69,24 @@ def execute_run(run: Run, surroundings: Surroundings) -> Record:
 
 
 def make_optimizer(model: nn.Module, run: Run) -> torch.optim.AdamW:
-    """AdamW in three groups: matrices with weight decay, norms and biases without, gates without, at their own rate."""
-    gates = list(gate_parameters(model))
-    others = [parameter for parameter in model.parameters() if all(parameter is not gate for gate in gates)]
+    """Make AdamW in three groups: gates at their own rate, matrices with weight decay, norms and biases without."""
     options = run.training
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.ndim > 1], "weight_decay": options.weight_decay, "multiple": 1.0},
-        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0, "multiple": 1.0},
-        {"params": gates, "weight_decay": 0.0, "multiple": options.gate_lr},
-    ]
-    filled = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(filled, lr=options.lr, betas=(options.beta1, options.beta2), fused=True)
+    groups = gate_optimizer_groups(
+        model, lr=options.lr, gate_lr=options.lr * options.gate_lr, weight_decay=options.weight_decay
+    )
+    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=True)
 
 
-def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run: Run, step: int) -> tuple[float, ...]:
-    """One update; gives the loss, the norm of the gradient before clipping, and that of the gates' part."""
-    rate = run.training.lr * run.training.lr_share(step)
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["multiple"]
-    optimizer.zero_grad()
-    loss = batch_loss(model, batch)
-    loss.backward()
-    of_gates = _norm([gate.grad for gate in gate_parameters(model)])
-    norm = nn.utils.clip_grad_norm_(model.parameters(), run.training.clip)
-    optimizer.step()
-    return loss.item(), norm.item(), of_gates
+def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run: Run, step: int) -> StepFigures:
+    """Make one update of a run's model on a batch."""
+    return take_step(
+        lambda: batch_loss(model, batch),
+        optimizer,
+        share=run.training.lr_share(step),
+        clip=run.training.clip,
+        parameters=model.parameters(),
+        gates=gate_parameters(model),
+    )
 
 
 @dataclass(slots=True)
@@ -275,11 +270,6 @@ class _Trainer:
 
     def _placed(self, batch: Batch) -> Batch:
         return Batch(batch.inputs.to(self.device), batch.targets.to(self.device))
-
-
-def _norm(gradients: list[Tensor | None]) -> float:
-    present = [gradient for gradient in gradients if gradient is not None]
-    return float(nn.utils.get_total_norm(present)) if present else 0.0
 
 
 def _mixed(seed: int, step: int) -> int:

@@ -1,3 +1,18 @@
-"""The study boundary."""
+"""Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?"""
 
-__all__: list[str] = []
+from tidegate.lab.studies.boundary.run import BoundaryResult, finding, run_boundary
+from tidegate.lab.studies.boundary.training import BoundaryOptions
+from tidegate.lab.studies.boundary.views import view
+from tidegate.lab.studies.study import Study
+
+__all__ = ["STUDY", "BoundaryOptions", "BoundaryResult", "finding", "run_boundary", "view"]
+
+STUDY = Study(
+    name="boundary",
+    question="Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?",
+    options=BoundaryOptions(),
+    result=BoundaryResult,
+    run=run_boundary,
+    finding=finding,
+    view=view,
+)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+MIN_TRIALS = 3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:
@@ -29,7 +31,7 @@ def correlate(
     Tasks differ in how hard they are and how much they bend; their means are taken out. Trials of one seed go together
     into a resample, because they share data and initial weights.
     """
-    if len(trials) < 3:
+    if len(trials) < MIN_TRIALS:
         raise ValueError(f"a correlation needs at least three trials; got {len(trials)}.")
     tasks = sorted({str(task) for task, *_ in trials})
     place = np.array([tasks.index(str(task)) for task, *_ in trials])

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.boundary.correlation import Correlation, correlate
+from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, Correlation, correlate
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, tokens_of
-from tidegate.lab.studies.boundary.training import GATED, POINTWISE, Classifier, Options, train
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.studies.boundary.training import GATED, POINTWISE, BoundaryOptions, Classifier, train_together
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch import plain_kernel
 
-Numbers: TypeAlias = NDArray[np.float64]
+FloatArray: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +56,23 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class BoundaryResult:
     """All trials and what they say together."""
 
-    options: Options
+    options: BoundaryOptions
     num_parameters: dict[str, int]
     trials: tuple[Trial, ...]
     differences: tuple[Difference, ...]
     correlations: tuple[Correlation, ...]
 
 
-def boundary_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryResult:
     """Tune, train and measure every variant on every task."""
-    options = options or Options()
     trials: list[Trial] = []
-    for variant in told(options.variants, tell):
+    for variant in report_parts(options.variants, tell, work="boundary"):
         rates = _best_rates(variant, options)
         cases = [(task, seed) for task in options.tasks for seed in range(options.num_seeds)]
-        models, accuracies = train(variant, cases, [rates[task] for task, _ in cases], options)
+        models, accuracies = train_together(variant, cases, [rates[task] for task, _ in cases], options)
         for place, (task, seed) in enumerate(cases):
             own = {name: value[place] for name, value in models.items()}
             curvature, positive = _curvature(variant, own, task, seed, options)
@@ -88,10 +87,10 @@ def boundary_study(options: Options | None = None, *, tell: Tell = silent) -> Re
                     positive=positive,
                 )
             )
-    return _summed_up(options, tuple(trials))
+    return _summarise(options, tuple(trials))
 
 
-def finding(result: Result) -> str:
+def finding(result: BoundaryResult) -> str:
     """What holds, from the numbers."""
     linear = [_mean_accuracy(result, variant, LINEAR) for variant in result.options.variants]
     bent = (f"{variant} {_mean_accuracy(result, variant, NONLINEAR):.3f}" for variant in result.options.variants)
@@ -104,7 +103,7 @@ def finding(result: Result) -> str:
     )
 
 
-def _gains_in_words(result: Result) -> str:
+def _gains_in_words(result: BoundaryResult) -> str:
     parts: list[str] = []
     for control in ("none", *POINTWISE):
         gains = [
@@ -117,12 +116,12 @@ def _gains_in_words(result: Result) -> str:
     return " ".join(parts)
 
 
-def _best_rates(variant: str, options: Options) -> dict[str, float]:
+def _best_rates(variant: str, options: BoundaryOptions) -> dict[str, float]:
     """For each task the learning rate with the best mean accuracy on the tuning seeds."""
     seeds = range(options.num_seeds, options.num_seeds + options.num_tuning_seeds)
     cases = [(task, seed) for task in options.tasks for _ in options.learning_rates for seed in seeds]
     rates = [rate for _ in options.tasks for rate in options.learning_rates for _ in seeds]
-    _, accuracies = train(variant, cases, rates, options)
+    _, accuracies = train_together(variant, cases, rates, options)
     table = np.array(accuracies).reshape(len(options.tasks), len(options.learning_rates), -1).mean(axis=-1)
     return {
         task: options.learning_rates[int(best)] for task, best in zip(options.tasks, table.argmax(axis=1), strict=True)
@@ -130,7 +129,7 @@ def _best_rates(variant: str, options: Options) -> dict[str, float]:
 
 
 def _curvature(
-    variant: str, parameters: dict[str, Tensor], task: str, seed: int, options: Options
+    variant: str, parameters: dict[str, Tensor], task: str, seed: int, options: BoundaryOptions
 ) -> tuple[float, float]:
     """Median relative |K| of the surface that the layer makes of the plane, and the share of positive curvature."""
     model = Classifier(variant).double()
@@ -149,7 +148,7 @@ def _curvature(
     return float(curvature.abs().median()), float((curvature > 0).double().mean())
 
 
-def _summed_up(options: Options, trials: tuple[Trial, ...]) -> Result:
+def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryResult:
     kinds = {"linear": LINEAR, "nonlinear": NONLINEAR}
     pairs = [(variant, "none") for variant in options.variants if variant != "none"]
     pairs += [(variant, control) for control in POINTWISE for variant in options.variants if variant in GATED]
@@ -166,18 +165,14 @@ def _summed_up(options: Options, trials: tuple[Trial, ...]) -> Result:
         "pointwise": [name for name in options.variants if name in POINTWISE],
         "no gate": ["none"],
     }
-    correlations = tuple(
-        correlate(
-            among,
-            [
-                (trial.task, trial.seed, np.log(trial.curvature), trial.accuracy)
-                for trial in bent
-                if trial.variant in of
-            ],
-        )
+    figures = {
+        among: [
+            (trial.task, trial.seed, np.log(trial.curvature), trial.accuracy) for trial in bent if trial.variant in of
+        ]
         for among, of in sets.items()
-    )
-    return Result(
+    }
+    correlations = tuple(correlate(among, each) for among, each in figures.items() if len(each) >= MIN_TRIALS)
+    return BoundaryResult(
         options=options,
         num_parameters={
             name: sum(parameter.numel() for parameter in Classifier(name).parameters()) for name in options.variants
@@ -191,7 +186,7 @@ def _summed_up(options: Options, trials: tuple[Trial, ...]) -> Result:
 def _difference(
     trials: Sequence[Trial], variant: str, control: str, kind: str, tasks: set[str], num_seeds: int
 ) -> Difference:
-    def by_seed(name: str) -> Numbers:
+    def by_seed(name: str) -> FloatArray:
         return np.array(
             [
                 np.mean([t.accuracy for t in trials if t.variant == name and t.seed == seed and t.task in tasks])
@@ -205,5 +200,5 @@ def _difference(
     return Difference(variant=variant, control=control, kind=kind, value=float(gained.mean()), low=low, high=high)
 
 
-def _mean_accuracy(result: Result, variant: str, tasks: dict[str, Any]) -> float:
+def _mean_accuracy(result: BoundaryResult, variant: str, tasks: dict[str, Any]) -> float:
     return float(np.mean([t.accuracy for t in result.trials if t.variant == variant and t.task in tasks]))

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers: TypeAlias = NDArray[np.float64]
+FloatArray: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
-Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[Numbers, Labels]]
+Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[FloatArray, Labels]]
 
 NUM_TOKENS = 4
 WIDTH = 8
@@ -23,50 +23,50 @@ WIDTH = 8
 NOISE = 0.1
 
 
-def _uniform(rng: np.random.Generator, count: int) -> Numbers:
+def _uniform(rng: np.random.Generator, count: int) -> FloatArray:
     return rng.uniform(-1.5, 1.5, (count, 2))
 
 
-def _half_plane(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _half_plane(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     points = _uniform(rng, count)
     return points, (points @ [1.0, 0.5] > 0.2).astype(np.int64)
 
 
-def _steep(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _steep(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     points = _uniform(rng, count)
     return points, (points @ [0.2, -1.0] > -0.3).astype(np.int64)
 
 
-def _contrast(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _contrast(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     shifts = rng.uniform(-1, 1, (count, 2))
     return shifts, (shifts @ [0.6, 0.8] > 0).astype(np.int64)
 
 
-def _circle(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _circle(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     points = _uniform(rng, count)
     return points, (np.linalg.norm(points, axis=1) < 1.2).astype(np.int64)
 
 
-def _xor(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _xor(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     points = _uniform(rng, count)
     return points, (points.prod(axis=1) > 0).astype(np.int64)
 
 
-def _moons(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _moons(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     labels, angle = rng.integers(0, 2, count), math.pi * rng.random(count)
     x = np.where(labels == 0, np.cos(angle), 1 - np.cos(angle))
     y = np.where(labels == 0, np.sin(angle), 0.5 - np.sin(angle))
     return np.stack([x - 0.5, 1.5 * (y - 0.25)], axis=1) + 0.08 * rng.standard_normal((count, 2)), labels
 
 
-def _spirals(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _spirals(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     labels, along = rng.integers(0, 2, count), np.sqrt(rng.uniform(0.05, 1, count))
     angle = 1.5 * math.pi * along + math.pi * labels
     points = 1.5 * along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     return points + 0.05 * rng.standard_normal((count, 2)), labels
 
 
-def _shells(rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def _shells(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     """Three rings about the origin, the middle one of another class."""
     ring, angle = rng.choice(3, count, p=(0.25, 0.5, 0.25)), 2 * math.pi * rng.random(count)
     radius = 0.35 + 0.55 * ring + 0.08 * rng.standard_normal(count)
@@ -84,7 +84,7 @@ NONLINEAR: dict[str, Draw] = {
 TASKS: dict[str, Draw] = {**LINEAR, **NONLINEAR}
 
 
-def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[Numbers, Labels]:
+def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     """Sequences (count, T, width) and labels (count,)."""
     points, labels = TASKS[task](rng, count)
     seen = tokens_of(points, task)
@@ -92,7 +92,7 @@ def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[Numb
     return seen, labels
 
 
-def tokens_of(points: Numbers, task: str) -> Numbers:
+def tokens_of(points: FloatArray, task: str) -> FloatArray:
     """Sequences (..., T, width) of points (..., 2), without noise."""
     shown = np.broadcast_to(points[..., None, :], (*points.shape[:-1], NUM_TOKENS, 2))
     if task == "contrast":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.studies.boundary.tasks import TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.options import require_among, require_at_least
+from tidegate.lab.training.loop import train
 from tidegate.torch import GatedAttention, plain_kernel
 
 _func: Any = torch.func
@@ -37,7 +39,7 @@ GATED = tuple(name for name, (gate, _) in VARIANTS.items() if gate != "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class BoundaryOptions:
     """Sizes of the study."""
 
     variants: tuple[str, ...] = tuple(VARIANTS)
@@ -52,6 +54,19 @@ class Options:
     num_test: int = 1000
     num_points: int = 50
     """Points of the test set at which curvature is measured."""
+
+    def __post_init__(self) -> None:
+        require_among("variants", self.variants, tuple(VARIANTS))
+        require_among("tasks", self.tasks, tuple(TASKS))
+        if "none" not in self.variants or len(self.variants) < 2:
+            raise ValueError(f"variants must be none and at least one other; got {', '.join(self.variants)!r}.")
+        for kind in (LINEAR, NONLINEAR):
+            if kind.keys().isdisjoint(self.tasks):
+                raise ValueError(f"tasks must have at least one of {', '.join(kind)}; got {', '.join(self.tasks)!r}.")
+        # An interval needs two seeds.
+        require_at_least(self, num_seeds=2, num_tuning_seeds=1, steps=1, batch_size=1, num_training=1, num_points=2)
+        if not self.learning_rates or min(self.learning_rates) <= 0:
+            raise ValueError(f"learning_rates must be above 0, and at least one; got {self.learning_rates}.")
 
 
 class Classifier(nn.Module):
@@ -79,13 +94,37 @@ def _apply(function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tup
     return (function(inputs[0]), *inputs[1:])
 
 
-def train(
-    variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: Options
+class ManyAdam(torch.optim.Optimizer):
+    """Adam over many models at once, whose parameters are stacked along a leading axis, each at its own rate.
+
+    PyTorch's own has one rate for a whole tensor. Adam acts on each number by itself, so no model sees another.
+    """
+
+    def __init__(self, stacked: Iterable[Tensor], rates: Tensor) -> None:
+        super().__init__(stacked, {"lr": 1.0})
+        self.rates = rates
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Move every parameter; the groups' `lr` is the share of the models' rates. Takes no closure."""
+        assert closure is None
+        for group in self.param_groups:
+            rates = group["lr"] * self.rates
+            for value in group["params"]:
+                state = self.state[value]
+                number = state["step"] = state.get("step", 0) + 1
+                first = state.setdefault("first", torch.zeros_like(value)).lerp_(value.grad, 0.1)
+                second = state.setdefault("second", torch.zeros_like(value)).lerp_(value.grad**2, 0.01)
+                size = (second / (1 - 0.99**number)).sqrt_().add_(1e-8)
+                value -= rates.reshape(-1, *[1] * (value.ndim - 1)) * first / (1 - 0.9**number) / size
+
+
+def train_together(
+    variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: BoundaryOptions
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train one model for each (task, seed), all in one computation; parameters with a leading axis, and accuracies.
 
-    Every model has its own data, initial weights and learning rate. Adam acts on each number by itself, so that none
-    sees another.
+    Every model has its own data, initial weights and learning rate.
     """
     skeleton = Classifier(variant)
     stacked = _initial([seed for _, seed in cases], variant)
@@ -97,24 +136,22 @@ def train(
         return _func.functional_call(skeleton, parameters, (sequences,))
 
     batched = _func.vmap(logits)
-    rate = torch.tensor(rates)
-    first = {name: torch.zeros_like(value) for name, value in stacked.items()}
-    second = {name: torch.zeros_like(value) for name, value in stacked.items()}
+
+    def loss(rows: Tensor) -> Tensor:
+        found = batched(stacked, inputs[:, rows])
+        return F.cross_entropy(found.flatten(0, 1), labels[:, rows].flatten(), reduction="sum") / options.batch_size
+
     generator = torch.Generator().manual_seed(0)
+    shape = (options.batch_size,)
+    batches = (torch.randint(options.num_training, shape, generator=generator) for _ in range(options.steps))
     with plain_kernel():
-        for step in range(1, options.steps + 1):
-            rows = torch.randint(options.num_training, (options.batch_size,), generator=generator)
-            found = batched(stacked, inputs[:, rows])
-            loss = F.cross_entropy(found.flatten(0, 1), labels[:, rows].flatten(), reduction="sum") / options.batch_size
-            slopes = torch.autograd.grad(loss, list(stacked.values()))
-            share = 1 - (step - 1) / options.steps
-            with torch.no_grad():
-                for (name, value), slope in zip(stacked.items(), slopes, strict=True):
-                    first[name].lerp_(slope, 0.1)
-                    second[name].lerp_(slope**2, 0.01)
-                    size = (second[name] / (1 - 0.99**step)).sqrt_().add_(1e-8)
-                    each = (share * rate).reshape(-1, *[1] * (value.ndim - 1))
-                    value -= each * first[name] / (1 - 0.9**step) / size
+        train(
+            loss,
+            ManyAdam(stacked.values(), torch.tensor(rates)),
+            batches,
+            schedule=lambda step: 1 - step / options.steps,
+            clip=None,
+        )
         with torch.no_grad():
             right = (batched(stacked, test_inputs).argmax(dim=-1) == test_labels).double().mean(dim=-1)
     return {name: value.detach() for name, value in stacked.items()}, right.tolist()
@@ -129,7 +166,7 @@ def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
     return {name: torch.stack([model[name] for model in models]).requires_grad_() for name in models[0]}
 
 
-def _data(task: str, seed: int, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _data(task: str, seed: int, options: BoundaryOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training sequences and labels, test sequences and labels."""
     rng = np.random.default_rng((list(TASKS).index(task), seed))
     train_x, train_y = draw_examples(task, rng, options.num_training)

@@ -8,13 +8,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.boundary.run import Difference, Result, Trial
+from tidegate.lab.studies.boundary.run import BoundaryResult, Difference, Trial
 from tidegate.lab.studies.boundary.tasks import NONLINEAR
-from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
+from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.study import View
 from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
 
 
-def sections(result: Result) -> tuple[Section, ...]:
+def view(result: BoundaryResult) -> View:
+    """Show an answer as sections of a page and as figures."""
+    return View(sections=_sections(result), figures=_figures(result))
+
+
+def _sections(result: BoundaryResult) -> tuple[Section, ...]:
     """Accuracy by task, what gates gain, and how curvature goes with accuracy."""
     counts = ", ".join(f"{name} {count}" for name, count in result.num_parameters.items())
     return (
@@ -36,7 +42,7 @@ def sections(result: Result) -> tuple[Section, ...]:
     )
 
 
-def draw(result: Result) -> dict[str, Figure]:
+def _figures(result: BoundaryResult) -> dict[str, Figure]:
     """Accuracy by task and variant; what gates gain; accuracy against curvature."""
     figure = new_figure(9.6, 3.4)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.6, 1, 1.3))
@@ -48,18 +54,18 @@ def draw(result: Result) -> dict[str, Figure]:
     return {"boundary.svg": figure}
 
 
-def _chosen(result: Result, variant: str, task: str) -> list[Trial]:
+def _chosen(result: BoundaryResult, variant: str, task: str) -> list[Trial]:
     return [trial for trial in result.trials if trial.variant == variant and trial.task == task]
 
 
-def _colour(result: Result, variant: str) -> str:
+def _colour(result: BoundaryResult, variant: str) -> str:
     others = [name for name in result.options.variants if name != "none"]
     return "black" if variant == "none" else COLOURS[others.index(variant)]
 
 
-def _draw_accuracy(axes: Any, result: Result) -> None:
+def _draw_accuracy(axes: Any, result: BoundaryResult) -> None:
     tasks, variants = result.options.tasks, result.options.variants
-    quiet(axes, title="Accuracy, means and 95 % intervals over seeds", y="accuracy")
+    label_axes(axes, title="Accuracy, means and 95 % intervals over seeds", y="accuracy")
     for place, variant in enumerate(variants):
         accuracies = [[trial.accuracy for trial in _chosen(result, variant, task)] for task in tasks]
         means = np.array([np.mean(each) for each in accuracies])
@@ -73,10 +79,10 @@ def _draw_accuracy(axes: Any, result: Result) -> None:
     axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle="--")
 
 
-def _draw_gains(axes: Any, result: Result) -> None:
+def _draw_gains(axes: Any, result: BoundaryResult) -> None:
     shown = [each for each in result.differences if each.control == "none"]
     variants = [name for name in result.options.variants if name != "none"]
-    quiet(axes, title="Accuracy less that without a gate", x="difference")
+    label_axes(axes, title="Accuracy less that without a gate", x="difference")
     axes.axvline(0, color=GREY, linewidth=0.8)
     for each in shown:
         y = variants.index(each.variant) + (0.15 if each.kind == "nonlinear" else -0.15)
@@ -91,9 +97,9 @@ def _draw_gains(axes: Any, result: Result) -> None:
     axes.legend(fontsize=7, frameon=False)
 
 
-def _draw_scatter(axes: Any, result: Result) -> None:
+def _draw_scatter(axes: Any, result: BoundaryResult) -> None:
     whole = result.correlations[0]
-    quiet(
+    label_axes(
         axes,
         title=f"Nonlinear boundaries: r = {whole.value:.2f}\n({whole.low:.2f} … {whole.high:.2f}) within tasks",
         x="median |K|, relative",
@@ -106,7 +112,7 @@ def _draw_scatter(axes: Any, result: Result) -> None:
         axes.plot(x, y, ".", color=_colour(result, variant), markersize=2.5, alpha=0.7)
 
 
-def _table(result: Result, figure: str, title: str, digits: int) -> Table:
+def _table(result: BoundaryResult, figure: str, title: str, digits: int) -> Table:
     columns = (Column(title="task"), *(Column(title=name, digits=digits) for name in result.options.variants))
     rows = tuple(
         (
@@ -121,12 +127,12 @@ def _table(result: Result, figure: str, title: str, digits: int) -> Table:
     return Table(title=title, columns=columns, rows=rows)
 
 
-def _gains(result: Result) -> tuple[Panel, ...]:
+def _gains(result: BoundaryResult) -> tuple[Panel, ...]:
     controls = dict.fromkeys(each.control for each in result.differences)
     return tuple(_gain(result, control, kind) for kind in ("linear", "nonlinear") for control in controls)
 
 
-def _gain(result: Result, control: str, kind: str) -> Intervals:
+def _gain(result: BoundaryResult, control: str, kind: str) -> Intervals:
     chosen = [each for each in result.differences if each.control == control and each.kind == kind]
     return Intervals(
         title=f"Accuracy on {kind} boundaries, less that of {control}",
@@ -140,7 +146,7 @@ def _estimate(each: Difference) -> Estimate:
     return Estimate(label=each.variant, value=each.value, low=each.low, high=each.high)
 
 
-def _correlations(result: Result) -> Intervals:
+def _correlations(result: BoundaryResult) -> Intervals:
     return Intervals(
         title="Correlation of accuracy with log curvature on nonlinear boundaries, within tasks",
         alternative="; ".join(f"{each.among} {each.value:.2f}" for each in result.correlations),

@@ -22,20 +22,21 @@ from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
 from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.flat_or_curved.run import FLAT, with_strength
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.studies.options import require_at_least, require_gates
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
 Regime: TypeAlias = Literal["structured", "random"]
-Numbers: TypeAlias = NDArray[np.float64]
+FloatArray: TypeAlias = NDArray[np.float64]
 
 _STEP = 0.25
 """Share of the quarter turn that a structured layer adds to the stream; it keeps lengths nearly as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class DepthOptions:
     """What is measured, and how often."""
 
     gates: tuple[str, ...] = ("none", "bma", "bma-query", "g1", "output:output")
@@ -47,6 +48,13 @@ class Options:
     length: int = 6
     strength: float = 1.0
     """Standard deviation of the gates' logits over the first input."""
+
+    def __post_init__(self) -> None:
+        require_gates(self.gates)
+        # A line through depths needs two of them, and an interval two seeds.
+        require_at_least(self, num_seeds=2, num_planes=1, length=2)
+        if len(set(self.depths)) < 2 or min(self.depths) < 1:
+            raise ValueError(f"depths must be at least two different numbers of layers; got {self.depths}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +71,7 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class DepthCurve:
     """One gate in one regime, over all depths."""
 
     regime: Regime
@@ -87,22 +95,22 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class DepthResult:
     """Every gate in both regimes."""
 
-    options: Options
-    curves: tuple[Curve, ...]
+    options: DepthOptions
+    curves: tuple[DepthCurve, ...]
 
 
-def depth_study(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def run_depth(options: DepthOptions, *, tell: Tell = ignore) -> DepthResult:
     """Measure slices of stacks of every depth."""
-    options = options or Options()
     regimes: tuple[Regime, ...] = ("structured", "random")
     cases: list[tuple[Regime, str]] = [(regime, gate) for regime in regimes for gate in options.gates]
-    return Result(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in told(cases, tell)))
+    parts = report_parts(cases, tell, work="depth", describe=", ".join)
+    return DepthResult(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in parts))
 
 
-def structured_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:
+def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
     """The same layer `depth` times, with gates at the options' strength over x."""
     rng = np.random.default_rng(seed)
     shape = HeadShape.of(d_model=options.d_model, num_heads=options.num_heads)
@@ -126,7 +134,7 @@ def structured_stack(gate: str, depth: int, x: torch.Tensor, options: Options, s
     return [with_strength(layer, x, options.strength)] * depth
 
 
-def random_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed: int) -> list[AttentionArrays]:
+def random_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
     """Layers as they are initialised, each with gates at the options' strength over x."""
     torch.manual_seed(seed)
     layers: list[AttentionArrays] = []
@@ -137,7 +145,7 @@ def random_stack(gate: str, depth: int, x: torch.Tensor, options: Options, seed:
     return layers
 
 
-def fit_growth(depths: Sequence[int], medians: Numbers, against: Literal["log depth", "depth"]) -> Growth:
+def fit_growth(depths: Sequence[int], medians: FloatArray, against: Literal["log depth", "depth"]) -> Growth:
     """Fit log medians (seed, depth) by a line for each seed; at least two seeds and positive numbers."""
     at = np.log(depths) if against == "log depth" else np.asarray(depths, dtype=np.float64)
     centred = at - at.mean()
@@ -154,7 +162,7 @@ def fit_growth(depths: Sequence[int], medians: Numbers, against: Literal["log de
     )
 
 
-def finding(result: Result) -> str:
+def finding(result: DepthResult) -> str:
     """What holds, from the numbers."""
     parts: list[str] = []
     for regime, where in (("structured", "In the structured stack"), ("random", "At random initialisation")):
@@ -172,17 +180,17 @@ def finding(result: Result) -> str:
     return " ".join(parts)
 
 
-def _in_words(curve: Curve) -> str:
+def _in_words(curve: DepthCurve) -> str:
     best = curve.best
     interval = f"({best.low:.2f} … {best.high:.2f})"
     return f"L^{best.slope:.2f} {interval}" if best.against == "log depth" else f"exp({best.slope:.2f} L) {interval}"
 
 
-def _curve(regime: Regime, gate: str, options: Options) -> Curve:
+def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
     found = np.stack([_seed(regime, gate, options, seed) for seed in range(options.num_seeds)])
     medians = np.median(np.abs(found), axis=-1)
     bent = bool((medians > FLAT).all())
-    return Curve(
+    return DepthCurve(
         regime=regime,
         gate=gate,
         medians=tuple(map(tuple, medians.tolist())),
@@ -193,14 +201,14 @@ def _curve(regime: Regime, gate: str, options: Options) -> Curve:
     )
 
 
-def _seed(regime: Regime, gate: str, options: Options, seed: int) -> Numbers:
+def _seed(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
     """Relative slice curvatures (depth, plane) of one seed; the shallower stacks are the beginnings of the deepest."""
     rng = np.random.default_rng(1000 + seed)
     x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
     build = structured_stack if regime == "structured" else random_stack
     stack = build(gate, max(options.depths), x, options, seed)
     u, v = rng.standard_normal((2, options.num_planes, options.d_model))
-    rows: list[Numbers] = []
+    rows: list[FloatArray] = []
     for depth in options.depths:
         chart = depth_chart(stack[:depth], x, moving=1)
         size = float((chart(chart.start) ** 2).sum())
@@ -208,10 +216,10 @@ def _seed(regime: Regime, gate: str, options: Options, seed: int) -> Numbers:
     return np.stack(rows)
 
 
-def _orthogonal(rng: np.random.Generator, size: int) -> Numbers:
+def _orthogonal(rng: np.random.Generator, size: int) -> FloatArray:
     return np.linalg.qr(rng.standard_normal((size, size)))[0]
 
 
-def _heads_first(matrix: Numbers, shape: HeadShape) -> torch.Tensor:
+def _heads_first(matrix: FloatArray, shape: HeadShape) -> torch.Tensor:
     """(d, H h) as one matrix per head, (H, d, h)."""
     return torch.from_numpy(matrix).unflatten(1, (shape.num_heads, shape.head_dim)).transpose(0, 1).contiguous()

@@ -8,14 +8,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tidegate.lab.studies.depth.run import Curve, Regime, Result
-from tidegate.lab.studies.drawing import COLOURS, new_figure, quiet
+from tidegate.lab.studies.depth.run import DepthCurve, DepthResult, Regime
+from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
+from tidegate.lab.studies.study import View
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
 _TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
 
 
-def sections(result: Result) -> tuple[Section, ...]:
+def view(result: DepthResult) -> View:
+    """Show an answer as sections of a page and as figures."""
+    return View(sections=_sections(result), figures=_figures(result))
+
+
+def _sections(result: DepthResult) -> tuple[Section, ...]:
     """Curves, exponents and a table for each regime."""
     return tuple(
         Section(
@@ -27,13 +33,13 @@ def sections(result: Result) -> tuple[Section, ...]:
     )
 
 
-def draw(result: Result) -> dict[str, Figure]:
+def _figures(result: DepthResult) -> dict[str, Figure]:
     """Curvature against depth, one plot a regime."""
     depths = result.options.depths
     figure = new_figure(8.0, 3.2)
     all_axes: Any = figure.subplots(1, 2)
     for axes, (regime, title) in zip(all_axes, _TITLES.items(), strict=True):
-        quiet(axes, title=title, x="layers", y="median |K|, relative")
+        label_axes(axes, title=title, x="layers", y="median |K|, relative")
         axes.set(xscale="log", yscale="log")
         axes.set_xticks(depths, [str(depth) for depth in depths])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -44,7 +50,7 @@ def draw(result: Result) -> dict[str, Figure]:
     return {"depth.svg": figure}
 
 
-def _draw_curve(axes: Any, curve: Curve, depths: tuple[int, ...], colour: str) -> None:
+def _draw_curve(axes: Any, curve: DepthCurve, depths: tuple[int, ...], colour: str) -> None:
     if curve.flat:
         axes.plot([], [], color=colour, label=f"{curve.gate}: flat to rounding")
         return
@@ -57,7 +63,7 @@ def _draw_curve(axes: Any, curve: Curve, depths: tuple[int, ...], colour: str) -
     )
 
 
-def _panels(result: Result, curves: list[Curve]) -> tuple[Panel, ...]:
+def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
     bent = [curve for curve in curves if not curve.flat]
     depths = tuple(float(depth) for depth in result.options.depths)
     series: list[Series] = []
@@ -87,7 +93,7 @@ def _panels(result: Result, curves: list[Curve]) -> tuple[Panel, ...]:
     )
 
 
-def _exponents(curves: list[Curve]) -> tuple[Estimate, ...]:
+def _exponents(curves: list[DepthCurve]) -> tuple[Estimate, ...]:
     return tuple(
         Estimate(label=curve.gate, value=growth.slope, low=growth.low, high=growth.high)
         for curve in curves
@@ -96,7 +102,7 @@ def _exponents(curves: list[Curve]) -> tuple[Estimate, ...]:
     )
 
 
-def _table(result: Result, curves: list[Curve]) -> Table:
+def _table(result: DepthResult, curves: list[DepthCurve]) -> Table:
     fits = ("exponent of L", "low", "high", "residual (nats)", "rate a layer", "low", "high", "residual (nats)")
     columns = (
         Column(title="gate"),

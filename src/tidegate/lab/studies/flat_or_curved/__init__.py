@@ -1,3 +1,17 @@
-"""The study flat_or_curved."""
+"""Which gates bend which charts of attention, how much, and to which side?"""
 
-__all__: list[str] = []
+from tidegate.lab.studies.flat_or_curved.run import FlatOrCurvedOptions, FlatOrCurvedResult, finding, run_flat_or_curved
+from tidegate.lab.studies.flat_or_curved.views import view
+from tidegate.lab.studies.study import Study
+
+__all__ = ["STUDY", "FlatOrCurvedOptions", "FlatOrCurvedResult", "finding", "run_flat_or_curved", "view"]
+
+STUDY = Study(
+    name="flat-or-curved",
+    question="Which gates bend which charts of attention, how much, and to which side?",
+    options=FlatOrCurvedOptions(),
+    result=FlatOrCurvedResult,
+    run=run_flat_or_curved,
+    finding=finding,
+    view=view,
+)

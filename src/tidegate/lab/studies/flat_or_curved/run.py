@@ -31,7 +31,8 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     measure_cap,
     three_features,
 )
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.studies.options import require_at_least, require_gates
+from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
@@ -43,7 +44,7 @@ FLAT = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class FlatOrCurvedOptions:
     """What is measured, and how often."""
 
     gates: tuple[str, ...] = (
@@ -69,6 +70,14 @@ class Options:
     num_heads: int = 2
     length: int = 10
     cap_widths: tuple[int, ...] = (8, 16, 32, 64)
+
+    def __post_init__(self) -> None:
+        require_gates(self.gates)
+        require_at_least(self, num_layers=1, num_planes=1, length=2)
+        if not self.strengths or min(self.strengths) <= 0:
+            raise ValueError(f"strengths must be above 0, and at least one; got {self.strengths}.")
+        if not self.cap_widths or min(self.cap_widths) < 3:
+            raise ValueError(f"cap_widths must be at least 3, and at least one; got {self.cap_widths}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,30 +105,34 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class FlatOrCurvedResult:
     """The distribution in every cell, and the caps."""
 
-    options: Options
+    options: FlatOrCurvedOptions
     cells: tuple[Cell, ...]
     caps: tuple[Cap, ...]
     head_grain: float
     """Largest absolute curvature of the cap's patch under a gate of one number a head."""
 
 
-def flat_or_curved(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def run_flat_or_curved(options: FlatOrCurvedOptions, *, tell: Tell = ignore) -> FlatOrCurvedResult:
     """Measure every gate in every chart at every strength, and build the caps."""
-    options = options or Options()
     layers = [
         (gate, strength) for gate in options.gates for strength in ((0.0,) if gate == "none" else options.strengths)
     ]
-    cells = tuple(cell for gate, strength in told(layers, tell) for cell in _cells(gate, strength, options))
+    parts = report_parts(layers, tell, work="flat-or-curved", describe=lambda part: f"{part[0]}, strength {part[1]:g}")
+    cells = tuple(cell for gate, strength in parts for cell in _cells(gate, strength, options))
     by_hand = measure_cap("three features, by hand", cap_chart(three_features()), 3)
     fitted = (measure_cap(f"{width} features", cap_chart(cap_layer(width)), width) for width in options.cap_widths)
     cone = measure_cap("one gate a head", head_grain_chart(), 32)
-    return Result(options=options, cells=cells, caps=(by_hand, *fitted), head_grain=max(abs(cone.low), abs(cone.high)))
+    return FlatOrCurvedResult(
+        options=options, cells=cells, caps=(by_hand, *fitted), head_grain=max(abs(cone.low), abs(cone.high))
+    )
 
 
-def random_layer(gate: str, strength: float, options: Options, seed: int) -> tuple[AttentionArrays, torch.Tensor]:
+def random_layer(
+    gate: str, strength: float, options: FlatOrCurvedOptions, seed: int
+) -> tuple[AttentionArrays, torch.Tensor]:
     """A layer as it is initialised, its gates at a strength, and a sequence of normal numbers (T, d)."""
     torch.manual_seed(seed)
     x = torch.randn(options.length, options.d_model, dtype=torch.float64)
@@ -154,7 +167,7 @@ def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
     }
 
 
-def finding(result: Result) -> str:
+def finding(result: FlatOrCurvedResult) -> str:
     """What holds, from the numbers."""
     flat = {name: _gates(result, name, flat=True) for name in CHARTS[:2]}
     bent = {name: _gates(result, name, flat=False) for name in CHARTS[:2]}
@@ -175,13 +188,13 @@ def finding(result: Result) -> str:
     )
 
 
-def _gates(result: Result, chart: str, *, flat: bool) -> list[str]:
+def _gates(result: FlatOrCurvedResult, chart: str, *, flat: bool) -> list[str]:
     """Gates whose slices are flat at every strength, or at none."""
     cells = [cell for cell in result.cells if cell.chart == chart and cell.tangent == "plane"]
     return [gate for gate in result.options.gates if all(cell.flat == flat for cell in cells if cell.gate == gate)]
 
 
-def _cells(gate: str, strength: float, options: Options) -> Iterator[Cell]:
+def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator[Cell]:
     found: dict[tuple[str, Literal["full", "plane"]], list[np.ndarray]] = {}
     for seed in range(options.num_layers):
         layer, x = random_layer(gate, strength, options, seed)

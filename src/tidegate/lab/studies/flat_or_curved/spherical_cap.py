@@ -21,7 +21,7 @@ from tidegate.gates import Gates
 from tidegate.geometry import Chart, gaussian_curvature, weight_chart
 from tidegate.tensors.layer import AttentionArrays
 
-Numbers: TypeAlias = NDArray[np.float64]
+FloatArray: TypeAlias = NDArray[np.float64]
 
 PATCH = 0.3
 """Radius of the disc of weights about (1/3, 1/3, 1/3); the simplex ends at 0.41."""
@@ -45,7 +45,7 @@ class Cap:
     """How far the patch leaves that sphere at most, in radii."""
 
 
-def patch_points(count: int, *, seed: int = 1) -> Numbers:
+def patch_points(count: int, *, seed: int = 1) -> FloatArray:
     """Weights (count, 3), evenly distributed over the disc."""
     rng = np.random.default_rng(seed)
     radius, angle = PATCH * np.sqrt(rng.random(count)), 2 * math.pi * rng.random(count)
@@ -118,7 +118,7 @@ def measure_cap(name: str, chart: Chart, width: int, *, num_points: int = 400) -
 
 
 def _random_layer(
-    width: int, seed: int, *, gates: str, parameters: Mapping[Site, Mapping[str, Numbers]]
+    width: int, seed: int, *, gates: str, parameters: Mapping[Site, Mapping[str, FloatArray]]
 ) -> AttentionArrays:
     rng = np.random.default_rng(seed + 1)
     nothing = np.zeros((1, 3, width))
@@ -132,7 +132,7 @@ def _random_layer(
     )
 
 
-def _layer(values: Numbers, projection: Numbers, gate: Numbers, bias: Numbers) -> AttentionArrays:
+def _layer(values: FloatArray, projection: FloatArray, gate: FloatArray, bias: FloatArray) -> AttentionArrays:
     nothing = np.zeros((1, *values.shape))
     return AttentionArrays(
         W_Q=nothing,
@@ -144,12 +144,12 @@ def _layer(values: Numbers, projection: Numbers, gate: Numbers, bias: Numbers) -
     )
 
 
-def simplex_frame() -> Numbers:
+def simplex_frame() -> FloatArray:
     """An orthonormal basis (3, 2) of the directions in which weights move."""
     return np.array([[1, 1], [-1, 1], [0, -2]]) / np.sqrt([2, 6])
 
 
-def _sphere(weights: Numbers, half_angle: float) -> Numbers:
+def _sphere(weights: FloatArray, half_angle: float) -> FloatArray:
     """Where the exponential map about the pole of the unit sphere takes the disc."""
     at = (weights - 1 / 3) @ simplex_frame()
     distance = np.linalg.norm(at, axis=1, keepdims=True)
@@ -157,7 +157,7 @@ def _sphere(weights: Numbers, half_angle: float) -> Numbers:
     return np.concatenate([np.sin(angle) * at / distance, np.cos(angle)], axis=1)
 
 
-def _fit_sphere(places: Numbers) -> tuple[float, float]:
+def _fit_sphere(places: FloatArray) -> tuple[float, float]:
     """Radius of the best sphere about (P, 3), and the largest distance from it in radii."""
     system = np.concatenate([2 * places, np.ones((len(places), 1))], axis=1)
     *centre, rest = np.linalg.lstsq(system, (places**2).sum(axis=1))[0].tolist()

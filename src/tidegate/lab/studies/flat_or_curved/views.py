@@ -12,8 +12,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tidegate.geometry import Chart, gaussian_curvature
-from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.flat_or_curved.run import CHARTS, Cell, Options, Result, charts_of, random_layer
+from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.flat_or_curved.run import (
+    CHARTS,
+    Cell,
+    FlatOrCurvedOptions,
+    FlatOrCurvedResult,
+    charts_of,
+    random_layer,
+)
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     PATCH,
     cap_chart,
@@ -23,10 +30,16 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     three_features,
     ungated_chart,
 )
+from tidegate.lab.studies.study import View
 from tidegate.report.page import Column, Map, Maps, Section, Table
 
 
-def sections(result: Result) -> tuple[Section, ...]:
+def view(result: FlatOrCurvedResult) -> View:
+    """Show an answer as sections of a page and as figures."""
+    return View(sections=_sections(result), figures=_figures(result))
+
+
+def _sections(result: FlatOrCurvedResult) -> tuple[Section, ...]:
     """Shares of positive curvature, all distributions, and the caps."""
     return (
         Section(
@@ -42,12 +55,12 @@ def sections(result: Result) -> tuple[Section, ...]:
     )
 
 
-def draw(result: Result) -> dict[str, Figure]:
+def _figures(result: FlatOrCurvedResult) -> dict[str, Figure]:
     """Distributions of slice curvature; the surfaces of all charts; the caps."""
     return {"flat-or-curved.svg": _distributions(result), "surfaces.png": _surfaces(), "cap.png": _caps(result)}
 
 
-def _shares(result: Result) -> Maps:
+def _shares(result: FlatOrCurvedResult) -> Maps:
     gates = [gate for gate in result.options.gates if gate != "none"]
     maps: list[Map] = []
     for strength in result.options.strengths:
@@ -65,7 +78,7 @@ def _shares(result: Result) -> Maps:
     )
 
 
-def _planes(result: Result, gate: str, strength: float) -> dict[str, Cell]:
+def _planes(result: FlatOrCurvedResult, gate: str, strength: float) -> dict[str, Cell]:
     return {
         cell.chart: cell
         for cell in result.cells
@@ -73,7 +86,7 @@ def _planes(result: Result, gate: str, strength: float) -> dict[str, Cell]:
     }
 
 
-def _cells_table(result: Result) -> Table:
+def _cells_table(result: FlatOrCurvedResult) -> Table:
     columns = (
         Column(title="gate"),
         Column(title="strength", digits=1, help="Standard deviation of the gate's logits."),
@@ -90,7 +103,7 @@ def _cells_table(result: Result) -> Table:
     return Table(title="Relative curvature", columns=columns, rows=rows)
 
 
-def _caps_table(result: Result) -> Table:
+def _caps_table(result: FlatOrCurvedResult) -> Table:
     columns = (
         Column(title="cap"),
         Column(title="features"),
@@ -104,13 +117,13 @@ def _caps_table(result: Result) -> Table:
     return Table(title="How near to a sphere", columns=columns, rows=rows, note=note)
 
 
-def _distributions(result: Result) -> Figure:
+def _distributions(result: FlatOrCurvedResult) -> Figure:
     """For each chart and gate the middle 90 % of slice curvature, by strength."""
     gates = result.options.gates
     figure = new_figure(9.6, 3.6)
     all_axes: Any = figure.subplots(1, len(CHARTS), sharey=True)
     for axes, chart in zip(all_axes, CHARTS, strict=True):
-        quiet(axes, title=f"{chart} chart")
+        label_axes(axes, title=f"{chart} chart")
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.set_xscale("symlog", linthresh=0.01, linscale=0.5)
         axes.set_xlim(-30, 30)
@@ -140,7 +153,7 @@ def _interval(axes: Any, cell: Cell, row: int, strengths: tuple[float, ...]) -> 
 
 def _surfaces() -> Figure:
     """A slice of every chart, without a gate and with one that reads the output."""
-    options = Options()
+    options = FlatOrCurvedOptions()
     figure = new_figure(9.6, 4.2)
     for row, (gate, strength) in enumerate((("none", 0.0), ("output:output", 2.0))):
         layer, x = random_layer(gate, strength, options, 3)
@@ -156,7 +169,7 @@ def _surfaces() -> Figure:
     return figure
 
 
-def _caps(result: Result) -> Figure:
+def _caps(result: FlatOrCurvedResult) -> Figure:
     best = result.caps[-1].width
     named = {
         "no gate: a plane": ungated_chart(),

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.lab.judging import t_interval
+from tidegate.lab.studies.options import require_at_least
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.lab.training.loop import train, warmup_and_linear_decay
 from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.observing import observe
 
@@ -64,7 +66,7 @@ REMEDIES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class GateTuningOptions:
     """Sizes of the model, of its training and of what follows."""
 
     hidden_size: int = 64
@@ -84,9 +86,13 @@ class Options:
     num_validation_tokens: int = 16_384
     num_seeds: int = 5
 
+    def __post_init__(self) -> None:
+        # Gates that learn first do so for half of the steps, and intervals need two seeds.
+        require_at_least(self, training_steps=1, tuning_steps=2, batch_size=1, length=2, num_seeds=2)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class ModelFigures:
     """One model on the validation text."""
 
     loss: float
@@ -118,7 +124,7 @@ class Row:
     """One remedy: what it gives under each seed, and what it changes."""
 
     remedy: Remedy
-    measured: tuple[Measured, ...]
+    measured: tuple[ModelFigures, ...]
     loss: Change
     """After it, less before it."""
     sink: Change
@@ -128,33 +134,32 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class GateTuningResult:
     """The trained models under each seed, and every remedy."""
 
-    options: Options
+    options: GateTuningOptions
     num_parameters: int
     num_gate_parameters: int
-    before: tuple[Measured, ...]
+    before: tuple[ModelFigures, ...]
     rows: tuple[Row, ...]
 
 
-def gate_tuning(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def run_gate_tuning(options: GateTuningOptions, *, tell: Tell = ignore) -> GateTuningResult:
     """Train a model for each seed, let copies of it go on by each remedy, and measure them all."""
-    options = options or Options()
     data = replace(text_task(length=options.length), num_validation_tokens=options.num_validation_tokens).load()
-    before: list[Measured] = []
-    after: dict[Remedy, list[Measured]] = {remedy: [] for remedy in REMEDIES}
+    before: list[ModelFigures] = []
+    after: dict[Remedy, list[ModelFigures]] = {remedy: [] for remedy in REMEDIES}
     sizes: set[tuple[int, int]] = set()
-    for seed in told(range(options.num_seeds), tell):
-        trained = _trained(data, options, seed)
-        before.append(_measured(trained, data))
+    for seed in report_parts(range(options.num_seeds), tell, work="gate-tuning", describe=lambda seed: f"seed {seed}"):
+        trained = _train_ungated(data, options, seed)
+        before.append(_measure(trained, data))
         for remedy, measured in after.items():
-            model = _tuned(trained, remedy, data, options, seed)
-            measured.append(_measured(model, data))
+            model = _continue_training(trained, remedy, data, options, seed)
+            measured.append(_measure(model, data))
             if gates := sum(gate.numel() for gate in gate_parameters(model)):
                 sizes.add((trained.num_parameters(), gates))
     ((num_parameters, num_gate_parameters),) = sizes
-    return Result(
+    return GateTuningResult(
         options=options,
         num_parameters=num_parameters,
         num_gate_parameters=num_gate_parameters,
@@ -163,7 +168,7 @@ def gate_tuning(options: Options | None = None, *, tell: Tell = silent) -> Resul
     )
 
 
-def finding(result: Result) -> str:
+def finding(result: GateTuningResult) -> str:
     """What holds, from the numbers."""
     alone = [row for row in result.rows if row.remedy.whole_rate is None]
     best = min(alone, key=lambda row: row.loss.value)
@@ -185,7 +190,7 @@ def _in_words(change: Change) -> str:
     return f"{change.value:+.4f} ({change.low:+.4f} … {change.high:+.4f}{shown})"
 
 
-def _trained(data: TextData, options: Options, seed: int) -> LlamaForCausalLM:
+def _train_ungated(data: TextData, options: GateTuningOptions, seed: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -210,7 +215,9 @@ def _trained(data: TextData, options: Options, seed: int) -> LlamaForCausalLM:
     return model
 
 
-def _tuned(trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: Options, seed: int) -> LlamaForCausalLM:
+def _continue_training(
+    trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: GateTuningOptions, seed: int
+) -> LlamaForCausalLM:
     """A copy that has gone on by the remedy, on batches that the training has not seen."""
     from tidegate.torch.retrofit import add_gates
 
@@ -228,7 +235,7 @@ def _tuned(trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: O
     return model
 
 
-def _groups(model: LlamaForCausalLM, remedy: Remedy, options: Options) -> Groups:
+def _groups(model: LlamaForCausalLM, remedy: Remedy, options: GateTuningOptions) -> Groups:
     """What learns, and how fast; all else is frozen."""
     gates = list(gate_parameters(model))
     known = set(gates)
@@ -249,20 +256,9 @@ def _group(parameters: Iterable[nn.Parameter], *, rate: float, decay: float = 0.
 
 
 def _train(model: LlamaForCausalLM, groups: Groups, batches: Iterable[Batch], *, num_steps: int) -> None:
-    """AdamW over a short warm-up and a straight way down to 0."""
     model.train()
-    optimizer = torch.optim.AdamW(groups)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * (1 - step / num_steps)
-    )
-    learning = [parameter for group in groups for parameter in group["params"]]
-    for batch in batches:
-        loss = _loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(learning, 1.0)
-        optimizer.step()
-        schedule.step()
+    schedule = warmup_and_linear_decay(num_steps)
+    train(lambda batch: _loss(model, batch), torch.optim.AdamW(groups), batches, schedule=schedule)
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
@@ -272,13 +268,13 @@ def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def _measured(model: LlamaForCausalLM, data: TextData) -> Measured:
+def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
     model.eval()
     batches = data.validation()
     with observe(model, keys=1, residual=False) as watcher, _gate_distances(model) as distances:
         losses = [float(_loss(model, batch)) for batch in batches]
     masses = [head.mean for layer in watcher.observation().layers for head in layer.heads["mass"]]
-    return Measured(
+    return ModelFigures(
         loss=statistics.fmean(losses, weights=[batch.targets.numel() for batch in batches]),
         sink=statistics.fmean(masses),
         strongest=max(masses),
@@ -301,8 +297,10 @@ def _gate_distances(model: nn.Module) -> Generator[list[float]]:
             handle.remove()
 
 
-def _row(remedy: Remedy, measured: Sequence[Measured], before: Sequence[Measured], control: Sequence[Measured]) -> Row:
-    def change(name: str, since: Sequence[Measured]) -> Change:
+def _row(
+    remedy: Remedy, measured: Sequence[ModelFigures], before: Sequence[ModelFigures], control: Sequence[ModelFigures]
+) -> Row:
+    def change(name: str, since: Sequence[ModelFigures]) -> Change:
         differences = [getattr(new, name) - getattr(old, name) for new, old in zip(measured, since, strict=True)]
         low, high = t_interval(differences)
         return Change(value=statistics.fmean(differences), low=low, high=high)

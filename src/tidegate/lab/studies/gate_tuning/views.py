@@ -7,8 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, Result, Row
+from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, GateTuningResult, Row
+from tidegate.lab.studies.study import View
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
 _CHANGES = {
@@ -19,7 +20,12 @@ _CHANGES = {
 }
 
 
-def sections(result: Result) -> tuple[Section, ...]:
+def view(result: GateTuningResult) -> View:
+    """Show an answer as sections of a page and as figures."""
+    return View(sections=_sections(result), figures=_figures(result))
+
+
+def _sections(result: GateTuningResult) -> tuple[Section, ...]:
     """The table of remedies, and their changes with intervals."""
     options = result.options
     lead = (
@@ -32,12 +38,12 @@ def sections(result: Result) -> tuple[Section, ...]:
     )
 
 
-def draw(result: Result) -> dict[str, Figure]:
+def _figures(result: GateTuningResult) -> dict[str, Figure]:
     """Changes of loss and of attention to the start, with intervals, one row a remedy."""
     figure = new_figure(8.6, 2.8)
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, name in ((left, "loss"), (right, "sink")):
-        quiet(axes, title=_CHANGES[name], x="nats a byte" if name == "loss" else "share of attention")
+        label_axes(axes, title=_CHANGES[name], x="nats a byte" if name == "loss" else "share of attention")
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.locator_params(axis="x", nbins=5)
         for place, row in enumerate(result.rows):
@@ -52,7 +58,7 @@ def _draw_change(axes: Any, change: Change, place: int, colour: str) -> None:
     axes.plot([change.value], [place], "o", color=colour, markersize=4)
 
 
-def _table(result: Result) -> Table:
+def _table(result: GateTuningResult) -> Table:
     columns = (
         Column(title="remedy"),
         Column(title="loss", unit="nats a byte", digits=4, better="low"),
@@ -81,7 +87,7 @@ def _cells(row: Row) -> tuple[str, float, float, float, float | None]:
     )
 
 
-def _intervals(result: Result, name: str) -> Intervals:
+def _intervals(result: GateTuningResult, name: str) -> Intervals:
     changes = {row.remedy.name: getattr(row, name) for row in result.rows if getattr(row, name) is not None}
     return Intervals(
         title=_CHANGES[name],

@@ -1,13 +1,24 @@
-"""Slopes, errors, flat directions and the modulus of the study of rates, as panels."""
+"""What the study of rates found, as panels: slopes, errors, flat directions, the modulus, and the limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
 
-from tidegate.lab.studies.rates.result import Curve, GaugeCount, PositionRates, RatesResult
-from tidegate.report.page import Column, Estimate, Intervals, Lines, Series, Table
+from tidegate.lab.studies.rates.result import ErrorCurve, GaugeCount, NearGates, PositionRates, RatesResult, Slope
+from tidegate.lab.studies.rates.run import list_names
+from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Prose, Series, Table
 
 _ZERO = 1e-12
+_SLOPE_COLUMNS = (
+    Column(title="slope", digits=3, signed=True),
+    Column(title="from", digits=3, signed=True),
+    Column(title="to", digits=3, signed=True),
+    Column(title="converged", unit="%", digits=0, help="Of the fits, at the size where it is least."),
+    Column(title="verdict"),
+)
+_KINDS = {"vector_mass": "sums over each true gate", "scalar_mass": "sums of lengths", "raw": "single experts"}
 
 
 def slope_intervals(result: RatesResult) -> Intervals:
@@ -75,8 +86,8 @@ def _slope_row(found: PositionRates) -> tuple[float | str | None, ...]:
 
 def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
     """The expert error, and the regression error of the same fits."""
-    flat = names(found.position for found in result.rates if found.slopes["expert"].verdict == "not identified")
-    falling = names(found.position for found in result.rates if found.slopes["expert"].verdict == "identified")
+    flat = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "not identified")
+    falling = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "identified")
     seen = [f"stays where it began for {flat}"] if flat else []
     seen += [f"falls for {falling}"] if falling else []
     slopes = [found.slopes["regression"].slope for found in result.rates]
@@ -144,7 +155,7 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
     panels: list[Lines | Table] = []
     if steep:
         largest = max((max(found.values) for found in flat), default=0.0)
-        rest = f"; for {names(found.position for found in flat)} it is at most {largest:.0e}" if flat else ""
+        rest = f"; for {list_names(found.position for found in flat)} it is at most {largest:.0e}" if flat else ""
         words = "; ".join(f"{found.position} r = {found.exponent:.2f}" for found in steep)
         panels.append(
             Lines(
@@ -181,29 +192,150 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
 def start_panel(result: RatesResult) -> Lines:
     """The expert error by the radius of the starts."""
     ratios = {found.position: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
-    moved = names(position for position, ratio in ratios.items() if ratio > 2)
-    kept = names(position for position, ratio in ratios.items() if ratio <= 2)
+    moved = list_names(position for position, ratio in ratios.items() if ratio > 2)
+    kept = list_names(position for position, ratio in ratios.items() if ratio <= 2)
     seen = [f"The error is that of the start for {moved}"] if moved else []
     seen += [f"It does not matter where fits begin for {kept}"] if kept else []
     words = ", ".join(f"{position} ×{ratio:.2f}" for position, ratio in ratios.items())
-    radii = result.settings.start_radii
+    radii = result.options.start_radii
     return Lines(
         title=". ".join(seen),
-        alternative=f"Expert error at n = {result.settings.start_n:,} against the radius of the starts. "
+        alternative=f"Expert error at n = {result.options.start_n:,} against the radius of the starts. "
         f"From {min(radii):g} to {max(radii):g} it changes by: {words}.",
         x_label="radius of the starts around the truth",
-        y_label=f"expert error at n = {result.settings.start_n:,}",
+        y_label=f"expert error at n = {result.options.start_n:,}",
         series=tuple(_series(found.position, found.error) for found in result.start_radius),
         log_x=True,
         log_y=True,
     )
 
 
-def names(positions: Iterable[str]) -> str:
-    """Names in a sentence: `a`, `a and b`, `a, b and c`; empty for none."""
-    listed: Sequence[str] = list(positions)
-    return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
-
-
-def _series(position: str, curve: Curve) -> Series:
+def _series(position: str, curve: ErrorCurve) -> Series:
     return Series(label=position, group=position, x=curve.x, y=curve.median, low=curve.low, high=curve.high)
+
+
+def near_gates_panels(result: RatesResult) -> Iterator[Panel]:
+    """The expert error by the distance of the two true gates; nothing if it was not asked for."""
+    if not result.near_gates:
+        return
+    largest = max(result.options.ns)
+    yield Lines(
+        title=_near_title(result),
+        alternative=f"Expert error at n = {largest:,} against the distance of the true gates. " + _near_words(result),
+        x_label="distance of the two true gates",
+        y_label=f"expert error at n = {largest:,}, median",
+        series=(*_near_series(result), *_without_gate(result)),
+        log_x=True,
+        log_y=True,
+    )
+    columns = (Column(title="position of the gate"), Column(title="distance", digits=2), *_SLOPE_COLUMNS)
+    yield Table(
+        title="The same experiment with gates that come nearer",
+        columns=(*columns, Column(title=f"error at n = {largest:,}", digits=4)),
+        rows=tuple((near.position, near.distance, *_cells(near.slope), near.error) for near in result.near_gates),
+    )
+
+
+def truths_table(result: RatesResult) -> Table | None:
+    """Slopes over truths and designs that were drawn at random; None without any."""
+    if not result.truths:
+        return None
+    rows: list[tuple[float | str | None, ...]] = []
+    for position in result.options.positions:
+        found = [truth.slope for truth in result.truths if truth.position == position]
+        verdicts = Counter(slope.verdict for slope in found)
+        slopes = [slope.slope for slope in found]
+        words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+        worst = 100 * min(slope.converged for slope in found)
+        rows.append((position, len(found), min(slopes), median(slopes), max(slopes), worst, words))
+    return Table(
+        title="Does it hold for other experts and other sequences?",
+        columns=(
+            Column(title="position of the gate"),
+            Column(title="truths", digits=0),
+            Column(title="least slope", digits=3, signed=True),
+            Column(title="median slope", digits=3, signed=True),
+            Column(title="greatest slope", digits=3, signed=True),
+            Column(title="converged", unit="%", digits=0, help="Of the fits, at the worst truth and size."),
+            Column(title="verdicts"),
+        ),
+        rows=tuple(rows),
+        note="Truth and design were drawn anew; gates, as they act on the input, at least 1 apart.",
+    )
+
+
+def surplus_table(result: RatesResult) -> Table | None:
+    """Slopes where more experts are fitted than there are; None if that was left out."""
+    if not result.surplus:
+        return None
+    return Table(
+        title=f"{2 + result.options.surplus} experts for 2: what is estimated, and whether fits arrive",
+        columns=(Column(title="position of the gate"), Column(title="what is compared"), *_SLOPE_COLUMNS),
+        rows=tuple((found.position, _KINDS[found.kind], *_cells(found.slope)) for found in result.surplus),
+        note="σ(z) + σ(−z) = 1: an expert u at the gate θ equals 2u at 0 and −u at −θ, so fits lie in flat valleys.",
+    )
+
+
+def caution(result: RatesResult) -> Prose:
+    """What the page does not say."""
+    paragraphs = [
+        "The advantage is one of identification, not of prediction: the regression error falls alike everywhere. "
+        "“Exponentially many samples” reads as “never” here: on an exact gauge orbit the error is that of the start.",
+        "What is not identified is the split of a head into channels; the sum of its experts is, without any gate.",
+    ]
+    if failed := list_names(sorted({found.position for found in result.surplus if found.slope.converged < 0.9})):
+        paragraphs.append(
+            f"With more experts than there are, too few fits converged for {failed}: no verdict is given there, "
+            "whatever the slope."
+        )
+    paragraphs.append(
+        "One entry of one head, two experts of width 2. A trained layer has other gates and other inputs."
+    )
+    return Prose(paragraphs=tuple(paragraphs), caution=True)
+
+
+def _near_title(result: RatesResult) -> str:
+    level = _level_without_gate(result)
+    if level is None:
+        return "The nearer the gates, the larger the error"
+    better = {near.distance for near in result.near_gates if near.error <= level}
+    if not (worse := set(result.options.gate_distances) - better):
+        return "The nearer the gates, the larger the error"
+    return f"The nearer the gates, the larger the error: at {max(worse):g} larger than without a gate, everywhere"
+
+
+def _near_words(result: RatesResult) -> str:
+    return " ".join(
+        f"{position}: " + ", ".join(f"{near.error:.3g} at {near.distance:g}" for near in _of(result, position)) + "."
+        for position in result.options.gated_positions
+    )
+
+
+def _near_series(result: RatesResult) -> Iterator[Series]:
+    for position in result.options.gated_positions:
+        found = _of(result, position)
+        yield Series(
+            label=position,
+            group=position,
+            x=tuple(near.distance for near in found),
+            y=tuple(near.error for near in found),
+        )
+
+
+def _without_gate(result: RatesResult) -> Iterator[Series]:
+    level, distances = _level_without_gate(result), result.options.gate_distances
+    if level is not None:
+        ends = (min(distances), max(distances))
+        yield Series(label="none, for comparison", group="none", x=ends, y=(level, level))
+
+
+def _level_without_gate(result: RatesResult) -> float | None:
+    return next((found.errors["expert"].median[-1] for found in result.rates if found.position == "none"), None)
+
+
+def _of(result: RatesResult, position: str) -> list[NearGates]:
+    return [near for near in result.near_gates if near.position == position]
+
+
+def _cells(slope: Slope) -> tuple[float | str | None, ...]:
+    return (slope.slope, slope.low, slope.high, 100 * slope.converged, slope.verdict)

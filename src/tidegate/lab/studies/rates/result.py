@@ -1,21 +1,28 @@
-"""What the study of rates found, as plain numbers that go through JSON and back."""
+"""Options and result of the study of rates, as plain data that go through JSON and back."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-from tidegate._json import read_as
-from tidegate.experts.models import PLACEMENTS, ExpertModel
-from tidegate.experts.models import Placement as Position
+from tidegate.experts.models import PLACEMENTS, ExpertModel, Placement
+from tidegate.lab.studies.options import require_among, require_at_least
+from tidegate.tensors.rotary import Rotary
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped, biases": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "bias": True},
+    "rotary, biases": {"rotary": Rotary(base=100.0), "head_dim": 4, "bias": True},
+    "norms": {"qk_norm": True},
+}
+"""Layers whose flat directions are counted: options of `gauge_table`, over two heads of a model of width 6."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RateSettings:
+class RatesOptions:
     """Everything that the study's numbers depend on."""
 
-    positions: tuple[Position, ...] = PLACEMENTS
+    positions: tuple[Placement, ...] = PLACEMENTS
     ns: tuple[int, ...] = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
     """Sample sizes; slopes are taken over those of 1000 and more."""
     replicates: int = 96
@@ -35,24 +42,35 @@ class RateSettings:
     """Further truths and designs, drawn at random."""
     surplus: int = 1
     """Experts that are fitted beyond those that there are; 0 leaves this part out."""
-    layouts: tuple[str, ...] = ("plain", "grouped, biases", "rotary, biases", "norms")
-    """Layers whose flat directions are counted; named in `tidegate.lab.studies.rates.run.LAYOUTS`."""
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    """Layers whose flat directions are counted; empty leaves this part out."""
 
     def __post_init__(self) -> None:
-        if not self.positions or len(set(self.positions)) != len(self.positions):
-            raise ValueError(f"positions must be different, and at least one; got {', '.join(self.positions)!r}.")
-        for position in self.positions:
-            if position not in PLACEMENTS:
-                raise ValueError(f"positions must be among {', '.join(PLACEMENTS)}; got {position!r}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0; got {self.seed}.")
+        require_among("positions", self.positions, PLACEMENTS)
+        if self.layouts:
+            require_among("layouts", self.layouts, tuple(LAYOUTS))
+        require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, num_truths=0, surplus=0)
         if sum(n >= 1000 for n in self.ns) < 3:
             raise ValueError(f"ns must have at least 3 sizes of 1000 or more, for a slope; got {self.ns}.")
 
     @property
-    def gated_positions(self) -> tuple[Position, ...]:
+    def gated_positions(self) -> tuple[Placement, ...]:
         """Those where each expert has a gate of its own."""
         return tuple(position for position in self.positions if ExpertModel(placement=position, k=2).gated_experts)
+
+
+QUICK = RatesOptions(
+    ns=(1_000, 10_000, 100_000, 1_000_000),
+    replicates=32,
+    limit_replicates=24,
+    starts=3,
+    start_radii=(0.05, 0.2),
+    gate_distances=(0.05, 0.4),
+    num_truths=1,
+    surplus=0,
+    layouts=("plain",),
+)
+"""The same questions in less than a minute; intervals are wider, and surplus experts are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +88,7 @@ class Slope:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class ErrorCurve:
     """Medians over replicates, and the band that holds 80 % of them."""
 
     x: tuple[float, ...]
@@ -90,7 +108,7 @@ class PositionRates:
     """Directions that the function depends on."""
     slopes: dict[str, Slope]
     """Of `expert`, `regression` and `scores`."""
-    errors: dict[str, Curve]
+    errors: dict[str, ErrorCurve]
     """The same, and `start`: the expert error of the start that won."""
 
 
@@ -130,7 +148,7 @@ class StartRadius:
     """The expert error by how far from the truth fits began."""
 
     position: str
-    error: Curve
+    error: ErrorCurve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +185,7 @@ class Surplus:
 class RatesResult:
     """All of it."""
 
-    settings: RateSettings
+    options: RatesOptions
     rates: tuple[PositionRates, ...]
     gauge: tuple[GaugeCount, ...]
     modulus: tuple[ModulusCurve, ...]
@@ -175,12 +193,3 @@ class RatesResult:
     near_gates: tuple[NearGates, ...]
     truths: tuple[OtherTruth, ...]
     surplus: tuple[Surplus, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As a JSON object, lists and dictionaries alone."""
-        return json.loads(json.dumps(asdict(self), allow_nan=False))
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Self:
-        """Read what `to_dict` gave; an unknown field is refused."""
-        return read_as(cls, value)

@@ -8,9 +8,9 @@ the limits: other starts, other truths, gates that nearly coincide, and more exp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -28,97 +28,82 @@ from tidegate.experts import (
     profile_modulus,
     run_experiment,
 )
-from tidegate.experts.models import Placement as Position
+from tidegate.experts.models import Placement
 from tidegate.gate import PRESETS, legal_gates
 from tidegate.lab.studies.rates.result import (
-    Curve,
+    LAYOUTS,
+    ErrorCurve,
     GaugeCount,
     ModulusCurve,
     NearGates,
     OtherTruth,
     PositionRates,
-    RateSettings,
+    RatesOptions,
     RatesResult,
     Slope,
     StartRadius,
     Surplus,
 )
-from tidegate.tensors.rotary import Rotary
+from tidegate.lab.training.events import PartsDone, Tell, ignore, report_parts
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "grouped, biases": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "bias": True},
-    "rotary, biases": {"rotary": Rotary(base=100.0), "head_dim": 4, "bias": True},
-    "norms": {"qk_norm": True},
-}
-"""Options of `gauge_table`, over two heads of a model of width 6."""
-
-QUICK = RateSettings(
-    ns=(1_000, 10_000, 100_000, 1_000_000),
-    replicates=32,
-    limit_replicates=24,
-    starts=3,
-    start_radii=(0.05, 0.2),
-    gate_distances=(0.05, 0.4),
-    num_truths=1,
-    surplus=0,
-    layouts=("plain",),
-)
-"""The same questions in less than a minute; intervals are wider, and surplus experts are left out."""
-
+_Item = TypeVar("_Item")
 _METRICS = ("expert", "regression", "scores")
 _BAND = (0.1, 0.5, 0.9)
 _MANY_STEPS = 1000
 """Steps of a fit with surplus experts, whose valleys are flat."""
+_VERDICTS = ("identified", "not identified", "inconclusive")
 _LEAST_DISTANCE = 1.0
 """Between the gates of truths that are drawn: what closer ones do is a question of its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """How far one part of the study is."""
-
-    part: str
-    item: str
-    """What was just done."""
-    done: int
-    total: int
-
-
-Tell: TypeAlias = Callable[[Step], None]
-_Item = TypeVar("_Item")
-
-
-def rates(settings: RateSettings | None = None, *, tell: Tell | None = None) -> RatesResult:
-    """The whole study; the same settings give the same numbers.
-
-    tell : called after each step of each part
-    """
-    chosen = RateSettings() if settings is None else settings
-    told: Tell = (lambda _: None) if tell is None else tell
+def run_rates(options: RatesOptions, *, tell: Tell = ignore) -> RatesResult:
+    """Fit, count and measure all that the study asks for; the same options give the same numbers."""
     return RatesResult(
-        settings=chosen,
-        rates=_rates(chosen, told),
-        gauge=_gauge(chosen, told),
-        modulus=_modulus(chosen, told),
-        start_radius=_start_radius(chosen, told),
-        near_gates=_near_gates(chosen, told),
-        truths=_truths(chosen, told),
-        surplus=_surplus(chosen, told),
+        options=options,
+        rates=_rates(options, tell),
+        gauge=_gauge(options, tell),
+        modulus=_modulus(options, tell),
+        start_radius=_start_radius(options, tell),
+        near_gates=_near_gates(options, tell),
+        truths=_truths(options, tell),
+        surplus=_surplus(options, tell),
     )
 
 
-def _rates(settings: RateSettings, tell: Tell) -> tuple[PositionRates, ...]:
+def finding(result: RatesResult) -> str:
+    """Say what holds, from the numbers."""
+    by_verdict: dict[str, list[str]] = {}
+    for found in result.rates:
+        by_verdict.setdefault(found.slopes["expert"].verdict, []).append(found.position)
+    words = [f"{verdict} for {list_names(by_verdict[verdict])}" for verdict in _VERDICTS if verdict in by_verdict]
+    regression = [found.slopes["regression"].slope for found in result.rates]
+    agreeing = sum(count.agrees for count in result.gauge)
+    return (
+        f"The experts of a head are {', '.join(words)}. The regression error of the same fits falls with slopes from "
+        f"{min(regression):.2f} to {max(regression):.2f}. Flat directions are as many as predicted for {agreeing} of "
+        f"{len(result.gauge)} layers."
+    )
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Join names as in a sentence: `a`, `a and b`, `a, b and c`; empty for none."""
+    listed = list(names)
+    return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
+
+
+def _rates(options: RatesOptions, tell: Tell) -> tuple[PositionRates, ...]:
+    num_sizes = len(options.ns)
     found: list[PositionRates] = []
-    for place, position in enumerate(settings.positions):
+    tell(PartsDone(work="rates", done=0, total=num_sizes * len(options.positions)))
+    for place, position in enumerate(options.positions):
 
-        def sized(done: int, sizes: int, place: int = place, position: str = position) -> None:
-            item = f"{position}, n = {settings.ns[done - 1]:,}"
-            total = sizes * len(settings.positions)
-            tell(Step(part="rates", item=item, done=place * sizes + done, total=total))
+        def report_size(done: int, _: int, place: int = place, position: str = position) -> None:
+            item = f"{position}, n = {options.ns[done - 1]:,}"
+            total = num_sizes * len(options.positions)
+            tell(PartsDone(work="rates", done=place * num_sizes + done, total=total, item=item))
 
-        experiment = _experiment(settings, position)
-        data = run_experiment(experiment, progress=sized)
+        experiment = _experiment(options, position)
+        data = run_experiment(experiment, progress=report_size)
         found.append(
             PositionRates(
                 position=position,
@@ -126,21 +111,21 @@ def _rates(settings: RateSettings, tell: Tell) -> tuple[PositionRates, ...]:
                 num_parameters=experiment.model.num_parameters,
                 rank=experiment.model.rank,
                 slopes={metric: _slope(estimate_rate(data, metric)) for metric in _METRICS},
-                errors={metric: _curve(settings.ns, data.errors[metric]) for metric in _METRICS}
-                | {"start": _curve(settings.ns, data.start_error)},
+                errors={metric: _curve(options.ns, data.errors[metric]) for metric in _METRICS}
+                | {"start": _curve(options.ns, data.start_error)},
             )
         )
     return tuple(found)
 
 
-def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
+def _gauge(options: RatesOptions, tell: Tell) -> tuple[GaugeCount, ...]:
     """Every legal gate on the plain layer, those with names on the others."""
     named = ("none", *PRESETS)
     every = (*named, *(str(gate) for gate in legal_gates() if str(gate) not in PRESETS))
-    asked = [(layout, gate) for layout in settings.layouts for gate in (every if layout == "plain" else named)]
+    asked = [(layout, gate) for layout in options.layouts for gate in (every if layout == "plain" else named)]
 
     def count(layout: str, gate: str) -> GaugeCount:
-        report = gauge_table([gate], seed=settings.seed, **LAYOUTS[layout])[0].report
+        report = gauge_table([gate], seed=options.seed, **LAYOUTS[layout])[0].report
         return GaugeCount(
             layout=layout,
             gate=gate,
@@ -152,11 +137,11 @@ def _gauge(settings: RateSettings, tell: Tell) -> tuple[GaugeCount, ...]:
             gap=finite(report.singular_gap),
         )
 
-    return tuple(count(*item) for item in _told("flat directions", asked, tell))
+    return tuple(count(*item) for item in _report("flat directions", asked, tell))
 
 
-def _modulus(settings: RateSettings, tell: Tell) -> tuple[ModulusCurve, ...]:
-    def measure(position: Position) -> ModulusCurve:
+def _modulus(options: RatesOptions, tell: Tell) -> tuple[ModulusCurve, ...]:
+    def measure(position: Placement) -> ModulusCurve:
         found = profile_modulus(ExpertModel(placement=position, k=2), default_truth(position))
         return ModulusCurve(
             position=position,
@@ -165,26 +150,26 @@ def _modulus(settings: RateSettings, tell: Tell) -> tuple[ModulusCurve, ...]:
             exponent=finite(found.exponent),
         )
 
-    return tuple(measure(position) for position in _told("modulus", settings.positions, tell))
+    return tuple(measure(position) for position in _report("modulus", options.positions, tell))
 
 
-def _start_radius(settings: RateSettings, tell: Tell) -> tuple[StartRadius, ...]:
-    def measure(position: Position) -> StartRadius:
+def _start_radius(options: RatesOptions, tell: Tell) -> tuple[StartRadius, ...]:
+    def measure(position: Placement) -> StartRadius:
         errors = [
-            run_experiment(_experiment(settings, position, ns=(settings.start_n,), radius=radius)).errors["expert"][0]
-            for radius in settings.start_radii
+            run_experiment(_experiment(options, position, ns=(options.start_n,), radius=radius)).errors["expert"][0]
+            for radius in options.start_radii
         ]
-        return StartRadius(position=position, error=_curve(settings.start_radii, np.stack(errors)))
+        return StartRadius(position=position, error=_curve(options.start_radii, np.stack(errors)))
 
-    return tuple(measure(position) for position in _told("start radius", settings.positions, tell))
+    return tuple(measure(position) for position in _report("start radius", options.positions, tell))
 
 
-def _near_gates(settings: RateSettings, tell: Tell) -> tuple[NearGates, ...]:
-    asked: list[tuple[Position, float]] = [
-        (position, distance) for position in settings.gated_positions for distance in settings.gate_distances
+def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
+    asked: list[tuple[Placement, float]] = [
+        (position, distance) for position in options.gated_positions for distance in options.gate_distances
     ]
 
-    def measure(position: Position, distance: float) -> NearGates:
+    def measure(position: Placement, distance: float) -> NearGates:
         truth = default_truth(position)
         apart = truth.gate[1] - truth.gate[0]
         second = truth.gate[0] + distance * apart / np.linalg.norm(apart)
@@ -192,59 +177,59 @@ def _near_gates(settings: RateSettings, tell: Tell) -> tuple[NearGates, ...]:
         # The experts of gates that nearly coincide run away from each other, some beyond all numbers.
         with warnings.catch_warnings(), np.errstate(over="ignore"):
             warnings.filterwarnings("ignore", "Two true gates are")
-            data = run_experiment(_smaller_experiment(settings, position, truth=near))
+            data = run_experiment(_smaller_experiment(options, position, truth=near))
         error = float(np.median(data.errors["expert"][-1]))
         return NearGates(position=position, distance=distance, slope=_slope(estimate_rate(data)), error=error)
 
-    return tuple(measure(*item) for item in _told("near gates", asked, tell))
+    return tuple(measure(*item) for item in _report("near gates", asked, tell))
 
 
-def _truths(settings: RateSettings, tell: Tell) -> tuple[OtherTruth, ...]:
-    asked: list[tuple[Position, int]] = [
-        (position, number) for position in settings.positions for number in range(settings.num_truths)
+def _truths(options: RatesOptions, tell: Tell) -> tuple[OtherTruth, ...]:
+    asked: list[tuple[Placement, int]] = [
+        (position, number) for position in options.positions for number in range(options.num_truths)
     ]
 
-    def measure(position: Position, number: int) -> OtherTruth:
-        truth = _drawn_truth(position, np.random.default_rng([settings.seed, number]))
-        design = default_design(seed=settings.seed + number + 1)
-        data = run_experiment(_smaller_experiment(settings, position, truth=truth, design=design))
+    def measure(position: Placement, number: int) -> OtherTruth:
+        truth = _draw_truth(position, np.random.default_rng([options.seed, number]))
+        design = default_design(seed=options.seed + number + 1)
+        data = run_experiment(_smaller_experiment(options, position, truth=truth, design=design))
         return OtherTruth(position=position, number=number, slope=_slope(estimate_rate(data)))
 
-    return tuple(measure(*item) for item in _told("other truths", asked, tell))
+    return tuple(measure(*item) for item in _report("other truths", asked, tell))
 
 
-def _surplus(settings: RateSettings, tell: Tell) -> tuple[Surplus, ...]:
-    if not settings.surplus:
+def _surplus(options: RatesOptions, tell: Tell) -> tuple[Surplus, ...]:
+    if not options.surplus:
         return ()
     kinds = (VoronoiLoss(kind="vector_mass"), VoronoiLoss(kind="raw"))
-    asked: list[tuple[Position, VoronoiLoss]] = [
-        (position, loss) for position in settings.gated_positions for loss in kinds
+    asked: list[tuple[Placement, VoronoiLoss]] = [
+        (position, loss) for position in options.gated_positions for loss in kinds
     ]
 
-    def measure(position: Position, loss: VoronoiLoss) -> Surplus:
-        experiment = _smaller_experiment(settings, position, k=2 + settings.surplus)
+    def measure(position: Placement, loss: VoronoiLoss) -> Surplus:
+        experiment = _smaller_experiment(options, position, k=2 + options.surplus)
         data = run_experiment(experiment, loss=loss, max_steps=_MANY_STEPS)
         return Surplus(position=position, kind=loss.kind, slope=_slope(estimate_rate(data)))
 
-    return tuple(measure(*item) for item in _told("surplus experts", asked, tell))
+    return tuple(measure(*item) for item in _report("surplus experts", asked, tell))
 
 
-def _experiment(settings: RateSettings, position: Position, **options: Any) -> ExpertExperiment:
-    common: dict[str, Any] = {name: getattr(settings, name) for name in _SHARED}
-    return ExpertExperiment(placement=position, **(common | options))
+def _experiment(options: RatesOptions, position: Placement, **changes: Any) -> ExpertExperiment:
+    common: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
+    return ExpertExperiment(placement=position, **(common | changes))
 
 
 _SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
 
 
-def _smaller_experiment(settings: RateSettings, position: Position, **options: Any) -> ExpertExperiment:
+def _smaller_experiment(options: RatesOptions, position: Placement, **changes: Any) -> ExpertExperiment:
     """For a limit: the sizes that slopes are taken over, every second one if there are many, and fewer replicates."""
-    large = [n for n in settings.ns if n >= 1000]
+    large = [n for n in options.ns if n >= 1000]
     ns = tuple(large[:: 2 if len(large) > 5 else 1])
-    return _experiment(settings, position, ns=ns, replicates=settings.limit_replicates, **options)
+    return _experiment(options, position, ns=ns, replicates=options.limit_replicates, **changes)
 
 
-def _drawn_truth(position: Position, rng: np.random.Generator) -> ExpertTruth:
+def _draw_truth(position: Placement, rng: np.random.Generator) -> ExpertTruth:
     """Normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
     default, model = default_truth(position), ExpertModel(placement=position, k=2)
     while True:
@@ -258,17 +243,14 @@ def _drawn_truth(position: Position, rng: np.random.Generator) -> ExpertTruth:
             return ExpertTruth(scores=scores, experts=experts, gate=gate)
 
 
-def _told(part: str, items: Iterable[_Item], tell: Tell) -> Iterable[_Item]:
-    """The items, with a word after each."""
-    listed = list(items)
-    for done, item in enumerate(listed, start=1):
-        yield item
-        words = item if isinstance(item, tuple) else (item,)
-        tell(Step(part=part, item=", ".join(map(_word, words)), done=done, total=len(listed)))
+def _report(work: str, items: Sequence[_Item], tell: Tell) -> Iterator[_Item]:
+    """Yield the items of one part of the study, and report each when it is done."""
+    return report_parts(items, tell, work=work, describe=_describe)
 
 
-def _word(value: Any) -> str:
-    return value.kind if isinstance(value, VoronoiLoss) else str(value)
+def _describe(item: object) -> str:
+    words = cast("tuple[object, ...]", item) if isinstance(item, tuple) else (item,)
+    return ", ".join(word.kind if isinstance(word, VoronoiLoss) else str(word) for word in words)
 
 
 def _slope(rate: Rate) -> Slope:
@@ -283,6 +265,6 @@ def _slope(rate: Rate) -> Slope:
     )
 
 
-def _curve(x: tuple[float, ...], errors: Any) -> Curve:
+def _curve(x: tuple[float, ...], errors: Any) -> ErrorCurve:
     low, median, high = (tuple(row.tolist()) for row in np.quantile(errors, _BAND, axis=1))
-    return Curve(x=tuple(map(float, x)), median=median, low=low, high=high)
+    return ErrorCurve(x=tuple(map(float, x)), median=median, low=low, high=high)

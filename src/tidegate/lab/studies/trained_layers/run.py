@@ -14,16 +14,18 @@ import torch
 from tidegate.config import TransformerConfig
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.language_models import language_model_of, token_windows
+from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.training.events import Tell, silent, told
+from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.lab.training.loop import train, warmup_and_linear_decay
 from tidegate.lab.training.measurements import ModelCurvature, Sampling
 from tidegate.lab.training.model import batch_loss
 from tidegate.torch import TransformerLM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class TrainedLayersOptions:
     """Sizes of the models, of the training and of the sample."""
 
     gates: tuple[str, ...] = ("none", "bma", "g1", "output:output")
@@ -40,9 +42,13 @@ class Options:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        require_gates(self.gates)
+        require_at_least(self, steps=1, batch_size=1, num_sequences=1, window=2, seed=0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Snapshot:
     """One model at one moment."""
 
     gate: str
@@ -54,24 +60,27 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class TrainedLayersResult:
     """Every model before and after its training."""
 
-    options: Options
-    measured: tuple[Measured, ...]
+    options: TrainedLayersOptions
+    measured: tuple[Snapshot, ...]
 
 
-def trained_layers(options: Options | None = None, *, tell: Tell = silent) -> Result:
+def run_trained_layers(options: TrainedLayersOptions, *, tell: Tell = ignore) -> TrainedLayersResult:
     """Train one model for each gate, and measure its layers at the start and at the end."""
-    options = options or Options()
     data = text_task(length=options.length).load()
-    return Result(
+    return TrainedLayersResult(
         options=options,
-        measured=tuple(each for gate in told(options.gates, tell) for each in _measured(gate, data, options)),
+        measured=tuple(
+            each
+            for gate in report_parts(options.gates, tell, work="trained-layers")
+            for each in _snapshots(gate, data, options)
+        ),
     )
 
 
-def finding(result: Result) -> str:
+def finding(result: TrainedLayersResult) -> str:
     """What holds, from the numbers."""
     parts = []
     for each in result.measured:
@@ -83,7 +92,7 @@ def finding(result: Result) -> str:
     return f"Median |K| of attention slices by layer. {'; '.join(parts)}. One seed: what is seen, not a test."
 
 
-def _measured(gate: str, data: TaskData, options: Options) -> Iterator[Measured]:
+def _snapshots(gate: str, data: TaskData, options: TrainedLayersOptions) -> Iterator[Snapshot]:
     config = TransformerConfig(
         gate=gate,
         d_model=options.d_model,
@@ -94,24 +103,23 @@ def _measured(gate: str, data: TaskData, options: Options) -> Iterator[Measured]
     )
     model = TransformerLM(config)
     model.reset_parameters(seed=options.seed)
-    yield _at(model, gate, 0, data, options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
-    for step in range(options.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * min(1.0, (step + 1) / 20) * (1 - step / options.steps)
-        loss = batch_loss(model, data.batch(seed=options.seed, step=step, size=options.batch_size))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    yield _at(model, gate, options.steps, data, options)
+    yield _take_snapshot(model, gate, 0, data, options)
+    train(
+        lambda batch: batch_loss(model, batch),
+        torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0),
+        (data.batch(seed=options.seed, step=step, size=options.batch_size) for step in range(options.steps)),
+        schedule=warmup_and_linear_decay(options.steps),
+    )
+    yield _take_snapshot(model, gate, options.steps, data, options)
 
 
-def _at(model: TransformerLM, gate: str, steps: int, data: TaskData, options: Options) -> Measured:
+def _take_snapshot(
+    model: TransformerLM, gate: str, steps: int, data: TaskData, options: TrainedLayersOptions
+) -> Snapshot:
     language_model = language_model_of(model, name=gate)
     windows = token_windows(language_model, None, length=options.window, count=options.num_sequences)
     with torch.no_grad():
         loss = float(batch_loss(model, data.probe()))
-    return Measured(
+    return Snapshot(
         gate=gate, steps=steps, loss=loss, curvature=model_curvature(language_model, windows, options.sampling)
     )

@@ -8,12 +8,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.studies.drawing import COLOURS, GREY, new_figure, quiet
-from tidegate.lab.studies.trained_layers.run import Measured, Result
+from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.study import View
+from tidegate.lab.studies.trained_layers.run import Snapshot, TrainedLayersResult
 from tidegate.report.page import Section
 
 
-def sections(result: Result) -> tuple[Section, ...]:
+def view(result: TrainedLayersResult) -> View:
+    """Show an answer as sections of a page and as figures."""
+    return View(sections=_sections(result), figures=_figures(result))
+
+
+def _sections(result: TrainedLayersResult) -> tuple[Section, ...]:
     """The panels of all models at the start, and at the end."""
     moments = {"At the start": 0, f"After {result.options.steps} steps": result.options.steps}
     return tuple(
@@ -25,13 +31,13 @@ def sections(result: Result) -> tuple[Section, ...]:
     )
 
 
-def draw(result: Result) -> dict[str, Figure]:
+def _figures(result: TrainedLayersResult) -> dict[str, Figure]:
     """Quantiles of slice curvature by layer, one plot a moment."""
     figure = new_figure(8.6, 3.0)
     all_axes: Any = figure.subplots(1, 2, sharey=True)
     for axes, steps in zip(all_axes, (0, result.options.steps), strict=True):
         when = f"after {steps} steps" if steps else "at the start"
-        quiet(axes, title=f"Attention layers {when}", x="layer", y="relative slice curvature" if not steps else "")
+        label_axes(axes, title=f"Attention layers {when}", x="layer", y="relative slice curvature" if not steps else "")
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
         axes.set_xticks(range(result.options.num_layers))
@@ -44,7 +50,7 @@ def draw(result: Result) -> dict[str, Figure]:
     return {"trained-layers.svg": figure}
 
 
-def _draw_model(axes: Any, each: Measured, place: int, count: int) -> None:
+def _draw_model(axes: Any, each: Snapshot, place: int, count: int) -> None:
     colour = "black" if each.gate == "none" else COLOURS[place]
     quantiles = np.array([layer.quantiles for layer in each.curvature.layers])
     x = np.arange(len(quantiles)) + 0.12 * (place - (count - 1) / 2)

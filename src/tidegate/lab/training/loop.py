@@ -1,0 +1,77 @@
+"""The training loop of all that is trained here: runs and studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Schedule: TypeAlias = Callable[[int], float]
+"""Gives, for the number of a step from 0 on, the share of every learning rate at which it is made."""
+
+_Batch = TypeVar("_Batch")
+
+
+class StepFigures(NamedTuple):
+    """What one step of training shows."""
+
+    loss: float
+    """Before the step."""
+    norm: float
+    """Of the whole gradient, before it is clipped."""
+    gate_norm: float
+    """Of the gates' part of it; 0 without gates."""
+
+
+def take_step(
+    loss_of: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    share: float,
+    clip: float | None,
+    parameters: Iterable[nn.Parameter],
+    gates: Iterable[nn.Parameter] = (),
+) -> StepFigures:
+    """Make one update.
+
+    share      : of the learning rates that the optimiser's groups were made with
+    clip       : greatest norm of the gradient; None leaves the gradient as it is
+    parameters : all that learn
+    gates      : those of them whose gradient's norm is also wanted alone
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+    optimizer.zero_grad()
+    loss = loss_of()
+    loss.backward()
+    parameters = list(parameters)
+    gate_norm, norm = _gradient_norm(gates), _gradient_norm(parameters)
+    if clip is not None:
+        nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+    optimizer.step()
+    return StepFigures(loss.item(), norm.item(), gate_norm.item())
+
+
+def _gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def train(
+    loss_of: Callable[[_Batch], Tensor],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[_Batch],
+    *,
+    schedule: Schedule,
+    clip: float | None = 1.0,
+) -> None:
+    """Make one update on each batch."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for step, batch in enumerate(batches):
+        take_step(lambda batch=batch: loss_of(batch), optimizer, share=schedule(step), clip=clip, parameters=parameters)
+
+
+def warmup_and_linear_decay(num_steps: int, *, warmup: int = 20) -> Schedule:
+    """Rise over the first steps, and fall from the first to the last along a straight line to 0."""
+    return lambda step: min(1.0, (step + 1) / warmup) * (1 - step / num_steps)
