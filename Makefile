@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-# One thread for each test process: two processes with two threads each would wait for one another.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+# One thread for each test process: two processes with two threads each would wait for one another. A file stays in one
+# process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo tour chromium test check coverage bench format
+.PHONY: help demo tour chromium test test-all check coverage bench format
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 # PyTorch comes first and pinned: a looser request would fetch its CUDA build.
 $(DEMO_READY): pyproject.toml constraints.txt
@@ -45,8 +46,11 @@ chromium:
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
 		|| echo "No chromium, and it cannot be installed here: the browser tests will be skipped."
 
-test: check chromium ## all that CI runs
+test: check chromium ## all that CI runs: every law over every gate, and covers of the long products
 	$(PYTEST) -r s
+
+test-all: check chromium ## the whole products of gates, options, dtypes and masks, and JAX fully optimised
+	$(PYTEST) -r s --full
 
 coverage: $(READY) ## the tests once more, with the lines that none of them reaches
 	$(PYTEST) --cov=src/tidegate --cov-report=term-missing:skip-covered

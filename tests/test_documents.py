@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from documents import DocumentError, broken_links
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+WITH_JAX = {ROOT / "docs" / "jax.md", ROOT / "docs" / "tensors.md", ROOT / "CONTRIBUTING.md"}
+"""Documents that run in an interpreter with one another; the README has one of its own, and the rest share another."""
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 IN_MINIATURE = {
     "retrofit_llama.py": ("--steps", "3", "--tuning-steps", "2"),
@@ -22,18 +25,47 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def run_as_a_user(*command: object, cwd: Path) -> None:
+def as_a_user(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """In a new interpreter and an empty folder, without a display, and with warnings as errors."""
     environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True
     )
+
+
+def run_as_a_user(*command: object, cwd: Path) -> None:
+    done = as_a_user(*command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_every_python_block_of_a_document_runs(document, tmp_path):
-    run_as_a_user(documents.__file__, document, cwd=tmp_path)
+def assert_ran(document: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Whether a document ran to its end, of several in one interpreter."""
+    assert any(
+        re.fullmatch(rf"{re.escape(str(document))}: \d+ blocks ran", line) for line in done.stdout.splitlines()
+    ), f"{document} did not run to its end:\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def interpreters(tmp_path_factory):
+    """What came of the documents that share an interpreter, by whether it is that with JAX."""
+    shared = [document for document in DOCUMENTS if document.name != "README.md"]
+    return {
+        with_jax: as_a_user(
+            documents.__file__,
+            *(document for document in shared if (document in WITH_JAX) == with_jax),
+            cwd=tmp_path_factory.mktemp("documents"),
+        )
+        for with_jax in (False, True)
+    }
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if document.name != "README.md"], ids=relative)
+def test_every_python_block_of_a_document_runs(document, interpreters):
+    assert_ran(document, interpreters[document in WITH_JAX])
+
+
+def test_the_readme_runs_in_an_interpreter_of_its_own(tmp_path):
+    run_as_a_user(documents.__file__, ROOT / "README.md", cwd=tmp_path)
 
 
 def test_the_readme_has_python_to_run():
@@ -105,6 +137,19 @@ def test_a_failing_document_fails_for_a_user_too(written, tmp_path):
         run_as_a_user(
             documents.__file__, written("```python", "import warnings; warnings.warn('old')", "```"), cwd=tmp_path
         )
+
+
+def test_of_documents_in_one_interpreter_the_failing_one_is_named(tmp_path):
+    good, bad, last = (tmp_path / name for name in ("good.md", "bad.md", "last.md"))
+    good.write_text("```python\na = 1\nopen('here', 'x').close()\n```\n", encoding="utf-8")
+    bad.write_text("# Page\n```python\nprint(a)\n```\n", encoding="utf-8")
+    last.write_text(good.read_text(encoding="utf-8"), encoding="utf-8")
+    done = as_a_user(documents.__file__, good, bad, last, cwd=tmp_path)
+    assert done.returncode == 1
+    assert_ran(good, done)
+    assert_ran(last, done)
+    with pytest.raises(AssertionError, match=r"bad\.md did not run to its end:[\s\S]*bad\.md:3: NameError"):
+        assert_ran(bad, done)
 
 
 def test_broken_links_are_named_and_others_pass(written):

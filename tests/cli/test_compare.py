@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tidegate.cli import app
+from tidegate.lab.compare import cost
 
 runner = CliRunner()
 
@@ -16,6 +17,14 @@ QUICK = ["--seeds", "3", "--tokens", "4096", "--length", "32", "--executor", "se
 
 def invoke(*arguments):
     return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unweighed():
+    """Memory is measured in a process of its own for each variant, which `test_cost.py` tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "_peak_bytes", lambda run: None)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from layers import EXOTIC, GATES, TOGETHER, Rotary, make_layer
+from covers import SPELLING, axis, over
+from layers import Rotary, make_layer
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -12,7 +13,6 @@ from tidegate.experts.transform import change_basis, random_gauge
 from tidegate.sizes import HeadShape
 from tidegate.torch import TransformerConfig, TransformerLM
 
-SPELLINGS = ("none", *map(str, GATES), *EXOTIC, *(spelling for spelling in TOGETHER if "+" in spelling))
 OPTIONS = {
     "plain": {},
     "rotary": {"rotary": Rotary(base=50.0)},
@@ -27,8 +27,7 @@ def farthest(a, b):
     return max(np.abs(array - b.parameters()[name]).max() for name, array in a.parameters().items())
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("gate", SPELLINGS)
+@over(gate=SPELLING, options=axis(OPTIONS, "everything"))
 def test_a_random_gauge_changes_no_output_and_the_canonical_layer_undoes_it(gate, options):
     layer = make_layer(gate, **options)
     moved = random_gauge(layer, np.random.default_rng(3))

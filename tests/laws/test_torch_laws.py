@@ -3,9 +3,10 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import DTYPE, GATE, OPTION, axis, over
 from layers import GATES
 from torch.func import functional_call
-from torch_layers import OPTIONS, every_dtype, every_gate, make, sample, ungated
+from torch_layers import OPTIONS, every_gate, make, sample, ungated
 
 from tidegate import Gate, Gates
 from tidegate.torch import GatedAttention, plain_kernel
@@ -16,8 +17,7 @@ PAIRS = sorted({f"{gate.site}:{gate.reads}" for gate in GATES})
 ONE_AT_ZERO = [f"{pair}:{activation}:s0" for pair in PAIRS for activation in ("twosigmoid", "tanh1")]
 
 
-@pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
-@every_gate
+@over(gate=GATE, options=axis(CAUSAL, "everything"))
 def test_no_output_depends_on_a_later_input(gate, options):
     layer, x = make(gate, **options), sample(1, 5, 24, requires_grad=True)
     y = layer(x)
@@ -53,8 +53,7 @@ def test_without_a_mask_or_positions_the_order_does_not_matter(gate):
     assert_close(layer(x[:, order]), layer(x)[:, order])
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("gate", AFTER_THE_SCORES)
+@over(gate=axis(AFTER_THE_SCORES, "bma", "g1", "dense:output"), options=OPTION)
 def test_a_gate_after_the_scores_leaves_the_weights_alone(gate, options):
     layer, x = make(gate, **options), sample(2, 5, 24)
     y, gated = layer(x, return_trace=True)
@@ -65,8 +64,7 @@ def test_a_gate_after_the_scores_leaves_the_weights_alone(gate, options):
     assert (y - plain_y).abs().max() > 1e-3
 
 
-@every_dtype
-@pytest.mark.parametrize("gate", ONE_AT_ZERO)
+@over(gate=axis(ONE_AT_ZERO), dtype=DTYPE)
 def test_a_gate_that_is_one_at_zero_changes_no_bit_at_the_start(gate, dtype):
     layer = GatedAttention(24, 4, gate=gate, num_kv_heads=2, bias=True, dtype=dtype)
     x = sample(2, 5, 24, dtype=dtype)

@@ -1,5 +1,8 @@
 """How close is close: one table of tolerances, and the one assertion that reads it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 RELATIVE = {
@@ -16,6 +19,16 @@ def to_numpy(array) -> np.ndarray:
     if hasattr(array, "detach"):
         array = array.detach().cpu()
     return np.asarray(array)
+
+
+@contextmanager
+def naming(row: object) -> Iterator[None]:
+    """Name the row of a table in what fails inside: for tests that loop over a table themselves."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the row {row}")
+        raise
 
 
 def assert_close(actual, expected, *, what: str = "forward", dtype: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """Run the Python blocks of a Markdown document and find its broken links.
 
-Run one by hand with `python tests/support/documents.py README.md`.
+Run one by hand with `python tests/support/documents.py README.md`; several run in one interpreter, one after another.
 """
 
 import re
@@ -82,8 +82,20 @@ def _failing_line(error: Exception, document: Path, first: int) -> int:
     return lines[-1] if lines else first
 
 
+def main(documents: list[Path]) -> int:
+    """Run documents, each in a folder of its own, as blocks write files; say of each how it went, and return a code."""
+    failed = False
+    for document in documents:
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
+            try:
+                print(f"{document}: {run(document)} blocks ran", flush=True)
+            except DocumentError:
+                failed = True
+                traceback.print_exc()
+        if pyplot := sys.modules.get("matplotlib.pyplot"):
+            pyplot.close("all")
+    return int(failed)
+
+
 if __name__ == "__main__":
-    document = Path(sys.argv[1]).resolve()
-    # In a folder of its own, as the tests run it: blocks write files.
-    with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        print(run(document), "blocks ran")
+    sys.exit(main([Path(argument).resolve() for argument in sys.argv[1:]]))

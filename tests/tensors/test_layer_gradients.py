@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from covers import axis, over
+from jax_layers import COMBINED
 from layers import EXOTIC, GATES, TOGETHER, gate_parameters, make_layer
 
 from tidegate import Gate
@@ -43,8 +45,13 @@ def names_of(layer, *inputs):
     return [*(f"dL_d{name}" for name in (*inputs, *layer.parameters())), "all_correct"]
 
 
-@pytest.mark.parametrize("gates", [*map(str, GATES), *EXOTIC, "bma+dense:output+query:query+output:output"])
-@pytest.mark.parametrize("full", [False, True], ids=["plain", "everything"])
+SEVERAL = "bma+dense:output+query:query+output:output"
+
+
+@over(
+    gates=axis([SEVERAL, *map(str, GATES), *EXOTIC]),
+    full=axis({"plain": False, "everything": True}, "everything"),
+)
 def test_every_gate_has_pytorchs_gradients(gates, full):
     layer = make_layer(gates, full=full)
     found = verify_layer_gradients(layer, torch.from_numpy(X), 1e-9, 1e-9, mask=CAUSAL_MASK)
@@ -93,7 +100,7 @@ def test_exotic_gates_and_every_option_have_jaxs_gradients(gates):
         assert_close(by_hand[name], gradient, what="gradient")
 
 
-@pytest.mark.parametrize("gates", [*TOGETHER, *EXOTIC])
+@pytest.mark.parametrize("gates", [*COMBINED, *(pytest.param(gate, marks=pytest.mark.full) for gate in EXOTIC)])
 def test_every_gate_has_the_gradients_of_central_differences(gates):
     layer = make_layer(gates, full=True, d=3, H=2, G=1, window=2)
     found = verify_layer_gradients(layer, sample(3, 3), 1e-6, 1e-6)

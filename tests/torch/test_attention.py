@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from closeness import assert_close
+from covers import every_layer
 from torch import nn
 from torch_layers import OPTIONS, every_option, every_spelling, exactly, make, sample, ungated
 
@@ -127,15 +128,13 @@ def test_dropout_is_right_on_average():
     assert ((noisy.mean(dim=0) - exact[0]).abs() < 6 * deviation + 1e-12).all()
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_one_position_is_no_special_case(gate, options):
     layer, x = make(gate, **options), sample(2, 5, 24)
     assert_close(layer(x[:, :1]), layer.arrays()(x)[:, :1] if layer.causal else layer.arrays()(x[:, :1]))
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_an_empty_batch_gives_an_empty_result_and_gradients_of_zero(gate, options):
     layer, x = make(gate, **options), sample(0, 5, 24, requires_grad=True)
     y = layer(x)

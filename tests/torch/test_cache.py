@@ -1,7 +1,8 @@
 import pytest
 import torch
 from closeness import assert_close
-from torch_layers import OPTIONS, every_spelling, exactly, gradients, largest_gap, make, sample, ungated
+from covers import SPELLING, axis, over
+from torch_layers import OPTIONS, exactly, gradients, largest_gap, make, sample, ungated
 
 from tidegate.torch import KVCache
 
@@ -11,10 +12,10 @@ CAUSAL = {
     "everything": OPTIONS["everything"],
     "multi-query window rotary": {"num_kv_heads": 1, "window": 2, "rope": True},
 }
-every_causal_option = pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
-every_kind = pytest.mark.parametrize("room", [None, T, 20], ids=["growing", "exact", "roomy"])
+CAUSAL_OPTION = axis(CAUSAL, "everything")
+ROOM = axis({"growing": None, "exact": T, "roomy": 20})
+every_kind = pytest.mark.parametrize("room", ROOM.values.values(), ids=ROOM.values)
 CHUNKS = {"token by token": [1] * T, "chunks": [3, 1, 2, 1], "prompt first": [4, 1, 1, 1], "at once": [T]}
-every_chunking = pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
 
 
 def in_chunks(layer, x, sizes, cache, **by_position):
@@ -32,8 +33,7 @@ def in_chunks(layer, x, sizes, cache, **by_position):
     return torch.cat(outputs, dim=1)
 
 
-@every_causal_option
-@every_spelling
+@over(gate=SPELLING, options=CAUSAL_OPTION)
 def test_token_by_token_chunked_and_full_passes_agree(gate, options):
     layer, x = make(gate, dtype=torch.float32, **options), sample(2, T, 24, dtype=torch.float32)
     with torch.no_grad():
@@ -43,9 +43,7 @@ def test_token_by_token_chunked_and_full_passes_agree(gate, options):
                 assert largest_gap(in_chunks(layer, x, sizes, KVCache(room)), full) <= 1e-5
 
 
-@every_kind
-@every_chunking
-@every_causal_option
+@over(room=ROOM, sizes=axis(CHUNKS, "chunks"), options=CAUSAL_OPTION)
 def test_left_padded_rows_are_the_rows_alone(options, sizes, room):
     layer, x = make("g1+bma+g3", dtype=torch.float32, **options), sample(3, T, 24, dtype=torch.float32)
     padding = torch.tensor([0, 2, 3])
@@ -58,8 +56,7 @@ def test_left_padded_rows_are_the_rows_alone(options, sizes, room):
             assert largest_gap(y[row : row + 1, pad:], layer(x[row : row + 1, pad:])) <= 1e-5
 
 
-@every_causal_option
-@every_spelling
+@over(gate=SPELLING, options=CAUSAL_OPTION)
 def test_no_gate_makes_the_cache_hold_more(gate, options):
     layer, x = make(gate, **options), sample(2, T, 24)
     plain = ungated(layer)
@@ -73,8 +70,7 @@ def test_no_gate_makes_the_cache_hold_more(gate, options):
             assert held.num_bytes == expected.num_bytes == 2 * 2 * positions * width * 8
 
 
-@every_causal_option
-@every_spelling
+@over(gate=SPELLING, options=CAUSAL_OPTION)
 def test_gradients_pass_through_a_growing_cache(gate, options):
     layer, x = make(gate, **options), sample(2, T, 24, requires_grad=True)
     expected = gradients(layer, layer(x), x)

@@ -5,25 +5,22 @@ import copy
 import pytest
 import torch
 from closeness import assert_close
+from covers import HALF, SPELLING, every_half_layer, every_layer, over
 from torch_layers import (
     OPTIONS,
     SPELLINGS,
     every_dtype,
     every_option,
-    every_spelling,
     largest_gap,
     make,
     rounding,
     sample,
 )
 
-HALVES = [torch.bfloat16, torch.float16]
 BOUNDED = [spelling for spelling in SPELLINGS if not any(word in spelling for word in ("silu", "softplus", "identity"))]
 
 
-@every_option
-@pytest.mark.parametrize("dtype", HALVES)
-@every_spelling
+@every_half_layer
 def test_half_precision_is_float32_up_to_rounding(gate, dtype, options):
     half, x = make(gate, dtype=dtype, **options), sample(2, 5, 24, dtype=dtype)
     wide = copy.deepcopy(half).float()
@@ -32,16 +29,14 @@ def test_half_precision_is_float32_up_to_rounding(gate, dtype, options):
     assert largest_gap(y, expected) <= rounding(dtype, expected)
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_float32_is_float64_up_to_rounding(gate, options):
     single, x = make(gate, dtype=torch.float32, **options), sample(2, 5, 24, dtype=torch.float32)
     double = copy.deepcopy(single).double()
     assert_close(single(x), double(x.double()))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@every_spelling
+@over(gate=SPELLING, dtype=HALF)
 def test_autocast_is_float32_up_to_rounding(gate, dtype):
     layer, x = make(gate, dtype=torch.float32, **OPTIONS["everything"]), sample(2, 5, 24, dtype=torch.float32)
     expected = layer(x)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import OPTION, SPELLING, axis, over
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_layers import every_dtype, every_option, every_spelling, make, sample
+from torch_layers import every_dtype, make, sample
 
 from tidegate.torch import GatedAttention, gate
 from tidegate.torch.kernel import unfollowed
@@ -36,9 +37,7 @@ def operations(layer, x):
 
 
 @pytest.mark.usefixtures("all_large")
-@every_option
-@every_spelling
-@pytest.mark.parametrize("batch", [1, 2])
+@over(gate=SPELLING, options=OPTION, batch=axis([1, 2]))
 def test_without_gradients_the_values_are_those_with_gradients(gate, options, batch):
     layer = make(gate, **options)
     x = sample(batch, 5, 24)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import every_layer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_layers import every_option, every_spelling, gradients, make, sample
+from torch_layers import gradients, make, sample
 
 from tidegate.torch import KVCache, plain_kernel
 
@@ -64,8 +65,7 @@ def bytes_for_backward(gate, *, recompute_gate=False):
     return sum(size for pointer, size in saved.items() if pointer not in parameters)
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_recomputed_gates_give_the_same_values_and_gradients(gate, options):
     layer, recomputing = both(gate, **options)
     x = sample(2, 5, 24, requires_grad=True)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import every_layer, every_layer_with_one_gate
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
-from torch_layers import OPTIONS, every_gate, every_option, every_spelling, gradients, make, sample
+from torch_layers import OPTIONS, every_option, gradients, make, sample
 
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, plain_kernel
@@ -14,10 +15,13 @@ ROTATED = {"num_kv_heads": 2, "rope": Rotary(fraction=2 / 3), "qk_norm": True, "
 ALL_SITES = "g1+g2+g3+g4+g5"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fresh_compiler():
     yield
     torch._dynamo.reset()
+
+
+compiles = pytest.mark.usefixtures("fresh_compiler")
 
 
 def assert_same_when_compiled(layer, compiled, x):
@@ -28,12 +32,14 @@ def assert_same_when_compiled(layer, compiled, x):
         assert_close(gradient, plain[name], what="gradient")
 
 
+@compiles
 def test_a_compiled_layer_is_the_layer():
     layer = make("g1+bma", dtype=torch.float32, **ROTATED)
     compiled = torch.compile(layer, fullgraph=True, dynamic=False)
     assert_same_when_compiled(layer, compiled, sample(2, 5, 24, dtype=torch.float32, requires_grad=True))
 
 
+@compiles
 @pytest.mark.parametrize(
     ("gate", "options"),
     [
@@ -60,20 +66,24 @@ def assert_one_graph_serves_every_length(layer, *, dynamic):
             assert_same_when_compiled(layer, compiled, x)
 
 
+@compiles
 @pytest.mark.parametrize("options", [ROTATED, {"window": 3, "recompute_gate": True}], ids=["rotated", "window"])
 def test_one_graph_serves_every_length_that_is_marked_dynamic(options):
     assert_one_graph_serves_every_length(make("g1+bma", **options), dynamic=None)
 
 
+@compiles
 def test_one_graph_serves_every_length_when_all_is_dynamic():
     layer = make("g1+bma", temperature=0.7, metric="learned", qk_norm=True)
     assert_one_graph_serves_every_length(layer, dynamic=True)
 
 
+@compiles
 def test_one_graph_serves_every_length_of_a_rotary_layer_when_all_is_dynamic():
     assert_one_graph_serves_every_length(make("g1+bma", rope=True), dynamic=True)
 
 
+@compiles
 def test_a_graph_for_one_length_alone_is_noticed():
     layer = make("g1+bma")
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -85,6 +95,7 @@ def test_a_graph_for_one_length_alone_is_noticed():
         compiled(sample(2, 9, 24))
 
 
+@compiles
 @pytest.mark.parametrize("options", [{}, ROTATED], ids=["plain", "rotated"])
 @pytest.mark.parametrize("gate", ["none", "bma", "bma-query", ALL_SITES])
 def test_an_exported_layer_comes_back_from_disk(gate, options, tmp_path):
@@ -98,8 +109,7 @@ def test_an_exported_layer_comes_back_from_disk(gate, options, tmp_path):
         assert_close(loaded(x), layer(x))
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_a_layer_is_built_without_memory_and_filled_later(gate, options):
     layer = GatedAttention(24, 4, gate=gate, device="meta", **options)
     assert all(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers()))
@@ -120,8 +130,7 @@ def second_difference(function, x, u, step=1e-3):
     return (16 * near - far - 30 * function(x)) / (12 * step**2)
 
 
-@every_option
-@every_gate
+@every_layer_with_one_gate
 def test_forward_mode_of_both_orders_is_that_of_finite_differences(gate, options):
     layer, x, u = make(gate, **options), sample(1, 4, 24), sample(1, 4, 24, seed=1)
     layer.requires_grad_(requires_grad=False)
@@ -135,8 +144,7 @@ def test_forward_mode_of_both_orders_is_that_of_finite_differences(gate, options
     assert_close(second, second_difference(layer, x, u), what="finite difference")
 
 
-@every_option
-@every_gate
+@every_layer_with_one_gate
 def test_forward_and_reverse_mode_agree_in_both_orders(gate, options):
     layer, x = make(gate, **options), sample(1, 3, 24)
     u, v, c = (sample(1, 3, 24, seed=seed) for seed in (1, 2, 3))
@@ -159,8 +167,7 @@ def test_jacobians_of_both_modes_agree(gate, options):
     assert_close(jacfwd(layer)(x), jacrev(layer)(x), what="gradient")
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_parameters_may_come_from_outside(gate, options):
     layer, other, x = make(gate, **options), make(gate, seed=1, **options), sample(2, 5, 24)
     given = dict(other.named_parameters())
@@ -201,8 +208,7 @@ def test_transforms_need_no_request_for_the_plain_kernel(recompute_gate):
     assert_close(jvp(lambda x: jvp(layer, (x,), (u,))[1], (x,), (u,))[1], expected)
 
 
-@every_option
-@every_spelling
+@every_layer
 def test_gradient_checkpointing_gives_the_same_gradients(gate, options):
     layer, x = make(gate, **options), sample(2, 5, 24, requires_grad=True)
     expected = gradients(layer, layer(x), x)

@@ -32,6 +32,18 @@ def several(task):
     ]
 
 
+class Deadly(str):
+    """A name that ends whoever unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+def long_run(task):
+    """A run that takes seconds."""
+    return run_of(task, variant="long", steps=2000)
+
+
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 STATUSES = {"none": "finished", "bma": "finished", "dropout": "finished", "wild": "diverged", "lost": "failed"}
 
@@ -80,6 +92,25 @@ class TestEveryExecutor:
     def alone(cls, runs):
         return [executed(run) for run in runs]
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def in_processes(cls, runs, tmp_path_factory):
+        """Records of the runs, of one that ends its process and of one whose process is killed; and what was told of.
+
+        The last to begin is the one to be killed, once its process is the only one that is left.
+        """
+        deadly, long = replace(runs[0], variant=Deadly("deadly")), long_run(runs[0].task)
+        told = set()
+
+        def report(progress):
+            told.add(progress.run)
+            processes = multiprocessing.active_children()
+            if progress.run == long.id and len(processes) == 1:
+                os.kill(processes[0].pid, signal.SIGKILL)
+
+        folder = tmp_path_factory.mktemp("checkpoints")
+        return list(ProcessExecutor(2).execute([*runs, deadly, long], checkpoints=folder, report=report)), told
+
     def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
         assert {record.run["variant"]: record.status for record in alone} == STATUSES
         assert alone[-1].error.startswith("Traceback")
@@ -90,13 +121,26 @@ class TestEveryExecutor:
         assert by_id(records) == by_id(alone)
         assert {progress.run for progress in told} == {run.id for run in runs[:-1]}
 
-    def test_in_processes_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
-        records, told = done(ProcessExecutor(2), runs, tmp_path / "checkpoints")
-        assert by_id(records) == by_id(alone)
-        assert len(records) == len(runs)
+    def test_in_processes_each_run_is_as_it_is_alone(self, runs, alone, in_processes):
+        records, told = in_processes
+        expected = by_id(alone)
+        assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
-        assert {run.id for run in runs[:3]} <= {progress.run for progress in told} <= {run.id for run in runs[:-1]}
-        assert "Traceback" in next(record for record in records if record.status == "failed").error
+        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], long_run(runs[0].task))}
+        assert "Traceback" in next(record for record in records if record.run["variant"] == "lost").error
+
+    def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
+        records, _ = in_processes
+        (deadly,) = (record for record in records if record.run["variant"] == "deadly")
+        assert deadly.status == "failed"
+        assert deadly.error == "The process of this run was ended from outside: exit code 7."
+        assert len(records) == len(runs) + 2
+
+    def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record(self, in_processes):
+        records, _ = in_processes
+        (killed,) = (record for record in records if record.run["variant"] == "long")
+        assert killed.status == "failed"
+        assert "ended from outside: signal 9" in killed.error
 
     def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         pytest.importorskip("ray")
@@ -247,7 +291,14 @@ class TestAComparisonInProcesses:
         assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "polite kill"])
+    @pytest.mark.parametrize(
+        "number",
+        [
+            pytest.param(signal.SIGINT, id="Ctrl-C"),
+            # Both signals are noted alike, which is tested above; each comparison starts three interpreters.
+            pytest.param(signal.SIGTERM, id="polite kill", marks=pytest.mark.full),
+        ],
+    )
     def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, number, tmp_path, miniatures, begin):
         # So many runs that they would not all fit into the pipe to a worker.
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
@@ -268,36 +319,6 @@ class TestAComparisonInProcesses:
         assert by_id(records) == by_id(executed(run) for run in stopped)
 
 
-class Deadly(str):
-    """A name that ends whoever unpickles it."""
-
-    def __reduce__(self):
-        return os._exit, (7,)
-
-
-def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(task, tmp_path):
-    runs = [run_of(task), replace(run_of(task), variant=Deadly("x")), run_of(task, seed=1)]
-    records, _ = done(ProcessExecutor(1), runs, tmp_path)
-    assert [record.status for record in records] == ["finished", "failed", "finished"]
-    assert records[1].error == "The process of this run was ended from outside: exit code 7."
-
-
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
     with pytest.raises(RuntimeError, match="ended before it could begin, with exit code 7"):
         done(ProcessExecutor(1), [run_of(task)], Deadly("folder"))
-
-
-def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record(task, tmp_path):
-    runs = [run_of(task, seed=seed, steps=400) for seed in (0, 1)]
-    killed = []
-
-    def report(progress):
-        if not killed:
-            victim = multiprocessing.active_children()[0]
-            killed.append(victim.pid)
-            os.kill(victim.pid, signal.SIGKILL)
-
-    records = list(ProcessExecutor(2).execute(runs, checkpoints=tmp_path, report=report))
-    assert sorted(record.status for record in records) == ["failed", "finished"]
-    lost = next(record for record in records if record.status == "failed")
-    assert "ended from outside: signal 9" in lost.error

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import axis, over
 from observed import INF, Attention, assert_curves, assert_moments, plain_statistics, qkv, weights_and_scores
 
 from tidegate.torch.observing import statistics
@@ -76,9 +77,11 @@ def position_of_first(name, T, S):
     return {"an unwritten cache": 3, "causal, more keys": 0}.get(name, max(S - T, 0))
 
 
-@pytest.mark.parametrize("heat", [False, True])
-@pytest.mark.parametrize("num_keys", [1, 2])
-@pytest.mark.parametrize("name", CALLS)
+@over(
+    name=axis(list(CALLS), "causal", "causal, padding on the left", "queries after a cache"),
+    num_keys=axis([1, 2], 2),
+    heat=axis([False, True], False, True),
+)
 def test_every_statistic_on_every_mask(name, num_keys, heat):
     shape, options, real = CALLS[name]
     q, k, v = qkv(**shape)

@@ -3,6 +3,7 @@ from dataclasses import fields
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -146,17 +147,21 @@ def problem(mask, shape, **options):
     return (q, k, v), {"mask": build(*q.shape[:3], k.shape[2]), "causal": causal}
 
 
-@pytest.mark.parametrize("heat", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mask", MASKS)
+@over(
+    mask=axis(list(MASKS), "causal and padding", "arbitrary and causal", "alibi and forbidding"),
+    shape=axis(list(SHAPES), "two blocks of queries", "chunk after a cache"),
+    heat=axis([False, True], False, True),
+)
 def test_equal_to_the_definition_on_every_mask(mask, shape, heat, route):
     qkv, options = problem(mask, shape)
     options |= {"heat": heat, "keys": {0, qkv[1].shape[2] // 2}}
     assert_same(attention_statistics(*qkv, **options), reference(*qkv, **options))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@over(
+    mask=axis(list(MASKS), "causal and padding", "alibi and causal"),
+    dtype=axis([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16),
+)
 def test_float32_or_better_whatever_comes_in(mask, dtype, route):
     qkv, options = problem(mask, "two blocks of queries", dtype=dtype)
     actual = attention_statistics(*qkv, **options)

@@ -1,7 +1,7 @@
 from dataclasses import fields
 
-import pytest
 import torch
+from covers import axis, over
 from observed import qkv
 
 from tidegate.torch.observing import statistics as module
@@ -18,10 +18,12 @@ MASKS = {
 KEYS = {"positions": (0, 2), "one set": torch.arange(7) < 3, "by row": torch.rand(3, 7, generator=RNG) < 0.5}
 
 
-@pytest.mark.parametrize("size", [1, 7 * 8 * 2, 7 * 8 * 4, 7 * 8 * 4 * 2, 10**9])
-@pytest.mark.parametrize("keys", KEYS)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("num_groups", [1, 2, 4])
+@over(
+    num_groups=axis([1, 2, 4], 2),
+    mask=axis(list(MASKS), "none", "by row and head"),
+    keys=axis(list(KEYS), "by row"),
+    size=axis([1, 7 * 8 * 2, 7 * 8 * 4, 7 * 8 * 4 * 2, 10**9], 1, 7 * 8 * 2),
+)
 def test_parts_of_any_size_give_the_whole(num_groups, mask, keys, size, monkeypatch):
     calls = []
 

@@ -1,0 +1,77 @@
+"""Which rows of a product the tests run: a cover of it by default, all of them with `--full`.
+
+A product of gates, options, dtypes and masks grows much faster than what it can find. Its cover holds the rows in which
+at most one argument leaves the few values that stand for it: every gate with one rich set of options, every set of
+options with a few gates. `tests/parity/test_torch_reference.py` runs the whole product of gates and options always.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from layers import GATES
+from torch_layers import OPTIONS, SPELLINGS
+
+Row = dict[str, str]
+"""The name of a value for each argument."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values of one argument by their names, and the few that every value of the others is tried with."""
+
+    values: Mapping[str, Any]
+    few: tuple[str, ...]
+
+    def __post_init__(self):
+        assert self.few, "a cover needs at least one value of each argument"
+        assert set(self.few) <= set(self.values), f"not among the values: {sorted(set(self.few) - set(self.values))}"
+
+
+def axis(values: Iterable[Any] | Mapping[str, Any], *few: Any) -> Axis:
+    """An axis of values that are named by what they print, unless they have names; without `few`, of the first."""
+    named = dict(values) if isinstance(values, Mapping) else {str(value): value for value in values}
+    return Axis(named, tuple(map(str, few)) or (next(iter(named)),))
+
+
+def rows(axes: Mapping[str, Axis], *, full: bool) -> list[Row]:
+    """All rows of the product, or those in which at most one argument leaves its few."""
+    every = (dict(zip(axes, names, strict=True)) for names in product(*(axis.values for axis in axes.values())))
+    return [row for row in every if full or sum(row[name] not in axis.few for name, axis in axes.items()) <= 1]
+
+
+def untouched(axes: Mapping[str, Axis], chosen: Iterable[Row]) -> list[str]:
+    """Values that no row has, as argument=name."""
+    found = {(argument, name) for row in chosen for argument, name in row.items()}
+    return [
+        f"{argument}={name}" for argument, axis in axes.items() for name in axis.values if (argument, name) not in found
+    ]
+
+
+def over(**axes: Axis) -> pytest.MarkDecorator:
+    """Run a test over the product of axes, each named like the argument that takes its values."""
+    return pytest.mark.over(axes)
+
+
+SEVERAL = ("none", "g1+g2+g3+g4+g5", "output:query:head+value:query:head+key:query:head+query:query:head")
+"""No gate, a gate of each channel at every site, and a gate of each head at every site of the heads."""
+
+SPELLING = axis(SPELLINGS, *SEVERAL)
+GATE = axis(map(str, GATES), "bma", "g1", "key:query:head")
+OPTION = axis(OPTIONS, "everything")
+DTYPE = axis([torch.float64, torch.float32, torch.bfloat16, torch.float16], torch.bfloat16)
+HALF = axis([torch.bfloat16, torch.float16])
+
+TABLE = {
+    "a layer": {"gate": SPELLING, "options": OPTION},
+    "a layer with one gate": {"gate": GATE, "options": OPTION},
+    "a layer in half precision": {"gate": SPELLING, "dtype": HALF, "options": OPTION},
+}
+"""The products of gates and options; what else a test varies is an axis in its file."""
+
+every_layer = over(**TABLE["a layer"])
+every_layer_with_one_gate = over(**TABLE["a layer with one gate"])
+every_half_layer = over(**TABLE["a layer in half precision"])
