@@ -1,7 +1,7 @@
 from pathlib import PurePosixPath
 
 import pytest
-from layering import LAYERS, SOURCE, source_files, violations
+from layering import LAYERS, SOURCE, room_of, source_files, violations
 
 
 @pytest.mark.parametrize("file", source_files(), ids=str)
@@ -15,6 +15,8 @@ def test_the_walk_finds_the_library():
         source_files()
     )
 
+
+STUDY_ROOMS = [row.rpartition("/")[2] for row in LAYERS if row.startswith("lab/studies/")]
 
 FORBIDDEN = {
     "an outside library": ("gate.py", "import math\nimport numpy", 2, "numpy"),
@@ -62,16 +64,72 @@ FORBIDDEN = {
     "our layers outside the adapter": ("experts/models.py", "import tidegate.torch", 1, "tidegate.torch"),
     "transformers outside the two files": ("torch/attention.py", "import transformers", 1, "transformers"),
     "ray outside its executor": ("lab/training/executors/serial.py", "import ray", 1, "ray"),
-    "ray in a file that has only the name": ("claims/executors/ray.py", "import ray", 1, "ray"),
+    "ray in a file that has only the name": ("lab/compare/ray.py", "import ray", 1, "ray"),
     "scipy outside the statistics": ("lab/tasks/text.py", "import scipy", 1, "scipy"),
     "data sets outside the tasks": ("lab/training/train.py", "import sklearn.datasets", 1, "sklearn.datasets"),
     "anything in the lab's root": ("lab/__init__.py", "import math", 1, "math"),
-    "the lab downwards from its claims": (
-        "lab/training/run.py",
-        "from tidegate.claims import sink",
+    "a room above": ("lab/training/run.py", "from tidegate.lab.compare import page", 1, "tidegate.lab.compare.page"),
+    "a room beside": ("lab/observe/page.py", "from tidegate.lab.compare import page", 1, "tidegate.lab.compare.page"),
+    "the page where verdicts are decided": (
+        "lab/judging/judge.py",
+        "from tidegate.report.page import Table",
         1,
-        "tidegate.claims.sink",
+        "tidegate.report.page.Table",
     ),
+    "a renderer where a page is made": (
+        "lab/compare/page.py",
+        "from tidegate.report.html import html_page",
+        1,
+        "tidegate.report.html.html_page",
+    ),
+    "training where models are built for tasks": (
+        "lab/tasks/text.py",
+        "from tidegate.lab.training import run",
+        1,
+        "tidegate.lab.training.run",
+    ),
+    "judging where models are looked at": (
+        "lab/models/curvature.py",
+        "from tidegate.lab.judging import judge",
+        1,
+        "tidegate.lab.judging.judge",
+    ),
+    "another study": ("lab/studies/depth/run.py", "from ..rates import run", 1, "tidegate.lab.studies.rates.run"),
+    "a study where studies are defined": (
+        "lab/studies/study.py",
+        "from tidegate.lab.studies.rates import run",
+        1,
+        "tidegate.lab.studies.rates.run",
+    ),
+    **{
+        f"the comparison in {name}": (
+            f"lab/studies/{name}/run.py",
+            "from tidegate.lab.compare import run",
+            1,
+            "tidegate.lab.compare.run",
+        )
+        for name in STUDY_ROOMS
+    },
+    "what watches, below it": ("torch/attention.py", "import tidegate.torch.observing", 1, "tidegate.torch.observing"),
+    "the retrofit in what watches": (
+        "torch/observing/watcher.py",
+        "from tidegate.torch.retrofit import add_gates",
+        1,
+        "tidegate.torch.retrofit.add_gates",
+    ),
+    "what watches in our model of transformers": (
+        "torch/hf/model.py",
+        "from tidegate.torch import observing",
+        1,
+        "tidegate.torch.observing",
+    ),
+    "our model of transformers in the retrofit": (
+        "torch/retrofit/layer.py",
+        "import tidegate.torch.hf",
+        1,
+        "tidegate.torch.hf",
+    ),
+    "anything in the words of a verdict": ("_verdict.py", "import tidegate.gate", 1, "tidegate.gate"),
     "an outside library in the plumbing": ("_json.py", "import numpy", 1, "numpy"),
     "the maths in the plumbing": ("_files.py", "import tidegate.tensors", 1, "tidegate.tensors"),
     "a framework in a refusal": ("_refusals.py", "import torch", 1, "torch"),
@@ -106,20 +164,30 @@ ALLOWED = {
     "sizes.py": "from __future__ import annotations\nimport os.path",
     "gate.py": "from tidegate.sizes import HeadShape",
     "gates.py": "from .gate import Gate",
-    "config.py": "from tidegate.tensors.rotary import Rotary",
+    "config.py": "from tidegate.gates import Gates",
     "tensors/softmax.py": "import array_api_compat.numpy\nfrom .bilinear import f\nfrom tidegate.gate import Gate",
     "tensors/plots.py": "import matplotlib.pyplot as plt",
     "tensors/autodiff.py": "if TYPE_CHECKING:\n    import torch\ndef f():\n    import torch.func, jax",
     "geometry/torch_adapter.py": "import torch\nfrom ..torch import attention",
     "experts/jax_adapter.py": "import jax",
     "torch/gate.py": "import torch\nfrom torch import nn\nfrom . import rotary\nfrom ..tensors import layer",
-    "torch/hf/model.py": "import transformers",
+    "torch/__init__.py": "from tidegate.torch.observing import observe\nfrom .attention import GatedAttention",
+    "torch/hf/model.py": "import transformers\nfrom tidegate.torch.decoder import TransformerLM",
+    "torch/observing/watcher.py": "import torch\nfrom tidegate.torch import kernel",
+    "torch/retrofit/layer.py": "import transformers\nfrom tidegate.torch.gate import AttentionGate",
     "flax/gate.py": "from flax import nnx",
     "lab/__init__.py": '"""Experiments."""',
     "lab/training/executors/ray.py": "import ray",
-    "lab/judging/statistics.py": "from scipy import stats",
+    "lab/judging/judge.py": "from scipy import stats\nfrom tidegate._verdict import VerdictWord",
     "lab/tasks/text/words.py": "import datasets, tokenizers, sklearn",
-    "claims/sink.py": "from tidegate.lab import run\nfrom tidegate.torch import attention",
+    "lab/training/checkpoint.py": "import safetensors\nfrom tidegate.lab.tasks import text",
+    "lab/models/language_models.py": "import transformers\nfrom tidegate.lab.training import model",
+    "lab/compare/page.py": "from tidegate.report.page import Page\nfrom tidegate.lab.judging import rule_text",
+    "lab/observe/run.py": "from tidegate.lab.models import language_models",
+    "lab/studies/study.py": "from tidegate.report.page import Page",
+    "lab/studies/catalogue.py": "from tidegate.lab.studies.rates import STUDY",
+    **{f"lab/studies/{name}/run.py": "from tidegate.lab.studies.study import Study" for name in STUDY_ROOMS},
+    "_verdict.py": "from typing import Literal",
     "_json.py": "import types",
     "_files.py": "import os",
     "_refusals.py": "from tidegate.gates import Gates",
@@ -136,4 +204,4 @@ def test_the_checker_lets_an_allowed_import_pass(file, source):
 
 def test_the_checker_is_tried_both_ways_on_every_layer():
     for tried in (ALLOWED, [file for file, *_ in FORBIDDEN.values()]):
-        assert {PurePosixPath(file).parts[0].removesuffix(".py") for file in tried} >= set(LAYERS)
+        assert {room_of(PurePosixPath(file).with_suffix("").parts) for file in tried} >= set(LAYERS)

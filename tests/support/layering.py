@@ -2,9 +2,9 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
@@ -12,34 +12,63 @@ SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One row: what a package may import besides itself and the standard library. A name admits all below it."""
+    """One row: a room, and what it may import besides itself and the standard library."""
 
+    about: str
+    """What the room holds, in a sentence."""
     allowed: tuple[str, ...] = ()
+    """A name admits all below it, but not a room inside it that has a row of its own."""
     only_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """More names, for the package's files that match a pattern."""
+    """More names, for the room's files that match a pattern."""
     deferred: tuple[str, ...] = ()
     """Names that must not be imported while the file itself is: only in functions, or for the type checker."""
     import_free: tuple[str, ...] = ()
-    """The package's files that import nothing at all."""
+    """The room's files that import nothing at all."""
 
 
-# The vocabulary is three small files, each reading those before it, and the standard library alone.
-VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates")
+# Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
+VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
 PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
-MODELS = (*MATHS, "tidegate.config")
-LIBRARY = (*MODELS, "tidegate.geometry", "tidegate.experts", "tidegate.torch", "tidegate.flax")
+LIBRARY = (
+    *MATHS,
+    "tidegate.geometry",
+    "tidegate.experts",
+    "tidegate.torch",
+    "tidegate.torch.observing",
+    "tidegate.torch.hf",
+    "tidegate.torch.retrofit",
+    "tidegate.flax",
+)
+GROUPS = {"library": LIBRARY, "maths": MATHS, "vocabulary": VOCABULARY, "plumbing": PLUMBING}
 ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
+LOWER_ROOMS = ("tidegate.lab.judging", "tidegate.lab.training", "tidegate.lab.tasks", "tidegate.lab.models")
+UPPER_ROOM = (*LIBRARY, *LOWER_ROOMS, "tidegate.report.page", "torch", "numpy", "scipy")
+STUDY = (*UPPER_ROOM, "tidegate.lab.studies", "matplotlib")
+
+QUESTIONS = {
+    "flat_or_curved": "Which gates bend which charts of attention?",
+    "depth": "Does curvature grow with the number of layers?",
+    "boundary": "Do gates help on bent boundaries?",
+    "trained_layers": "How do the layers of a language model bend, before and after training?",
+    "rates": "Which experts of a head can be estimated, by where the gate stands?",
+}
 
 LAYERS: dict[str, Layer] = {
-    "__init__": Layer(allowed=VOCABULARY),
-    "sizes": Layer(),
-    "gate": Layer(allowed=VOCABULARY[:1]),
-    "gates": Layer(allowed=VOCABULARY[:2]),
-    "_json": Layer(),
-    "_files": Layer(),
-    "_refusals": Layer(allowed=VOCABULARY),
+    "__init__": Layer(about="What `import tidegate` gives: the vocabulary, and nothing heavy.", allowed=VOCABULARY),
+    "sizes": Layer(about="The sizes of a layer, with their defaults and checks."),
+    "gate": Layer(about="`Gate`: one point of the vocabulary, its spelling and its rules.", allowed=VOCABULARY[:1]),
+    "gates": Layer(about="`Gates`: the gates of one layer; presets.", allowed=VOCABULARY[:2]),
+    "_verdict": Layer(about="The words of a verdict."),
+    "config": Layer(
+        about="The options of layers and models, each declared once.",
+        allowed=(*VOCABULARY[:3], *PLUMBING),
+    ),
+    "_json": Layer(about="Frozen dataclasses from JSON."),
+    "_files": Layer(about="Files that are whole or not there; what a model's file says of itself."),
+    "_refusals": Layer(about="Checks of inputs, with one wording for every framework.", allowed=VOCABULARY[:3]),
     "tensors": Layer(
+        about="Attention as mathematics on any array library: the reference for all else.",
         allowed=(*VOCABULARY, *PLUMBING, "array_api_compat", "numpy"),
         only_in={
             "plots.py": ("matplotlib",),
@@ -49,40 +78,78 @@ LAYERS: dict[str, Layer] = {
         },
         deferred=("torch", "jax"),
     ),
-    "config": Layer(allowed=MATHS),
-    "geometry": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
-    "experts": Layer(allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
+    "geometry": Layer(about="The curvature of representations.", allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
+    "experts": Layer(
+        about="Attention as a hierarchical mixture of experts: decomposition, gauge, estimation.",
+        allowed=(*MATHS, "numpy", "scipy"),
+        only_in=ADAPTERS,
+    ),
     "torch": Layer(
-        allowed=(*MODELS, "torch", "safetensors"),
+        about="Gated layers and models in PyTorch, from the layer to the kernel.",
+        allowed=(*MATHS, "torch", "safetensors"),
+        only_in={"__init__.py": ("tidegate.torch.observing", "tidegate.torch.retrofit")},
+    ),
+    "torch/observing": Layer(
+        about="What watches the attention of any PyTorch model: `observe`, `Observer`, the one `Observation`.",
+        allowed=(*MATHS, "tidegate.torch", "torch"),
         only_in={
-            "retrofit/*": ("transformers",),
-            "hf/*": ("transformers",),
-            "observing/observation.py": ("matplotlib",),
-            "observing/figure.py": ("matplotlib",),
-            "observing/trainer_callback.py": ("transformers",),
+            "observation.py": ("matplotlib",),
+            "figure.py": ("matplotlib",),
+            "trainer_callback.py": ("transformers",),
         },
     ),
-    "flax": Layer(allowed=(*MODELS, "jax", "flax", "safetensors")),
-    "lab": Layer(
-        allowed=(*LIBRARY, "tidegate.report.page", "torch", "numpy"),
-        only_in={
-            "*checkpoint.py": ("safetensors",),
-            "*executors/ray.py": ("ray",),
-            "*language_models.py": ("transformers", "safetensors"),
-            "*statistics.py": ("scipy",),
-            "studies/gate_tuning*": ("transformers",),
-            "studies/*": ("scipy", "matplotlib"),
-            "tasks/*": ("tokenizers", "datasets", "sklearn", "PIL"),
-        },
-        import_free=("__init__.py", "tasks/__init__.py", "training/executors/__init__.py", "studies/__init__.py"),
+    "torch/hf": Layer(
+        about="Our decoder as a model of transformers.",
+        allowed=(*MATHS, "tidegate.torch", "torch", "safetensors", "transformers"),
     ),
-    "claims": Layer(allowed=(*LIBRARY, "tidegate.lab", "torch")),
-    "report": Layer(allowed=(*VOCABULARY, "tidegate._json", "jinja2", "plotly")),
-    "__main__": Layer(allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
+    "torch/retrofit": Layer(
+        about="Gates for loaded models of transformers.",
+        allowed=(*MATHS, "tidegate.torch", "torch", "safetensors", "transformers"),
+    ),
+    "flax": Layer(
+        about="The same layers and models in JAX: pure functions, and NNX modules over them.",
+        allowed=(*MATHS, "jax", "flax", "safetensors"),
+    ),
+    "report": Layer(
+        about="Pages: their vocabulary (`page.py`), and what draws it.",
+        allowed=(*VOCABULARY, *PLUMBING, "jinja2", "plotly"),
+    ),
+    "lab": Layer(about="Experiments; folders only.", import_free=("__init__.py",)),
+    "lab/tasks": Layer(
+        about="Data: what is trained on.",
+        allowed=(*VOCABULARY, *PLUMBING, "numpy", "torch", "tokenizers", "datasets", "sklearn", "PIL"),
+    ),
+    "lab/judging": Layer(
+        about="Figures of runs to verdicts: distributions, judge, words. It knows no files and no pages.",
+        allowed=(*VOCABULARY, "tidegate._json", "numpy", "scipy"),
+    ),
+    "lab/training": Layer(
+        about="One `Run` to one `Record`: the loop, checkpoints, records, executors.",
+        allowed=(*LIBRARY, "tidegate.lab.tasks", "torch", "numpy"),
+        only_in={"checkpoint.py": ("safetensors",), "executors/ray.py": ("ray",)},
+    ),
+    "lab/models": Layer(
+        about="Language models, loaded to be looked at; their curvature and gauge.",
+        allowed=(*LIBRARY, "tidegate.lab.tasks", "tidegate.lab.training", "tidegate.report.page", "torch", "numpy"),
+        only_in={"language_models.py": ("transformers", "safetensors")},
+    ),
+    "lab/compare": Layer(about="A request to runs, verdicts and a page.", allowed=UPPER_ROOM),
+    "lab/observe": Layer(about="A model observed on a text, and the page of it.", allowed=UPPER_ROOM),
+    "lab/studies": Layer(
+        about="What a study is, and the list of all.",
+        allowed=(*LIBRARY, "tidegate.lab.training", "tidegate.report.page", "matplotlib"),
+        only_in={"catalogue.py": tuple(f"tidegate.lab.studies.{name}" for name in (*QUESTIONS, "gate_tuning"))},
+    ),
+    **{f"lab/studies/{name}": Layer(about=question, allowed=STUDY) for name, question in QUESTIONS.items()},
+    "lab/studies/gate_tuning": Layer(
+        about="Do gates learn when they are added to a trained model?", allowed=(*STUDY, "transformers")
+    ),
+    "__main__": Layer(about="The command `tidegate`.", allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
     "cli": Layer(
-        allowed=("tidegate", "typer", "rich"),
+        about="One file a verb; one progress display for all.",
+        allowed=("tidegate.*", "typer", "rich"),
         # Every verb imports what it needs, so that `tidegate --help` needs nothing.
-        deferred=(*LIBRARY, "tidegate.lab", "tidegate.claims", "tidegate.report"),
+        deferred=(*(name for name in LIBRARY if name != "tidegate._files"), "tidegate.lab.*", "tidegate.report"),
     ),
 }
 
@@ -105,16 +172,23 @@ def source_files() -> list[PurePosixPath]:
     return sorted(PurePosixPath(path.relative_to(SOURCE).as_posix()) for path in SOURCE.rglob("*.py"))
 
 
+def room_of(parts: Sequence[str]) -> str | None:
+    """Return the row that covers a path or a dotted name below the package's root: the longest that matches."""
+    rows = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next((row for row in rows if row in LAYERS), None)
+
+
 def violations(source: str, file: PurePosixPath) -> list[Violation]:
-    """What the table objects to in one file, given relative to the package's root."""
-    package = file.parts[0].removesuffix(".py")
-    layer = LAYERS.get(package)
-    if layer is None:
-        return [Violation(str(file), 1, package, "no row of the table covers this file; add one to LAYERS")]
-    inside = "/".join(file.parts[1:])
-    allowed = [f"tidegate.{package}", *layer.allowed]
+    """Return what the table objects to in one file, given relative to the package's root."""
+    parts = file.with_suffix("").parts
+    row = room_of(parts)
+    if row is None:
+        return [Violation(str(file), 1, parts[0], "no row of the table covers this file; add one to LAYERS")]
+    layer, depth = LAYERS[row], row.count("/") + 1
+    inside = "/".join(file.parts[depth:])
+    allowed = [".".join(("tidegate", *parts[:depth])), *layer.allowed]
     for pattern, names in layer.only_in.items():
-        if fnmatch(inside, pattern):
+        if fnmatchcase(inside, pattern):
             allowed.extend(names)
 
     def objection(found: "_Import") -> str | None:
@@ -122,9 +196,9 @@ def violations(source: str, file: PurePosixPath) -> list[Violation]:
             return "this file imports nothing"
         if found.name.split(".")[0] in sys.stdlib_module_names:
             return None
-        if not _below(found.name, allowed):
-            return f"{file} may import only the standard library, {', '.join(allowed)}"
-        if _below(found.name, layer.deferred) and not found.deferred:
+        if not _admits(allowed, found.name):
+            return f"not among what the row {row!r} of LAYERS allows"
+        if _admits(layer.deferred, found.name) and not found.deferred:
             return "to be imported inside a function, where it is needed"
         return None
 
@@ -135,8 +209,20 @@ def violations(source: str, file: PurePosixPath) -> list[Violation]:
     ]
 
 
-def _below(name: str, prefixes: Iterable[str]) -> bool:
-    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+def _admits(allowed: Iterable[str], name: str) -> bool:
+    """Say whether a name is one of the allowed, or below one and in the same room; `x.*` admits all below x."""
+    return any(
+        name.startswith(entry.removesuffix("*"))
+        if entry.endswith(".*")
+        else name == entry or (name.startswith(f"{entry}.") and _room_of_name(name) == _room_of_name(entry))
+        for entry in allowed
+    )
+
+
+def _room_of_name(name: str) -> str | None:
+    """Return the room of a dotted name of the library; None for other libraries, and for the library's root."""
+    package, *parts = name.split(".")
+    return room_of(parts) if package == "tidegate" and parts else None
 
 
 @dataclass(frozen=True)
@@ -196,3 +282,37 @@ class _Collector(ast.NodeVisitor):
 
     def _add(self, node: ast.stmt | ast.expr, names: Iterable[str]) -> None:
         self.found.extend(_Import(node.lineno, name, self._deferred) for name in names)
+
+
+def room_table() -> str:
+    """Return the table of docs/architecture.md: each room, what it holds, and what it may import."""
+    head = ["| room | what it holds | imports of tidegate | of other libraries |", "|---|---|---|---|"]
+    rows = (
+        f"| `{row}` | {layer.about} | {_names(layer, own=True)} | {_names(layer, own=False)} |"
+        for row, layer in LAYERS.items()
+    )
+    return "\n".join([*head, *rows])
+
+
+def _names(layer: Layer, *, own: bool) -> str:
+    """Return what a row admits in words: groups first, then single names, then those of some files alone."""
+
+    def shown(names: Iterable[str]) -> list[str]:
+        kept = [name for name in names if (name.split(".")[0] == "tidegate") is own]
+        return [f"`{name.removeprefix('tidegate.').replace('.', '/')}`" if own else name for name in kept]
+
+    left, words = list(layer.allowed), []
+    if own and "tidegate.*" in left:
+        return "everything"
+    for group, members in GROUPS.items():
+        if own and set(members) <= set(left):
+            words.append(group)
+            left = [name for name in left if name not in members]
+    words += shown(left)
+    for pattern, names in layer.only_in.items():
+        words += [f"{' and '.join(found)} (only `{pattern}`)" for found in [shown(names)] if found]
+    return ", ".join(words)
+
+
+if __name__ == "__main__":
+    print(room_table())
