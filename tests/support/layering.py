@@ -137,7 +137,7 @@ LAYERS: dict[str, Layer] = {
     "lab/observe": Layer(about="A model observed on a text, and the page of it.", allowed=UPPER_ROOM),
     "lab/studies": Layer(
         about="What a study is, and the list of all.",
-        allowed=(*LIBRARY, "tidegate.lab.training", "tidegate.report.page", "matplotlib"),
+        allowed=(*LIBRARY, "tidegate.lab.training", "tidegate.report.page", "torch", "matplotlib"),
         only_in={"catalogue.py": tuple(f"tidegate.lab.studies.{name}" for name in (*QUESTIONS, "gate_tuning"))},
     ),
     **{f"lab/studies/{name}": Layer(about=question, allowed=STUDY) for name, question in QUESTIONS.items()},

@@ -21,7 +21,7 @@ from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.flat_or_curved.run import FLAT, with_strength
+from tidegate.lab.studies.curved_layers import FLAT, with_strength
 from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.sizes import HeadShape

@@ -23,6 +23,7 @@ from tidegate.geometry import (
     sectional_curvature,
     weight_chart,
 )
+from tidegate.lab.studies.curved_layers import FLAT, with_strength
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     Cap,
     cap_chart,
@@ -33,14 +34,11 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
 )
 from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.training.events import Tell, ignore, report_parts
-from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
 CHARTS = ("weight", "frozen-weight", "query", "input", "depth")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-FLAT = 1e-9
-"""A relative curvature below this is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,18 +137,6 @@ def random_layer(
     layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
     parameters = {name: array.detach() for name, array in layer.parameters().items()}
     return with_strength(layer.with_parameters(parameters), x, strength), x
-
-
-def with_strength(layer: AttentionArrays, x: torch.Tensor, strength: float) -> AttentionArrays:
-    """The layer with every gate's matrix scaled until its logits over x have that standard deviation."""
-    sources = layer.trace(x).sources
-    scaled: dict[str, torch.Tensor] = {}
-    for gate in layer.gates:
-        arrays = layer.gate_parameters[gate.site]
-        heads = 1 if gate.site == "dense" else layer.shape.num_heads
-        logits = gate_logits(gate, gate_reads(gate, sources), arrays, num_heads=heads)
-        scaled[f"gate.{gate.site}.weight"] = arrays["weight"] * (strength / float(logits.std()))
-    return layer.with_parameters(scaled)
 
 
 def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
