@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tidegate._json import read_as
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.environment import environment
-from tidegate.lab.training.events import Tell
+from tidegate.lab.training.events import Tell, ignore
 from tidegate.report.page import Page, Prose, Section, Snippet
 
 _Options = TypeVar("_Options")
@@ -25,7 +25,7 @@ _ResultOut = TypeVar("_ResultOut", covariant=True)
 class RunStudy(Protocol[_OptionsIn, _ResultOut]):
     """Does the work of a study: the same options give the same numbers on one machine."""
 
-    def __call__(self, options: _OptionsIn, *, tell: Tell) -> _ResultOut:
+    def __call__(self, options: _OptionsIn, *, tell: Tell = ignore) -> _ResultOut:
         """Answer the question, and report progress to `tell`."""
         ...
 
