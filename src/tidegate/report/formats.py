@@ -12,7 +12,7 @@ _MOST_DIGITS = 6
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None in place of nan and infinities, which JSON does not have."""
+    """Return the number, or None for nan and infinities, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -31,7 +31,7 @@ class RunStudy(Protocol[_OptionsIn, _ResultOut]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class StudyView:
     """How an answer is shown."""
 
     sections: tuple[Section, ...]
@@ -53,7 +53,7 @@ class Study(Generic[_Options, _Result]):
     run: RunStudy[_Options, _Result]
     finding: Callable[[_Result], str]
     """What holds, and what does not, in sentences made from the numbers."""
-    view: Callable[[_Result], View]
+    view: Callable[[_Result], StudyView]
 
 
 def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
     return read_as(study.result, record["result"])
 
 
-def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: View) -> Page:
+def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:
     """Return the whole page: what was found, what it was found from, and how to do it again."""
     found = Section(title="What holds", panels=(Prose(paragraphs=(record["finding"],)),))
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)
