@@ -202,7 +202,7 @@ def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
 
 
 def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
-    """Measure relative slice curvatures (depth, plane) of one seed; shallow stacks are the first layers of the deepest."""
+    """Measure relative slice curvatures (depth, plane) of one seed; shallow stacks begin the deepest."""
     rng = np.random.default_rng(1000 + seed)
     x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
     build = structured_stack if regime == "structured" else random_stack
