@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tidegate.cli import progress
 from tidegate.cli.progress import display
-from tidegate.lab.training.events import Ended, Phase, Progress
+from tidegate.lab.training.events import Ended, PartsDone, Phase, Progress
 
 NAMES = ["bma", "[/x]", "[bold]", ":bomb:", "back\\"]
 
@@ -36,6 +36,10 @@ def step_of(variant="bma", *, step=5, run="1", **changes):
 
 def end_of(variant="bma", *, run="1", status="finished", loss=1.25):
     return Ended(run=run, variant=variant, seed=3, status=status, loss=loss)
+
+
+def parts_of(done, *, item="g1", **changes):
+    return PartsDone(**({"work": "depth", "done": done, "total": 4, "unit": "layers", "item": item} | changes))
 
 
 def written(*events, quiet=False, **options):
@@ -128,6 +132,20 @@ class TestLines:
         name = "long " * 30
         assert f"{name}, seed 3: validation loss" in written(Phase(name="comparing", num_runs=1), end_of(name))
 
+    def test_tell_of_parts_now_and_then_and_of_their_end(self, clock):
+        text = written(
+            parts_of(0),
+            later(clock, 10, parts_of(1)),
+            later(clock, 10, parts_of(2)),
+            later(clock, 10, parts_of(3)),
+            later(clock, 10, parts_of(4)),
+        )
+        assert text.splitlines() == ["depth: 2 of 4 layers (g1), about 0:20 left", "depth: 4 of 4 layers"]
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_write_parts_to_the_letter(self, clock, name):
+        assert f"depth: 1 of 4 layers ({name})" in written(parts_of(0), later(clock, 20, parts_of(1, item=name)))
+
     def test_hold_no_colours(self):
         assert "\x1b" not in written(Phase(name="comparing", num_runs=1), end_of())
 
@@ -169,6 +187,15 @@ class TestBars:
 
     def test_speak_of_what_is_counted(self, drawn):
         assert "1,500 images/s" in drawn(Phase(name="comparing", num_runs=1), step_of(), examples="images")
+
+    def test_show_each_work_by_its_parts_from_its_beginning(self, drawn):
+        assert re.search(r"depth +\S* +0 of 4 layers ", drawn(parts_of(0, item="")))
+        text = drawn(parts_of(0), parts_of(2), parts_of(1, work="modulus", item="[bold]"))
+        assert re.search(r"depth .*2 of 4 layers  0:00 left  g1", text)
+        assert re.search(r"modulus .*1 of 4 layers  0:00 left  \[bold\]", text)
+
+    def test_of_work_that_is_done_name_no_part(self, drawn):
+        assert re.search(r"depth .*4 of 4 layers +\d", drawn(parts_of(0), parts_of(4)).splitlines()[-1])
 
     def test_without_a_time_show_no_speed(self, drawn):
         assert "  0 tokens/s  " in drawn(Phase(name="comparing", num_runs=1), step_of(seconds=0.0))

@@ -1,12 +1,12 @@
 from pages import main_table
 
 from tidegate.report.page import Column, Estimate, Map, Table
-from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
+from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
 
 
 def marked(values, better):
     table = Table(title="", columns=(Column(title="", better=better),), rows=tuple((value,) for value in values))
-    return [row[0].best for row in written_rows(table)]
+    return [row[0].best for row in format_rows(table)]
 
 
 def test_the_best_number_of_a_column_is_marked():
@@ -29,18 +29,18 @@ def test_numbers_may_be_written_as_text():
 
 def test_cells_carry_their_numbers_unrounded():
     table = main_table()
-    numbers = [[cell.number for cell in row] for row in written_rows(table)]
+    numbers = [[cell.number for cell in row] for row in format_rows(table)]
     assert numbers == [[None if isinstance(value, str) else value for value in row] for row in table.rows]
 
 
 def test_a_map_and_estimates_are_tables_too():
     table = map_table(Map(label="g1", values=((0.125, None), (1.0,))), row_label="layer", column_label="head", digits=2)
-    assert [[cell.text for cell in row] for row in written_rows(table)] == [
+    assert [[cell.text for cell in row] for row in format_rows(table)] == [
         ["layer 0", "0.12", ""],
         ["layer 1", "1.00", ""],
     ]
     items = (Estimate(label="a", value=0.5, low=0.25, high=0.75, verdict="worse"), Estimate(label="b", value=None))
-    rows = written_rows(estimates_table(items, title="t", unit="nats", digits=2))
+    rows = format_rows(estimates_table(items, title="t", unit="nats", digits=2))
     assert [[cell.text for cell in row] for row in rows] == [
         ["a", "+0.50", "+0.25", "+0.75", "worse"],
         ["b", "", "", "", ""],

@@ -62,19 +62,19 @@ class _Remaining:
         self.begun: dict[str, float] = {}
 
     def phase(self, event: Phase) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         self.start, self.total, self.ended = time.monotonic(), event.num_runs, 0
         self.shares.clear()
         self.begun.clear()
 
     def progress(self, event: RunProgress) -> None:
-        """A run went on; what it had done before this phase is not counted as work."""
+        """Note that a run went on; what it had done before this phase is not counted as work."""
         share = event.step / event.steps
         self.begun.setdefault(event.run, share)
         self.shares[event.run] = share
 
     def end(self, event: Ended) -> None:
-        """A run is over."""
+        """Note that a run is over."""
         self.begun.setdefault(event.run, 0.0)
         self.shares[event.run] = 1.0
         self.ended += 1
@@ -217,10 +217,10 @@ class _Lines:
 
 @final
 class _Name(ProgressColumn):
-    """What a bar is of, to the letter: names of variants may look like markup."""
+    """Shows a bar's name without reading markup in it: names of variants may look like markup."""
 
     def render(self, task: Task) -> Text:
-        """The description in the style of the task."""
+        """Return the name in the style of the task."""
         return Text(task.description, style=task.fields["style"])
 
 
@@ -235,7 +235,7 @@ def _bars(console: Console) -> ProgressBars:
 
 
 def _print(console: Console, line: str) -> None:
-    """The line to the letter, unbroken."""
+    """Print the line without markup, colours or wrapping."""
     console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 

@@ -12,7 +12,7 @@ from tidegate._json import finite
 
 
 def json_text(value: Any) -> str:
-    """Any JSON value as text; nan and infinities, which JSON does not have, become null."""
+    """Write any JSON value as text; nan and infinities, which JSON does not have, become null."""
     return json.dumps(_without_nan(value), allow_nan=False, ensure_ascii=False, indent=1)
 
 
@@ -22,8 +22,8 @@ def embedded_json(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def packed(text: str) -> str:
-    """Text through gzip and base64, the same for the same text."""
+def compress_text(text: str) -> str:
+    """Compress text by gzip and base64; the same text gives the same result."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

@@ -10,23 +10,23 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tidegate.report.colours import palette_of
-from tidegate.report.embed import embedded_json, json_text, packed, script_hash
+from tidegate.report.embed import compress_text, embedded_json, json_text, script_hash
 from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
 from tidegate.report.intervals import intervals_figure, whisker
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
 from tidegate.report.page import Check, Page, Section
-from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
+from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PLAIN_DATA = 400_000
-"""Letters of data up to which they stand in the page as they are; more are compressed, so that the page stays small."""
+"""Data of more letters than this are compressed in the page."""
 
 
 def html_page(page: Page) -> str:
-    """The page as one HTML document that fetches nothing: its policy forbids it, and names each script that may run."""
+    """Render the page as one HTML document that fetches nothing: its policy forbids it, and names the scripts."""
     scripts = {
         "theme": _part("theme.js"),
         "plotly": _plotly(),
@@ -40,11 +40,11 @@ def html_page(page: Page) -> str:
         .get_template("page.html.j2", globals=_FUNCTIONS)
         .render(
             page=page,
-            sections=_named(page.sections),
+            sections=_name_sections(page.sections),
             scripts=scripts,
             policy=" ".join(script_hash(source) for source in scripts.values()),
             style=_part("style.css"),
-            data=packed(text) if pack else embedded_json(page.data),
+            data=compress_text(text) if pack else embedded_json(page.data),
             data_encoding="gzip" if pack else "plain",
             palette=palette_of(page),
         )
@@ -77,8 +77,8 @@ def _part(name: str) -> str:
     return resources.files("tidegate.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _named(sections: Sequence[Section]) -> list[tuple[str, Section]]:
-    """Sections with names for their places, each of them once."""
+def _name_sections(sections: Sequence[Section]) -> list[tuple[str, Section]]:
+    """Give each section a name for its anchor, unique in the page."""
     seen: Counter[str] = Counter()
     named: list[tuple[str, Section]] = []
     for section in sections:
@@ -95,7 +95,7 @@ def _tally(items: Sequence[Check]) -> list[tuple[str, int]]:
 
 
 def _pieces(text: str) -> list[tuple[bool, str]]:
-    """The text in pieces, each with whether it is code: what stands between backticks."""
+    """Split the text at backticks; each piece comes with whether it is code."""
     pieces = re.split(r"`([^`]+)`", text)
     return [(place % 2 == 1, piece) for place, piece in enumerate(pieces) if piece]
 
@@ -117,6 +117,6 @@ _FUNCTIONS: dict[str, Any] = {
     "tally": _tally,
     "typographic": typographic,
     "whisker": whisker,
-    "written_rows": written_rows,
+    "format_rows": format_rows,
 }
-"""What the templates call."""
+"""Functions that the templates call."""

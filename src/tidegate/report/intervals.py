@@ -48,7 +48,7 @@ def whisker(item: Estimate, items: Sequence[Estimate]) -> Whisker | None:
 
 
 def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
-    """The panel as a figure: names and numbers stand above their interval, so that it needs no margin."""
+    """Draw the panel as a figure: names and numbers stand above their interval, so that it needs no margin."""
     items, digits = panel.items, estimate_digits(panel.items)
     margin = panel.margin or 0.0
     start, stop = _extent(items, margin)
@@ -74,7 +74,7 @@ def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
             "dragmode": False,
             "margin": {"l": 14, "r": 14, "t": 4, "b": 8},
         },
-        "narrow": {"height": _TALL_ROW * len(items) + 60, "annotations": [_stacked(note) for note in words]},
+        "narrow": {"height": _TALL_ROW * len(items) + 60, "annotations": [_put_below(note) for note in words]},
     }
 
 
@@ -120,6 +120,6 @@ def _words(item: Estimate, row: int, digits: int) -> list[dict[str, Any]]:
     ]
 
 
-def _stacked(note: dict[str, Any]) -> dict[str, Any]:
-    """Where names and numbers have no place side by side, the numbers stand below their interval."""
+def _put_below(note: dict[str, Any]) -> dict[str, Any]:
+    """Move numbers below their interval, for screens too narrow for names and numbers side by side."""
     return note if note["xanchor"] == "left" else {**note, "yanchor": "top", "yshift": -5}

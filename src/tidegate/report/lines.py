@@ -30,7 +30,7 @@ _LEGEND = {
 
 
 def lines_figure(panel: Lines, palette: Palette) -> Figure:
-    """The panel as a figure. Only bold lines are in the legend, and a click there hides their whole group."""
+    """Draw the panel as a figure. Only bold lines are in the legend, and a click there hides their whole group."""
     bold = [series for series in panel.series if not series.faint]
     traces = [_band(series, palette) for series in panel.series if series.low is not None and series.high is not None]
     traces += [_faint(series, palette) for series in panel.series if series.faint]
@@ -201,7 +201,7 @@ def _band(series: Series, palette: Palette) -> dict[str, Any]:
 
 
 def _outline(series: Series) -> tuple[Numbers, Numbers]:
-    """The band as closed outlines, one for each stretch without gaps, parted by None."""
+    """Outline the band, with a closed outline for each stretch without gaps, parted by None."""
     x: list[float | None] = []
     y: list[float | None] = []
     for stretch in _stretches(series):

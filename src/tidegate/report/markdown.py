@@ -25,14 +25,14 @@ from tidegate.report.page import (
     Verdicts,
     Views,
 )
-from tidegate.report.tables import estimates_table, map_table, numeric_columns, written_rows
+from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
 from tidegate.report.ticks import tick_text
 
 _MARKS = {"holds": "✓ holds", "violated": "✗ **violated**", "warning": "⚠ warning", "note": "· note"}
 
 
 def markdown_page(page: Page) -> str:
-    """The page as GitHub's Markdown. Text is shown as it is, apart from `code` between backticks."""
+    """Render the page as GitHub's Markdown. Text is shown as it is, apart from `code` between backticks."""
     blocks = [f"# {_text(page.title)}", _text(page.summary)]
     for section in page.sections:
         blocks += [f"## {_text(section.title)}", _text(section.lead)]
@@ -151,7 +151,7 @@ def _markdown_table(table: Table) -> str:
         _row([_text(heading(column)) for column in table.columns]),
         _row(["---:" if is_number else ":---" for is_number in numeric]),
     ]
-    for cells in written_rows(table):
+    for cells in format_rows(table):
         texts = [_text(cell.text) for cell in cells]
         lines.append(_row([f"**{text}**" if cell.best else text for text, cell in zip(texts, cells, strict=True)]))
     return "\n".join(lines)

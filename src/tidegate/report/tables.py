@@ -22,8 +22,8 @@ class Cell:
     best: bool
 
 
-def written_rows(table: Table) -> list[list[Cell]]:
-    """The table's rows as cells."""
+def format_rows(table: Table) -> list[list[Cell]]:
+    """Format the table's rows as cells."""
     best = [_best(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
     return [
         [
@@ -61,7 +61,7 @@ def _number(value: CellValue) -> float | None:
 
 
 def _best(column: Column, values: list[CellValue]) -> float | None:
-    """The best number, where there are two that differ."""
+    """Find the best number, if there are two that differ."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     if column.better is None or len(set(numbers)) < 2:
         return None

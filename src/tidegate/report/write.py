@@ -12,10 +12,10 @@ from tidegate.report.page import Page
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write `report.html`, `report.md` and `results.json`, and give the path of the first.
+    """Write `report.html`, `report.md` and `results.json` into a folder, and return the path of the first.
 
-    The folder is made where it is missing. Nothing is written unless all three could be made. Each file is written
-    beside its place and then moved there, so that a reader never meets half of one.
+    The folder is made if it is missing. All three are rendered before any is written. Each is written beside its place
+    and then moved there, so that nobody ever reads half a file.
     """
     texts = {
         "results.json": json_text(page.data) + "\n",

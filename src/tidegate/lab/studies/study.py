@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tidegate._json import read_as
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.environment import environment
-from tidegate.lab.training.events import Tell
+from tidegate.lab.training.events import Tell, ignore
 from tidegate.report.page import Page, Prose, Section, Snippet
 
 _Options = TypeVar("_Options")
@@ -25,13 +25,13 @@ _ResultOut = TypeVar("_ResultOut", covariant=True)
 class RunStudy(Protocol[_OptionsIn, _ResultOut]):
     """Does the work of a study: the same options give the same numbers on one machine."""
 
-    def __call__(self, options: _OptionsIn, *, tell: Tell) -> _ResultOut:
+    def __call__(self, options: _OptionsIn, *, tell: Tell = ignore) -> _ResultOut:
         """Answer the question, and report progress to `tell`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class StudyView:
     """How an answer is shown."""
 
     sections: tuple[Section, ...]
@@ -53,7 +53,7 @@ class Study(Generic[_Options, _Result]):
     run: RunStudy[_Options, _Result]
     finding: Callable[[_Result], str]
     """What holds, and what does not, in sentences made from the numbers."""
-    view: Callable[[_Result], View]
+    view: Callable[[_Result], StudyView]
 
 
 def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
     return read_as(study.result, record["result"])
 
 
-def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: View) -> Page:
+def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:
     """Return the whole page: what was found, what it was found from, and how to do it again."""
     found = Section(title="What holds", panels=(Prose(paragraphs=(record["finding"],)),))
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)

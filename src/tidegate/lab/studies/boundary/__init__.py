@@ -3,11 +3,11 @@
 from tidegate.lab.studies.boundary.run import BoundaryResult, finding, run_boundary
 from tidegate.lab.studies.boundary.training import BoundaryOptions
 from tidegate.lab.studies.boundary.views import view
-from tidegate.lab.studies.study import Study
+from tidegate.lab.studies.study import Study as _Study
 
 __all__ = ["STUDY", "BoundaryOptions", "BoundaryResult", "finding", "run_boundary", "view"]
 
-STUDY = Study(
+STUDY = _Study(
     name="boundary",
     question="Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?",
     options=BoundaryOptions(),

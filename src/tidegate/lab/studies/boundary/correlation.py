@@ -40,21 +40,23 @@ def correlate(
     rng = np.random.default_rng(0)
     known = np.unique(seeds)
     rows = [np.flatnonzero(seeds == seed) for seed in known]
-    drawn = [
-        _within(np.concatenate([rows[index] for index in rng.integers(0, len(rows), len(rows))]), place, figures)
+    resampled = [
+        _correlation_of(
+            np.concatenate([rows[index] for index in rng.integers(0, len(rows), len(rows))]), place, figures
+        )
         for _ in range(num_resamples)
     ]
-    low, high = np.nanquantile(drawn, [0.025, 0.975]).tolist()
+    low, high = np.nanquantile(resampled, [0.025, 0.975]).tolist()
     return Correlation(
         among=among,
         count=len(trials),
-        value=_within(np.arange(len(trials)), place, figures),
+        value=_correlation_of(np.arange(len(trials)), place, figures),
         low=low,
         high=high,
     )
 
 
-def _within(rows: NDArray[np.intp], place: NDArray[np.int64], figures: NDArray[np.float64]) -> float:
+def _correlation_of(rows: NDArray[np.intp], place: NDArray[np.int64], figures: NDArray[np.float64]) -> float:
     chosen, groups = figures[rows], place[rows]
     counts = np.maximum(np.bincount(groups), 1)
     means = np.stack([np.bincount(groups, weights=column) / counts for column in chosen.T], axis=1)

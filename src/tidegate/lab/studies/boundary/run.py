@@ -91,7 +91,7 @@ def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryRe
 
 
 def finding(result: BoundaryResult) -> str:
-    """What holds, from the numbers."""
+    """Say what holds, from the numbers."""
     linear = [_mean_accuracy(result, variant, LINEAR) for variant in result.options.variants]
     bent = (f"{variant} {_mean_accuracy(result, variant, NONLINEAR):.3f}" for variant in result.options.variants)
     related = (f"{each.among} r = {each.value:.2f} ({each.low:.2f} … {each.high:.2f})" for each in result.correlations)
@@ -117,7 +117,7 @@ def _gains_in_words(result: BoundaryResult) -> str:
 
 
 def _best_rates(variant: str, options: BoundaryOptions) -> dict[str, float]:
-    """For each task the learning rate with the best mean accuracy on the tuning seeds."""
+    """Choose for each task the learning rate with the best mean accuracy on the tuning seeds."""
     seeds = range(options.num_seeds, options.num_seeds + options.num_tuning_seeds)
     cases = [(task, seed) for task in options.tasks for _ in options.learning_rates for seed in seeds]
     rates = [rate for _ in options.tasks for rate in options.learning_rates for _ in seeds]
@@ -131,7 +131,7 @@ def _best_rates(variant: str, options: BoundaryOptions) -> dict[str, float]:
 def _curvature(
     variant: str, parameters: dict[str, Tensor], task: str, seed: int, options: BoundaryOptions
 ) -> tuple[float, float]:
-    """Median relative |K| of the surface that the layer makes of the plane, and the share of positive curvature."""
+    """Measure the surface that the layer makes of the plane: median relative |K|, and share of positive curvature."""
     model = Classifier(variant).double()
     model.load_state_dict({name: value.double() for name, value in parameters.items()})
     points, _ = TASKS[task](np.random.default_rng(10_000 + seed), options.num_points)

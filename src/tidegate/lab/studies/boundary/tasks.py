@@ -85,7 +85,7 @@ TASKS: dict[str, Draw] = {**LINEAR, **NONLINEAR}
 
 
 def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
-    """Sequences (count, T, width) and labels (count,)."""
+    """Draw sequences (count, T, width) and labels (count,)."""
     points, labels = TASKS[task](rng, count)
     seen = tokens_of(points, task)
     seen[..., :2] += NOISE * rng.standard_normal((count, NUM_TOKENS, 2))
@@ -93,7 +93,7 @@ def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[Floa
 
 
 def tokens_of(points: FloatArray, task: str) -> FloatArray:
-    """Sequences (..., T, width) of points (..., 2), without noise."""
+    """Show points (..., 2) as sequences (..., T, width), without noise."""
     shown = np.broadcast_to(points[..., None, :], (*points.shape[:-1], NUM_TOKENS, 2))
     if task == "contrast":
         shown = shown * np.where(np.arange(NUM_TOKENS) < NUM_TOKENS // 2, 1.0, -1.0)[:, None]

@@ -105,7 +105,7 @@ class ManyAdam(torch.optim.Optimizer):
         self.rates = rates
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Move every parameter; the groups' `lr` is the share of the models' rates. Takes no closure."""
         assert closure is None
         for group in self.param_groups:
@@ -158,7 +158,7 @@ def train_together(
 
 
 def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
-    """Initial parameters of one model for each seed, stacked."""
+    """Initialise one model for each seed, and stack their parameters."""
     models: list[dict[str, Tensor]] = []
     for seed in seeds:
         torch.manual_seed(seed)
@@ -167,7 +167,7 @@ def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
 
 
 def _data(task: str, seed: int, options: BoundaryOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training sequences and labels, test sequences and labels."""
+    """Draw training sequences and labels, then test sequences and labels."""
     rng = np.random.default_rng((list(TASKS).index(task), seed))
     train_x, train_y = draw_examples(task, rng, options.num_training)
     test_x, test_y = draw_examples(task, rng, options.num_test)

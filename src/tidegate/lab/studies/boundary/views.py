@@ -11,13 +11,13 @@ from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.boundary.run import BoundaryResult, Difference, Trial
 from tidegate.lab.studies.boundary.tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
 
 
-def view(result: BoundaryResult) -> View:
+def view(result: BoundaryResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
-    return View(sections=_sections(result), figures=_figures(result))
+    return StudyView(sections=_sections(result), figures=_figures(result))
 
 
 def _sections(result: BoundaryResult) -> tuple[Section, ...]:
@@ -54,7 +54,7 @@ def _figures(result: BoundaryResult) -> dict[str, Figure]:
     return {"boundary.svg": figure}
 
 
-def _chosen(result: BoundaryResult, variant: str, task: str) -> list[Trial]:
+def _trials_of(result: BoundaryResult, variant: str, task: str) -> list[Trial]:
     return [trial for trial in result.trials if trial.variant == variant and trial.task == task]
 
 
@@ -67,7 +67,7 @@ def _draw_accuracy(axes: Any, result: BoundaryResult) -> None:
     tasks, variants = result.options.tasks, result.options.variants
     label_axes(axes, title="Accuracy, means and 95 % intervals over seeds", y="accuracy")
     for place, variant in enumerate(variants):
-        accuracies = [[trial.accuracy for trial in _chosen(result, variant, task)] for task in tasks]
+        accuracies = [[trial.accuracy for trial in _trials_of(result, variant, task)] for task in tasks]
         means = np.array([np.mean(each) for each in accuracies])
         ends = np.array([t_interval(each) for each in accuracies])
         x = np.arange(len(tasks)) + (place - (len(variants) - 1) / 2) * 0.11
@@ -118,7 +118,7 @@ def _table(result: BoundaryResult, figure: str, title: str, digits: int) -> Tabl
         (
             task,
             *(
-                float(np.mean([getattr(trial, figure) for trial in _chosen(result, variant, task)]))
+                float(np.mean([getattr(trial, figure) for trial in _trials_of(result, variant, task)]))
                 for variant in result.options.variants
             ),
         )

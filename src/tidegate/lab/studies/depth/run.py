@@ -67,7 +67,7 @@ class Growth:
     low: float
     high: float
     residual: float
-    """Root mean square of what the lines leave, in nats."""
+    """Root mean square of the residuals, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +81,16 @@ class DepthCurve:
     positive: tuple[float, ...]
     """Share of planes with positive curvature, by depth."""
     growth: tuple[Growth, ...]
-    """Both fits; none where there is nothing but rounding."""
+    """Both fits; empty if all curvature is rounding."""
 
     @property
     def flat(self) -> bool:
-        """Whether there is nothing but rounding at every depth."""
+        """Whether all curvature is rounding, at every depth."""
         return not self.growth
 
     @property
     def best(self) -> Growth:
-        """The fit that leaves less."""
+        """The fit with the smaller residual."""
         return min(self.growth, key=lambda growth: growth.residual)
 
 
@@ -111,12 +111,12 @@ def run_depth(options: DepthOptions, *, tell: Tell = ignore) -> DepthResult:
 
 
 def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
-    """The same layer `depth` times, with gates at the options' strength over x."""
+    """Return the same layer `depth` times, with gates at the options' strength over x."""
     rng = np.random.default_rng(seed)
     shape = HeadShape.of(d_model=options.d_model, num_heads=options.num_heads)
     frame = _orthogonal(rng, shape.d_model)
     quarter = frame @ np.kron(np.eye(shape.d_model // 2), [[0.0, -1.0], [1.0, 0.0]]) @ frame.T
-    inward = _heads_first(frame, shape)
+    inward = _split_heads(frame, shape)
     gates = Gates.parse(gate)
     parameters: dict[Site, dict[str, torch.Tensor]] = {}
     for one in gates:
@@ -135,7 +135,7 @@ def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptio
 
 
 def random_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
-    """Layers as they are initialised, each with gates at the options' strength over x."""
+    """Return layers as they are initialised, each with gates at the options' strength over x."""
     torch.manual_seed(seed)
     layers: list[AttentionArrays] = []
     for _ in range(depth):
@@ -163,7 +163,7 @@ def fit_growth(depths: Sequence[int], medians: FloatArray, against: Literal["log
 
 
 def finding(result: DepthResult) -> str:
-    """What holds, from the numbers."""
+    """Say what holds, from the numbers."""
     parts: list[str] = []
     for regime, where in (("structured", "In the structured stack"), ("random", "At random initialisation")):
         curves = [curve for curve in result.curves if curve.regime == regime]
@@ -187,7 +187,7 @@ def _in_words(curve: DepthCurve) -> str:
 
 
 def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
-    found = np.stack([_seed(regime, gate, options, seed) for seed in range(options.num_seeds)])
+    found = np.stack([_seed_curvatures(regime, gate, options, seed) for seed in range(options.num_seeds)])
     medians = np.median(np.abs(found), axis=-1)
     bent = bool((medians > FLAT).all())
     return DepthCurve(
@@ -201,8 +201,8 @@ def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
     )
 
 
-def _seed(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
-    """Relative slice curvatures (depth, plane) of one seed; the shallower stacks are the beginnings of the deepest."""
+def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
+    """Measure relative slice curvatures (depth, plane) of one seed; shallow stacks begin the deepest."""
     rng = np.random.default_rng(1000 + seed)
     x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
     build = structured_stack if regime == "structured" else random_stack
@@ -220,6 +220,6 @@ def _orthogonal(rng: np.random.Generator, size: int) -> FloatArray:
     return np.linalg.qr(rng.standard_normal((size, size)))[0]
 
 
-def _heads_first(matrix: FloatArray, shape: HeadShape) -> torch.Tensor:
-    """(d, H h) as one matrix per head, (H, d, h)."""
+def _split_heads(matrix: FloatArray, shape: HeadShape) -> torch.Tensor:
+    """Split (d, H h) into one matrix per head, (H, d, h)."""
     return torch.from_numpy(matrix).unflatten(1, (shape.num_heads, shape.head_dim)).transpose(0, 1).contiguous()

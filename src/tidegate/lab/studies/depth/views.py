@@ -10,15 +10,15 @@ from matplotlib.ticker import NullLocator
 
 from tidegate.lab.studies.depth.run import DepthCurve, DepthResult, Regime
 from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
 _TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
 
 
-def view(result: DepthResult) -> View:
+def view(result: DepthResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
-    return View(sections=_sections(result), figures=_figures(result))
+    return StudyView(sections=_sections(result), figures=_figures(result))
 
 
 def _sections(result: DepthResult) -> tuple[Section, ...]:

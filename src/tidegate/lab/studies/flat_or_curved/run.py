@@ -79,7 +79,7 @@ class FlatOrCurvedOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class ChartCell:
     """The curvatures of one gate at one strength in one chart."""
 
     gate: str
@@ -107,7 +107,7 @@ class FlatOrCurvedResult:
     """The distribution in every cell, and the caps."""
 
     options: FlatOrCurvedOptions
-    cells: tuple[Cell, ...]
+    cells: tuple[ChartCell, ...]
     caps: tuple[Cap, ...]
     head_grain: float
     """Largest absolute curvature of the cap's patch under a gate of one number a head."""
@@ -131,7 +131,7 @@ def run_flat_or_curved(options: FlatOrCurvedOptions, *, tell: Tell = ignore) -> 
 def random_layer(
     gate: str, strength: float, options: FlatOrCurvedOptions, seed: int
 ) -> tuple[AttentionArrays, torch.Tensor]:
-    """A layer as it is initialised, its gates at a strength, and a sequence of normal numbers (T, d)."""
+    """Return an initialised layer with its gates at a strength, and a sequence of normal numbers (T, d)."""
     torch.manual_seed(seed)
     x = torch.randn(options.length, options.d_model, dtype=torch.float64)
     layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
@@ -140,7 +140,7 @@ def random_layer(
 
 
 def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
-    """All five. One head's weights and query where there is no dense gate, which sees all heads; one input moves."""
+    """Return the five charts; weight and query charts are of one head, unless there is a dense gate, which sees all."""
     head = 0 if layer.gates.at("dense") is None else None
     # As many keys as leave one head's weight chart a codimension.
     few = layer.shape.head_dim - 1
@@ -154,7 +154,7 @@ def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
 
 
 def finding(result: FlatOrCurvedResult) -> str:
-    """What holds, from the numbers."""
+    """Say what holds, from the numbers."""
     flat = {name: _gates(result, name, flat=True) for name in CHARTS[:2]}
     bent = {name: _gates(result, name, flat=False) for name in CHARTS[:2]}
     by_hand, best = result.caps[0], result.caps[-1]
@@ -175,12 +175,12 @@ def finding(result: FlatOrCurvedResult) -> str:
 
 
 def _gates(result: FlatOrCurvedResult, chart: str, *, flat: bool) -> list[str]:
-    """Gates whose slices are flat at every strength, or at none."""
+    """List the gates whose slices are flat at every strength, or bent at every strength."""
     cells = [cell for cell in result.cells if cell.chart == chart and cell.tangent == "plane"]
     return [gate for gate in result.options.gates if all(cell.flat == flat for cell in cells if cell.gate == gate)]
 
 
-def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator[Cell]:
+def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator[ChartCell]:
     found: dict[tuple[str, Literal["full", "plane"]], list[np.ndarray]] = {}
     for seed in range(options.num_layers):
         layer, x = random_layer(gate, strength, options, seed)
@@ -190,7 +190,7 @@ def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator
     for (name, tangent), parts in found.items():
         values = np.concatenate(parts)
         if tangent == "plane" or len(values):
-            yield Cell(
+            yield ChartCell(
                 gate=gate,
                 strength=strength,
                 chart=name,
@@ -203,7 +203,7 @@ def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator
 
 
 def _curvatures(chart: Chart, tangent: Literal["full", "plane"], count: int, seed: int) -> np.ndarray:
-    """Relative curvatures of random planes; none where full curvature says nothing or has too low a rank."""
+    """Measure relative curvatures of random planes; empty if full curvature is trivial or its Jacobian lacks rank."""
     if tangent == "full" and not chart.says_something:
         return np.empty(0)
     u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))

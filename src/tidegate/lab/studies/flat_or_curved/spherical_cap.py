@@ -84,23 +84,23 @@ def three_features() -> AttentionArrays:
 
 
 def cap_chart(layer: AttentionArrays) -> Chart:
-    """The layer's weight chart over three keys, whose values are the rows of its value map."""
+    """Return the layer's weight chart over three keys, whose values are the rows of its value map."""
     return weight_chart(layer, torch.eye(3, dtype=torch.float64))
 
 
 def head_grain_chart(*, width: int = 32, seed: int = 0) -> Chart:
-    """The weight chart of a head with one gate for all its features, which reads the output as the cap's does."""
+    """Return the weight chart of a head with one gate for all features, which reads the output as the cap's does."""
     gate = 2 * np.random.default_rng(seed).standard_normal((1, width, 1))
     return cap_chart(_random_layer(width, seed, gates="output:output:head", parameters={"output": {"weight": gate}}))
 
 
 def ungated_chart(*, width: int = 32, seed: int = 0) -> Chart:
-    """The weight chart of a head without a gate."""
+    """Return the weight chart of a head without a gate."""
     return cap_chart(_random_layer(width, seed, gates="none", parameters={}))
 
 
 def measure_cap(name: str, chart: Chart, width: int, *, num_points: int = 400) -> Cap:
-    """Curvature over the patch, and the distance from the sphere that fits it best."""
+    """Measure curvature over the patch, and the distance from the sphere that fits it best."""
     points = torch.from_numpy(patch_points(num_points)[:, :2])
     curvature = gaussian_curvature(chart, points)
     places = torch.stack([chart(point) for point in points]).numpy()
@@ -150,7 +150,7 @@ def simplex_frame() -> FloatArray:
 
 
 def _sphere(weights: FloatArray, half_angle: float) -> FloatArray:
-    """Where the exponential map about the pole of the unit sphere takes the disc."""
+    """Map the disc onto the unit sphere by the exponential map about its pole."""
     at = (weights - 1 / 3) @ simplex_frame()
     distance = np.linalg.norm(at, axis=1, keepdims=True)
     angle = distance * half_angle / PATCH
@@ -158,7 +158,7 @@ def _sphere(weights: FloatArray, half_angle: float) -> FloatArray:
 
 
 def _fit_sphere(places: FloatArray) -> tuple[float, float]:
-    """Radius of the best sphere about (P, 3), and the largest distance from it in radii."""
+    """Fit a sphere to points (P, 3): its radius, and the largest distance from it in radii."""
     system = np.concatenate([2 * places, np.ones((len(places), 1))], axis=1)
     *centre, rest = np.linalg.lstsq(system, (places**2).sum(axis=1))[0].tolist()
     radius = math.sqrt(rest + sum(part**2 for part in centre))

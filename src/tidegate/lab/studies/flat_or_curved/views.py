@@ -15,7 +15,7 @@ from tidegate.geometry import Chart, gaussian_curvature
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
-    Cell,
+    ChartCell,
     FlatOrCurvedOptions,
     FlatOrCurvedResult,
     charts_of,
@@ -30,13 +30,13 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     three_features,
     ungated_chart,
 )
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Map, Maps, Section, Table
 
 
-def view(result: FlatOrCurvedResult) -> View:
+def view(result: FlatOrCurvedResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
-    return View(sections=_sections(result), figures=_figures(result))
+    return StudyView(sections=_sections(result), figures=_figures(result))
 
 
 def _sections(result: FlatOrCurvedResult) -> tuple[Section, ...]:
@@ -78,7 +78,7 @@ def _shares(result: FlatOrCurvedResult) -> Maps:
     )
 
 
-def _planes(result: FlatOrCurvedResult, gate: str, strength: float) -> dict[str, Cell]:
+def _planes(result: FlatOrCurvedResult, gate: str, strength: float) -> dict[str, ChartCell]:
     return {
         cell.chart: cell
         for cell in result.cells
@@ -142,7 +142,7 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
     return figure
 
 
-def _interval(axes: Any, cell: Cell, row: int, strengths: tuple[float, ...]) -> None:
+def _interval(axes: Any, cell: ChartCell, row: int, strengths: tuple[float, ...]) -> None:
     place = strengths.index(cell.strength) if cell.strength in strengths else 1
     colour = COLOURS[place] if cell.gate != "none" else "black"
     y = row + 0.22 * (place - 1)

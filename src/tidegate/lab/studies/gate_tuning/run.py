@@ -100,14 +100,14 @@ class ModelFigures:
     sink: float
     """Attention to the start of the window, the mean over layers, heads and queries."""
     strongest: float
-    """The same of the head that has most of it."""
+    """The same in the head that has most of it."""
     movement: float | None
     """Mean distance of the gates from 1; None without gates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The mean difference over seeds, and its 95 % interval."""
+    """A mean difference over seeds, and its 95 % interval."""
 
     value: float
     low: float
@@ -169,7 +169,7 @@ def run_gate_tuning(options: GateTuningOptions, *, tell: Tell = ignore) -> GateT
 
 
 def finding(result: GateTuningResult) -> str:
-    """What holds, from the numbers."""
+    """Say what holds, from the numbers."""
     alone = [row for row in result.rows if row.remedy.whole_rate is None]
     best = min(alone, key=lambda row: row.loss.value)
     moved = statistics.fmean(each.movement or 0.0 for each in best.measured)
@@ -218,7 +218,7 @@ def _train_ungated(data: TextData, options: GateTuningOptions, seed: int) -> Lla
 def _continue_training(
     trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: GateTuningOptions, seed: int
 ) -> LlamaForCausalLM:
-    """A copy that has gone on by the remedy, on batches that the training has not seen."""
+    """Train a copy further by the remedy, on batches that the first training has not seen."""
     from tidegate.torch.retrofit import add_gates
 
     model = copy.deepcopy(trained)
@@ -236,7 +236,10 @@ def _continue_training(
 
 
 def _groups(model: LlamaForCausalLM, remedy: Remedy, options: GateTuningOptions) -> Groups:
-    """What learns, and how fast; all else is frozen."""
+    """Group what learns by its rate and decay, and freeze the rest.
+
+    These are not the public groups, in which gates never decay: some remedies let them.
+    """
     gates = list(gate_parameters(model))
     known = set(gates)
     rest = [weight for weight in model.parameters() if weight not in known]
@@ -284,7 +287,7 @@ def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
 
 @contextmanager
 def _gate_distances(model: nn.Module) -> Generator[list[float]]:
-    """The mean of |gate - 1| in every call of every gate."""
+    """Collect the mean of |gate - 1| in every call of every gate."""
     distances: list[float] = []
     gates = [module for module in model.modules() if isinstance(module, AttentionGate)]
     handles = [

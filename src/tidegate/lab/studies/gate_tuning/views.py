@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
 from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, GateTuningResult, Row
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
 _CHANGES = {
@@ -20,9 +20,9 @@ _CHANGES = {
 }
 
 
-def view(result: GateTuningResult) -> View:
+def view(result: GateTuningResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
-    return View(sections=_sections(result), figures=_figures(result))
+    return StudyView(sections=_sections(result), figures=_figures(result))
 
 
 def _sections(result: GateTuningResult) -> tuple[Section, ...]:

@@ -22,7 +22,7 @@ _KINDS = {"vector_mass": "sums over each true gate", "scalar_mass": "sums of len
 
 
 def slope_intervals(result: RatesResult) -> Intervals:
-    """The slopes of the expert error, around the line of no progress at all."""
+    """Show the slopes of the expert error around 0, where more data do not help."""
     items = tuple(
         Estimate(
             label=found.position,
@@ -85,7 +85,7 @@ def _slope_row(found: PositionRates) -> tuple[float | str | None, ...]:
 
 
 def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
-    """The expert error, and the regression error of the same fits."""
+    """Show the expert error, and the regression error of the same fits."""
     flat = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "not identified")
     falling = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "identified")
     seen = [f"stays where it began for {flat}"] if flat else []
@@ -149,7 +149,7 @@ def _gauge_row(count: GaugeCount) -> tuple[float | str | None, ...]:
 
 
 def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
-    """What an error of an expert must change: curves where it must, and all exponents."""
+    """Show how much the function must change with an expert's error: curves where it must, and all exponents."""
     steep = [found for found in result.modulus if found.exponent is not None]
     flat = [found for found in result.modulus if found.exponent is None]
     panels: list[Lines | Table] = []
@@ -190,7 +190,7 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
 
 
 def start_panel(result: RatesResult) -> Lines:
-    """The expert error by the radius of the starts."""
+    """Show the expert error by the radius of the starts."""
     ratios = {found.position: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
     moved = list_names(position for position, ratio in ratios.items() if ratio > 2)
     kept = list_names(position for position, ratio in ratios.items() if ratio <= 2)
@@ -215,7 +215,7 @@ def _series(position: str, curve: ErrorCurve) -> Series:
 
 
 def near_gates_panels(result: RatesResult) -> Iterator[Panel]:
-    """The expert error by the distance of the two true gates; nothing if it was not asked for."""
+    """Show the expert error by the distance of the two true gates; empty if that part was left out."""
     if not result.near_gates:
         return
     largest = max(result.options.ns)
@@ -277,7 +277,7 @@ def surplus_table(result: RatesResult) -> Table | None:
 
 
 def caution(result: RatesResult) -> Prose:
-    """What the page does not say."""
+    """Say what does not follow from the page."""
     paragraphs = [
         "The advantage is one of identification, not of prediction: the regression error falls alike everywhere. "
         "“Exponentially many samples” reads as “never” here: on an exact gauge orbit the error is that of the start.",
@@ -306,14 +306,16 @@ def _near_title(result: RatesResult) -> str:
 
 def _near_words(result: RatesResult) -> str:
     return " ".join(
-        f"{position}: " + ", ".join(f"{near.error:.3g} at {near.distance:g}" for near in _of(result, position)) + "."
+        f"{position}: "
+        + ", ".join(f"{near.error:.3g} at {near.distance:g}" for near in _near_gates_of(result, position))
+        + "."
         for position in result.options.gated_positions
     )
 
 
 def _near_series(result: RatesResult) -> Iterator[Series]:
     for position in result.options.gated_positions:
-        found = _of(result, position)
+        found = _near_gates_of(result, position)
         yield Series(
             label=position,
             group=position,
@@ -333,7 +335,7 @@ def _level_without_gate(result: RatesResult) -> float | None:
     return next((found.errors["expert"].median[-1] for found in result.rates if found.position == "none"), None)
 
 
-def _of(result: RatesResult, position: str) -> list[NearGates]:
+def _near_gates_of(result: RatesResult, position: str) -> list[NearGates]:
     return [near for near in result.near_gates if near.position == position]
 
 

@@ -183,7 +183,7 @@ class Surplus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatesResult:
-    """All of it."""
+    """The answer: rates by position, what needs no data, and the limits."""
 
     options: RatesOptions
     rates: tuple[PositionRates, ...]

@@ -223,14 +223,14 @@ _SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
 
 
 def _smaller_experiment(options: RatesOptions, position: Placement, **changes: Any) -> ExpertExperiment:
-    """For a limit: the sizes that slopes are taken over, every second one if there are many, and fewer replicates."""
+    """Make an experiment on a limit: only sizes that slopes are taken over, every second if many, fewer replicates."""
     large = [n for n in options.ns if n >= 1000]
     ns = tuple(large[:: 2 if len(large) > 5 else 1])
     return _experiment(options, position, ns=ns, replicates=options.limit_replicates, **changes)
 
 
 def _draw_truth(position: Placement, rng: np.random.Generator) -> ExpertTruth:
-    """Normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
+    """Draw normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
     default, model = default_truth(position), ExpertModel(placement=position, k=2)
     while True:
         scores, experts, gate = (

@@ -21,16 +21,16 @@ from tidegate.lab.studies.rates.panels import (
     truths_table,
 )
 from tidegate.lab.studies.rates.result import RatesResult
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Panel, Section
 
 _DASHES = ("-", "--", ":", "-.")
 
 
-def view(result: RatesResult) -> View:
+def view(result: RatesResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
     figures = {"expert-rates.svg": _draw_rates(result), "expert-limits.svg": _draw_limits(result)}
-    return View(sections=tuple(_sections(result)), figures=figures)
+    return StudyView(sections=tuple(_sections(result)), figures=figures)
 
 
 def _sections(result: RatesResult) -> Iterator[Section]:

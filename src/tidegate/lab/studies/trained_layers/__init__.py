@@ -1,6 +1,6 @@
 """How do the attention layers of a language model bend, before and after training?"""
 
-from tidegate.lab.studies.study import Study
+from tidegate.lab.studies.study import Study as _Study
 from tidegate.lab.studies.trained_layers.run import (
     TrainedLayersOptions,
     TrainedLayersResult,
@@ -11,7 +11,7 @@ from tidegate.lab.studies.trained_layers.views import view
 
 __all__ = ["STUDY", "TrainedLayersOptions", "TrainedLayersResult", "finding", "run_trained_layers", "view"]
 
-STUDY = Study(
+STUDY = _Study(
     name="trained-layers",
     question="How do the attention layers of a language model bend, before and after training?",
     options=TrainedLayersOptions(),

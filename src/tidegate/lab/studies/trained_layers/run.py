@@ -81,7 +81,7 @@ def run_trained_layers(options: TrainedLayersOptions, *, tell: Tell = ignore) ->
 
 
 def finding(result: TrainedLayersResult) -> str:
-    """What holds, from the numbers."""
+    """Say what holds, from the numbers."""
     parts = []
     for each in result.measured:
         layers = each.curvature.layers

@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
-from tidegate.lab.studies.study import View
+from tidegate.lab.studies.study import StudyView
 from tidegate.lab.studies.trained_layers.run import Snapshot, TrainedLayersResult
 from tidegate.report.page import Section
 
 
-def view(result: TrainedLayersResult) -> View:
+def view(result: TrainedLayersResult) -> StudyView:
     """Show an answer as sections of a page and as figures."""
-    return View(sections=_sections(result), figures=_figures(result))
+    return StudyView(sections=_sections(result), figures=_figures(result))
 
 
 def _sections(result: TrainedLayersResult) -> tuple[Section, ...]:
