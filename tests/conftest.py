@@ -6,7 +6,7 @@ import hypothesis
 import jax
 import matplotlib as mpl
 import pytest
-from libraries import LIBRARIES
+from jax_layers import QUICKLY
 
 mpl.use("Agg")
 jax.config.update("jax_enable_x64", True)
@@ -17,16 +17,39 @@ HERE = Path(__file__).parent
 SLOWEST = (
     "test_documents.py",
     "lab/training/test_executors.py",
+    "torch/test_transforms.py",
+    "report/test_browser.py",
+    "flax/test_decoder.py",
+    "parity/test_layers.py",
+    "tensors/test_hopfield.py",
+    "flax/test_modules.py",
+    "flax/test_kernel.py",
+    "tensors/test_layer_gradients.py",
+    "lab/compare/test_run.py",
+    "laws/test_flax_laws.py",
+    "laws/test_gate_laws.py",
+    "cli/test_compare.py",
+    "lab/compare/test_cost.py",
+    "tensors/test_softmax.py",
+    "torch/hf/test_hf.py",
+    "laws/test_torch_laws.py",
+    "parity/test_language_models.py",
+    "flax/test_generate.py",
+    "tensors/test_multihead.py",
+    "lab/studies/test_study.py",
+    "tensors/test_gradients.py",
+    "flax/test_attention.py",
+    "tensors/test_bilinear.py",
+    "tensors/test_gating.py",
+    "lab/training/test_train.py",
+    "torch/retrofit/test_layer.py",
+    "torch/retrofit/test_install.py",
+    "tensors/test_attention.py",
+    "tensors/test_layer.py",
+    "torch/retrofit/test_compile.py",
+    "experts/test_gauge.py",
 )
-"""Files that take ten seconds or more, the longest first."""
-
-QUICK_XLA = (
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-    "--xla_llvm_disable_expensive_passes=true",
-)
-"""What a test compiles runs once or twice: compiling is what takes the time."""
+"""Files that take about ten seconds or more, the longest first."""
 
 
 def pytest_addoption(parser):
@@ -44,8 +67,9 @@ def pytest_configure(config):
     )
     config.addinivalue_line("markers", "full: run with --full alone")
     if not config.getoption("--full"):
-        # Read when JAX begins to compute, which no test has done yet.
-        os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *QUICK_XLA)).strip()
+        # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
+        quickly = (f"--{option}={value}".lower() for option, value in QUICKLY.items())
+        os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *quickly)).strip()
 
 
 def pytest_generate_tests(metafunc):
@@ -66,7 +90,7 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-@pytest.fixture(scope="session", params=LIBRARIES, ids=lambda library: library.name)
+@pytest.fixture(scope="session", params=covers.LIBRARY.values.values(), ids=covers.LIBRARY.values)
 def library(request):
     """Each array library in turn; JAX once eager and once jitted."""
     return request.param

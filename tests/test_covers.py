@@ -1,11 +1,13 @@
+import inspect
+
 import pytest
 import torch
-from covers import DTYPE, GATE, HALF, OPTION, SPELLING, TABLE, axis, rows, untouched
+from covers import DTYPE, GATE, HALF, LIBRARY, OPTION, SPELLING, TABLE, axis, rows, untouched
 from layers import EXOTIC
-from libraries import LIBRARIES
 from torch_layers import OPTIONS
 
 from tidegate import legal_gates
+from tidegate.torch import GatedAttention
 
 EVERYTHING = TABLE | {"a dtype": {"gate": GATE, "dtype": DTYPE}}
 every_product = pytest.mark.parametrize("axes", EVERYTHING.values(), ids=EVERYTHING)
@@ -50,27 +52,19 @@ def test_the_axes_hold_every_gate_option_and_dtype():
 
 
 def test_the_option_sets_turn_on_every_option_of_a_layer_that_is_not_random():
-    import inspect
-
-    from tidegate.torch import GatedAttention
-
     named = set().union(*OPTIONS.values())
     others = {"d_model", "num_heads", "gate", "dropout", "recompute_gate", "device", "dtype"}
     assert named | others == set(inspect.signature(GatedAttention).parameters)
 
 
-def test_every_law_of_tensors_runs_on_every_array_library(library, request):
-    assert library in LIBRARIES
-    assert {
-        item.callspec.params["library"].name
-        for item in request.session.items
-        if item.originalname == request.node.originalname
-    } == {
-        "numpy",
-        "jax",
-        "jax-jit",
-        "torch",
-    }
+def test_every_array_library_has_its_turn(library):
+    assert set(LIBRARY.values) == {"numpy", "jax", "jax-jit", "torch"}
+    assert LIBRARY.values[library.name] is library
+
+
+def test_the_files_that_come_first_are_there(request):
+    (own,) = (plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "SLOWEST"))
+    assert [name for name in own.SLOWEST if not (own.HERE / name).exists()] == []
 
 
 def test_values_that_are_not_there_cannot_stand_for_the_others():

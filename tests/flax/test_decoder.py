@@ -341,6 +341,10 @@ def test_an_unknown_feedforward_is_refused():
 def test_parameters_of_another_configuration_are_refused(change, complaint, stacked):
     config, params = make(gate="bma")
     params = with_stacked_blocks(params) if stacked else params
-    apply_model(params, sample(1, 3), config)
+
+    def shapes(config):
+        return jax.eval_shape(lambda params, tokens: apply_model(params, tokens, config), params, sample(1, 3))
+
+    assert shapes(config).shape == (1, 3, 31)
     with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*({complaint})"):
-        apply_model(params, sample(1, 3), replace(config, **change))
+        shapes(replace(config, **change))

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from covers import axis, over
 from jax_layers import every_precision, largest_gap, opening, quick_jit, rounding, sample
 
 from tidegate.flax import kernel
@@ -11,8 +12,12 @@ from tidegate.tensors.attention import attention_weights
 
 SCALE = 0.4
 LIMITS = {"all": {}, "causal": {"causal": True}, "causal window": {"causal": True, "window": 3}, "band": {"window": 2}}
-every_limit = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-both_kinds = pytest.mark.parametrize("kind", ["bool", "additive"])
+LIMIT = axis(LIMITS, "causal window")
+KIND = axis(["bool", "additive"])
+PATH = axis({"plain": jnp.float64, "fused": jnp.float32}, "fused")
+PRECISION = axis(
+    {dtype.dtype.name: dtype for dtype in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16)}, "float32"
+)
 both_paths = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["plain", "fused"])
 
 
@@ -99,17 +104,14 @@ def test_attention_is_that_of_the_tensors(dtype, G, T, S):
 
 
 @in_blocks_too
-@both_paths
-@every_limit
+@over(dtype=PATH, limits=LIMIT)
 def test_every_limit_is_a_mask(dtype, limits):
     q, k, v = heads(dtype=dtype)
     assert_close(attended(q, k, v, **limits), expected_output(q, k, v, allowed=band(5, 5, **limits)))
 
 
 @in_blocks_too
-@both_paths
-@both_kinds
-@every_limit
+@over(dtype=PATH, kind=KIND, limits=LIMIT)
 def test_masks_and_limits_combine(dtype, kind, limits):
     q, k, v = heads(dtype=dtype)
     mask = sample(2, 4, 5, 5, seed=3) > 0
@@ -118,8 +120,7 @@ def test_masks_and_limits_combine(dtype, kind, limits):
 
 
 @in_blocks_too
-@both_paths
-@every_limit
+@over(dtype=PATH, limits=LIMIT)
 def test_a_bias_is_added_to_the_scores(dtype, limits):
     q, k, v = heads(dtype=dtype)
     bias, mask = 3 * sample(2, 4, 5, 5, seed=4, dtype=dtype), sample(2, 1, 5, 5, seed=5) > -0.5
@@ -128,9 +129,7 @@ def test_a_bias_is_added_to_the_scores(dtype, limits):
 
 
 @in_blocks_too
-@both_paths
-@both_kinds
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 5), (1, 4, 5, 1), (1, 1, 5, 5)])
+@over(dtype=PATH, kind=KIND, shape=axis([(1, 4, 5, 1), (1, 1, 1, 1), (2, 1, 1, 5), (1, 1, 5, 5)]))
 def test_masks_broadcast(dtype, kind, shape):
     q, k, v = heads(dtype=dtype)
     mask = sample(*shape, seed=7) > 0
@@ -139,9 +138,9 @@ def test_masks_broadcast(dtype, kind, shape):
 
 
 @in_blocks_too
-@every_precision
-@both_kinds
-@pytest.mark.parametrize("limits", [{}, {"causal": True, "window": 3}], ids=["all", "causal window"])
+@over(
+    dtype=PRECISION, kind=KIND, limits=axis({name: LIMITS[name] for name in ("all", "causal window")}, "causal window")
+)
 def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, kind, limits):
     """By itself, and where causality or the window takes the only key that the mask leaves."""
     mask = np.ones((2, 4, 5, 5), bool)

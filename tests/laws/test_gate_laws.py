@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from closeness import assert_close, to_numpy
+from covers import GATE, LIBRARY, untouched
 from layers import EXOTIC, GATES, make_layer
 from libraries import JAX, JAX_JIT, NUMPY, TORCH
 
@@ -25,6 +26,13 @@ over_everything = pytest.mark.parametrize("gate", [*GATES, *map(Gate.parse, EXOT
 over_libraries = pytest.mark.parametrize(
     ("gate", "library"), CASES, ids=[f"{gate}-{library.name}" for gate, library in CASES]
 )
+
+
+def test_the_cases_touch_every_gate_and_every_library():
+    axes = {"gate": GATE, "library": LIBRARY}
+    chosen = [{"gate": str(gate), "library": library.name} for gate, library in CASES]
+    assert untouched(axes, chosen) == []
+    assert untouched(axes, [row for row in chosen if row["library"] != "jax-jit"]) == ["library=jax-jit"]
 
 
 def outputs_and_weights(library, layer, x, **options):

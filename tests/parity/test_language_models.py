@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 from closeness import assert_close
+from jax_layers import side_by_side
 from jax_models import jit_quickly, left_padded, make_torch, mean_loss, sample
 from torch.nn import functional as F
 
@@ -13,8 +14,11 @@ from tidegate.flax import apply_model, generate, load_params, to_torch
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import save_model
 
+TOGETHER = side_by_side(PRESETS)
+"""Every preset, in as few models as their sites allow."""
+
 MODELS = {
-    **{gate: {"gate": gate, "num_kv_heads": 2, "qk_norm": True} for gate in ("none", *PRESETS)},
+    **{gate: {"gate": gate, "num_kv_heads": 2, "qk_norm": True} for gate in ("none", *TOGETHER, *PRESETS)},
     "learned positions": {
         "gate": "bma+g1",
         "positions": "learned",
@@ -34,7 +38,14 @@ MODELS = {
     },
     "no positions": {"gate": "output:output+key:value", "positions": "none", "window": 4, "metric": "diagonal"},
 }
-every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+
+
+def row(name, *values):
+    """A row of a table; each preset alone is left to `--full`."""
+    return pytest.param(*values, id=name, marks=pytest.mark.full if name in PRESETS else ())
+
+
+every_model = pytest.mark.parametrize("options", [row(name, options) for name, options in MODELS.items()])
 
 
 def twins(tmp_path, options, dtype=torch.float64):
@@ -49,11 +60,15 @@ def twins(tmp_path, options, dtype=torch.float64):
 CASES = {
     **{name: (options, torch.float64) for name, options in MODELS.items()},
     # Each preset alone in single precision is the layers' own test.
-    **{f"{name} single": (options, torch.float32) for name, options in MODELS.items() if name not in PRESETS},
+    **{
+        f"{name} single": (options, torch.float32)
+        for name, options in MODELS.items()
+        if name not in (*TOGETHER, *PRESETS)
+    },
 }
 
 
-@pytest.mark.parametrize(("options", "dtype"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("options", "dtype"), [row(name, *case) for name, case in CASES.items()])
 def test_logits_and_gradients_are_pytorchs(tmp_path, options, dtype):
     model, config, params = twins(tmp_path, options, dtype)
     tokens = sample(3, 8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from jax_layers import COMBINED, GROUPED, as_params, every_combination, quick_jit, twin
 from layers import GATES
 from torch_layers import OPTIONS, SPELLINGS, gradients, make, sample
@@ -19,6 +20,7 @@ WHAT = {torch.float64: "gradient", torch.float32: "forward"}
 
 T = 5
 
+DTYPE = axis(list(WHAT))
 every_dtype = pytest.mark.parametrize("dtype", WHAT, ids=str)
 
 
@@ -82,7 +84,15 @@ def additive(mask, dtype=torch.float64):
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
-@pytest.mark.parametrize("gate", [spelling for spelling in SPELLINGS if "+" not in spelling])
+# The others are among the combinations below, under all options.
+@pytest.mark.parametrize(
+    "gate",
+    [
+        pytest.param(spelling, marks=() if spelling in ("none", *PRESETS) else pytest.mark.full)
+        for spelling in SPELLINGS
+        if "+" not in spelling
+    ],
+)
 def test_every_gate_is_the_same_in_every_framework(gate):
     assert_agree(make(gate, num_kv_heads=2), inputs(2, T, 24))
 
@@ -92,8 +102,7 @@ def test_every_preset_is_the_same_in_every_framework_in_float32(gate):
     assert_agree(make(gate, num_kv_heads=2, dtype=torch.float32), inputs(2, T, 24, dtype=torch.float32))
 
 
-@every_dtype
-@every_combination
+@over(gate=axis(COMBINED, "g1+g2+g3+g4+g5"), dtype=DTYPE)
 def test_all_gates_under_all_options_are_the_same_in_every_framework(gate, dtype):
     assert_agree(make(gate, **OPTIONS["everything"], dtype=dtype), inputs(2, T, 24, dtype=dtype))
 
@@ -121,9 +130,7 @@ def test_odd_lengths_are_the_same_in_every_framework(length, dtype):
     assert_agree(make("g1+bma", **OPTIONS["everything"], dtype=dtype), inputs(1, length, 24, dtype=dtype))
 
 
-@pytest.mark.parametrize("shape", [(T, T), (2, 4, T, T)])
-@pytest.mark.parametrize("kind", ["bool", "additive"])
-@every_dtype
+@over(shape=axis([(T, T), (2, 4, T, T)], (2, 4, T, T)), kind=axis(["bool", "additive"], "additive"), dtype=DTYPE)
 def test_a_mask_is_the_same_in_every_framework(shape, kind, dtype):
     """Some rows may see nothing, by themselves or with what causality and the window leave."""
     mask = sample(*shape, seed=3) > 0.5

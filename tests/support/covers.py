@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from layers import GATES
+from libraries import LIBRARIES
 from torch_layers import OPTIONS, SPELLINGS
 
 Row = dict[str, str]
@@ -63,6 +64,7 @@ SPELLING = axis(SPELLINGS, *SEVERAL)
 GATE = axis(map(str, GATES), "bma", "g1", "key:query:head")
 OPTION = axis(OPTIONS, "everything")
 DTYPE = axis([torch.float64, torch.float32, torch.bfloat16, torch.float16], torch.bfloat16)
+LIBRARY = axis({library.name: library for library in LIBRARIES})
 HALF = axis([torch.bfloat16, torch.float16])
 
 TABLE = {
