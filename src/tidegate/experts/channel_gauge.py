@@ -20,7 +20,7 @@ import numpy as np
 from tidegate.experts.decomposition import Decomposition, decompose
 from tidegate.experts.gauge import FREE_BELOW
 from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
-from tidegate.experts.head_jacobian import spread_positions
+from tidegate.experts.head_jacobian import evenly_spaced_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 
 _FEWEST_POSITIONS = 64
@@ -60,15 +60,15 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     if (positions := inputs.shape[0] * inputs.shape[1]) < shape.head_dim:
         raise ValueError(f"x must hold at least h = {shape.head_dim} positions in all; got {positions}.")
     parts, heads = decompose(arrays, inputs), arrays.trace(inputs).heads
-    chosen = spread_positions(inputs.shape[:2], max(2 * shape.head_dim, _FEWEST_POSITIONS))
+    chosen = evenly_spaced_positions(inputs.shape[:2], max(2 * shape.head_dim, _FEWEST_POSITIONS))
     size = shape.num_heads // shape.num_kv_heads
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
-        moved = _moved(parts, own, arrays.W_O[own], chosen)
+        moved = _output_changes(parts, own, arrays.W_O[own], chosen)
         scale = np.linalg.norm(heads[:, own][chosen[0], :, chosen[1]].reshape(len(moved), -1), ord=2)
         unit = moved.reshape(-1, shape.head_dim**2) @ _to_unit(arrays.W_V[group], arrays.W_O[own])
-        rows.append(_falling(unit) / max(float(scale), np.finfo(np.float64).tiny))
+        rows.append(_singular_values(unit) / max(float(scale), np.finfo(np.float64).tiny))
     mixing = basis_gauge(arrays, "value-output")
     return ChannelGauge(
         layer=name,
@@ -90,7 +90,7 @@ def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     return [channel_gauge(arrays, x, name=name) for name, arrays, x in attention_inputs(model, tokens)]
 
 
-def _moved(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats:
+def _output_changes(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats:
     """(N, R h or d, h, h): change of the output at the chosen positions for each entry of A, its features turned."""
     weights = parts.token_weights[:, own][chosen[0], :, chosen[1]]
     values = parts.linear_experts[:, own.start][chosen[0]]
@@ -125,7 +125,7 @@ def _to_unit(W_V: Floats, W_O: Floats) -> Floats:
     return turn * np.where(seen, 1 / np.sqrt(np.where(seen, sizes, 1.0)), 0.0)
 
 
-def _falling(matrix: Floats) -> Floats:
+def _singular_values(matrix: Floats) -> Floats:
     """Singular values (columns,), with zeros where there are fewer rows."""
     found = np.linalg.svd(np.linalg.qr(matrix, mode="r"), compute_uv=False)
     return np.concatenate([found, np.zeros(matrix.shape[1] - len(found))])

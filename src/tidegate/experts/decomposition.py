@@ -118,7 +118,7 @@ def decompose(
     source = _gate_parts(arrays, "value", trace.sources)
     destination = _gate_parts(arrays, "output", trace.sources)
     outside = _gate_parts(arrays, "dense", trace.sources)
-    weights, channels, scale = _mixing(np.asarray(arrays.W_O), form)
+    weights, channels, scale = _mixing_weights(np.asarray(arrays.W_O), form)
     return Decomposition(
         form=form,
         expert_kind="gated" if any(arrays.gates.at(site) for site in ("value", "output")) else "linear",
@@ -182,7 +182,7 @@ def _gate_parts(arrays: AttentionArrays, site: Site, sources: GateSources) -> tu
     return (values, None) if gate.op == "multiply" else (None, values)
 
 
-def _mixing(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
+def _mixing_weights(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
     """Head weights, channel weights and the experts' scale; a feature that no channel reaches has equal weights."""
     num_heads, width, _ = W_O.shape
     if form == "signed":

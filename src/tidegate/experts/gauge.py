@@ -129,7 +129,7 @@ def head_gauge(layer: Layer, x: Any) -> HeadGauge:
         raise ValueError(f"x must hold at least d + h = {needed} positions in all; got {positions}.")
     _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
     followed = any(map(reads_values, arrays.gates))
-    values = _followed_values(arrays, inputs) if followed else value_singular_values(arrays, inputs)
+    values = _values_through_gates(arrays, inputs) if followed else value_singular_values(arrays, inputs)
     width, mixing = shape.head_dim, basis_gauge(arrays, "value-output")
     covered = why_unpredicted(arrays) is None and not followed
     return HeadGauge(
@@ -223,7 +223,7 @@ def _require_outputs(x: Floats, num_parameters: int) -> None:
         )
 
 
-def _followed_values(arrays: AttentionArrays, x: Floats) -> Floats:
+def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
     """As `value_singular_values`, through gates that read values."""
     groups = arrays.shape.num_kv_heads
     projections: dict[str, Floats] = {"W_V": arrays.W_V, "W_O": arrays.W_O}

@@ -47,13 +47,13 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
     places = {name: torch.tensor(np.asarray(indices)) for name, indices in entries.items()}
     sizes = [len(indices) for indices in places.values()]
 
-    def parted(flat: Any) -> dict[str, Tensor]:
+    def split_by_name(flat: Any) -> dict[str, Tensor]:
         return dict(zip(places, flat.split(sizes), strict=True))
 
     def output(flat: Tensor) -> Tensor:
         moved = {
             name: own[name].flatten().index_copy(0, places[name], part).view(own[name].shape)
-            for name, part in parted(flat).items()
+            for name, part in split_by_name(flat).items()
         }
         return layer.with_parameters(own | moved)(inputs).flatten()
 
@@ -63,7 +63,7 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
     load_forward_mode()
     point = torch.cat([own[name].flatten()[indices] for name, indices in places.items()])
     columns = torch.func.vmap(slope, chunk_size=_CHUNK)(torch.eye(len(point), dtype=torch.float64))
-    return {name: part.numpy().T for name, part in parted(columns).items()}
+    return {name: part.numpy().T for name, part in split_by_name(columns).items()}
 
 
 def attention_layers(model: Any) -> list[FoundLayer]:

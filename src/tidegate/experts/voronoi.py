@@ -79,7 +79,7 @@ class VoronoiLoss:
         squared = spent * distances[np.arange(k), assignment]
         alone = np.bincount(assignment, minlength=k_star)[assignment] == 1
         return LossParts(
-            merged=self._merged(fitted.masses, truth.masses, assignment),
+            merged=self._mass_error(fitted.masses, truth.masses, assignment),
             covered=float(np.sum(spent[alone])),
             over=float(np.sum(squared[~alone])),
             assignment=assignment,
@@ -93,12 +93,12 @@ class VoronoiLoss:
                 f"Atoms without locations are assigned by trying all {k_star}^{k} ways, which are too many."
             )
         ways = [np.array(way) for way in product(range(k_star), repeat=k)]
-        losses = [self._merged(fitted.masses, truth.masses, way) for way in ways]
+        losses = [self._mass_error(fitted.masses, truth.masses, way) for way in ways]
         best = int(np.argmin(losses))
         merged = _merge(fitted.masses, ways[best], k_star)
         return LossParts(merged=losses[best], covered=0.0, over=0.0, assignment=ways[best], merged_masses=merged)
 
-    def _merged(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
+    def _mass_error(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
         if self.kind == "vector_mass":
             return float(np.sum(np.linalg.norm(_merge(fitted, assignment, len(truth)) - truth, axis=1)))
         lengths, true_lengths = np.linalg.norm(fitted, axis=1), np.linalg.norm(truth, axis=1)

@@ -78,12 +78,12 @@ class Position:
         xp = namespace_of(raw)
         sources = replace(self.sources, output=raw)
         sources = sources if query is None else replace(sources, query=query)
-        heads = self.layer.gated("output", raw, sources)
+        heads = self.layer.apply_gate_at("output", raw, sources)
         if self.head is not None:
             return heads[self.head, 0]
         projected = xp.einsum("htk,hkd->td", heads, self.layer.W_O)
         projected = projected if self.layer.b_O is None else projected + self.layer.b_O
-        return self.layer.gated("dense", projected, sources)[0]
+        return self.layer.apply_gate_at("dense", projected, sources)[0]
 
     def chart(self, name: str, function: Function, free: Array, note: str) -> Chart:
         start = namespace_of(free).reshape(free, (-1,))

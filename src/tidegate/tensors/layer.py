@@ -173,18 +173,18 @@ class AttentionArrays:
         query = project(x, layer.W_Q, layer.b_Q)
         key, value = project(attended, layer.W_K, layer.b_K), project(attended, layer.W_V, layer.b_V)
         sources = GateSources(input=x, context=context, query=query, value=value)
-        query = layer.located(layer.gated("query", query, sources), layer.q_norm, positions)
+        query = layer.norm_and_rotate(layer.apply_gate_at("query", query, sources), layer.q_norm, positions)
         query = layer.under_metric(query)
         key_positions = positions if context is None else None
-        key = layer.located(layer.gated("key", key, sources), layer.k_norm, key_positions)
-        value = layer.gated("value", value, sources)
-        allowed = layer.allowed(mask, like=x)
+        key = layer.norm_and_rotate(layer.apply_gate_at("key", key, sources), layer.k_norm, key_positions)
+        value = layer.apply_gate_at("value", value, sources)
+        allowed = layer.combined_mask(mask, like=x)
         num_heads = layer.W_Q.shape[0]
         scores = attention_scores(query, repeat_heads(key, num_heads))
         weights = attention_weights(scores, allowed, layer.temperature)
         raw_output = attention_output(weights, repeat_heads(value, num_heads))
         sources = replace(sources, output=raw_output)
-        heads = layer.gated("output", raw_output, sources)
+        heads = layer.apply_gate_at("output", raw_output, sources)
         projected = xp.einsum("...htk,hkd->...td", heads, layer.W_O)
         projected = projected if layer.b_O is None else projected + layer.b_O
         return LayerTrace(
@@ -196,15 +196,15 @@ class AttentionArrays:
             weights=weights,
             heads=heads,
             projected=projected,
-            output=layer.gated("dense", projected, sources),
+            output=layer.apply_gate_at("dense", projected, sources),
         )
 
-    def gated(self, site: Site, target: Array, sources: GateSources) -> Array:
+    def apply_gate_at(self, site: Site, target: Array, sources: GateSources) -> Array:
         """The target under the gate at the site, or as it is where there is none."""
         gate = self.gates.at(site)
         return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[site])
 
-    def located(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
+    def norm_and_rotate(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
         """Queries or keys (..., heads, T, h), normalised and rotated as the layer does it."""
         x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
         if self.rotary is None:
@@ -232,7 +232,7 @@ class AttentionArrays:
             return xp.einsum("...htk,hmk,hml->...htl", query, self.metric_factor, self.metric_factor)
         return query
 
-    def allowed(self, mask: Array | None, *, like: Array) -> Array | None:
+    def combined_mask(self, mask: Array | None, *, like: Array) -> Array | None:
         """All restrictions together: causality, window and the caller's mask; None if there is none.
 
         like : (..., T, d), the input

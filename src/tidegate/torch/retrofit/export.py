@@ -19,7 +19,7 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
-from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.probe import answers, evaluation_mode, largest_change, largest_number, probe_inputs
 
 _AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
@@ -42,12 +42,12 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
     if not gated:
         raise ValueError(f"{type(module).__name__} has no gates to export; call add_gates(model) first.")
     if module in gated:
-        return _exported(module, gated[module])
+        return _export_attention(module, gated[module])
     return {
         f"{path}.{name}": tensor
         for path, attention in module.named_modules()
         if calls_interface(type(attention))
-        for name, tensor in _exported(attention, gated.get(attention)).items()
+        for name, tensor in _export_attention(attention, gated.get(attention)).items()
     }
 
 
@@ -76,7 +76,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     return exported.train(model.training)
 
 
-def _exported(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
+def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
     missing = [name for name in ("q_norm", "k_norm", *_PROJECTIONS) if f"{name}.weight" not in state]
     if missing:
@@ -155,7 +155,7 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
 def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
     """Equal but for rounding: the square root of the dtype's epsilon, of the largest number."""
     inputs = probe_inputs(model)
-    with evaluating(model), evaluating(exported):
+    with evaluation_mode(model), evaluation_mode(exported):
         theirs, ours = answers(model, inputs), answers(exported, inputs)
     change, size = largest_change(ours, theirs), largest_number(theirs)
     if not change <= size * torch.finfo(model.dtype).eps ** 0.5:

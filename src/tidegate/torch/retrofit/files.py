@@ -19,11 +19,11 @@ from tidegate.gates import Gates
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
 from tidegate.torch.retrofit.refusal import require_model
-from tidegate.torch.retrofit.wrappers import base_modules, unwrapped
+from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
 _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 1
-_CIRCUMSTANCE = (
+_CIRCUMSTANCES = (
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
@@ -45,7 +45,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
 
     model : of transformers, or adapters around one
     """
-    base = unwrapped(model)
+    base = unwrap_model(model)
     layers = acting_layers(base)
     if not layers:
         raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
@@ -74,7 +74,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     model : of transformers, or adapters around one
     """
     description, weights = _read(Path(directory))
-    base = unwrapped(model)
+    base = unwrap_model(model)
     require_model(base)
     _require_base(base, description, directory)
     layers = {name: Gates.from_json(json.dumps(gates)) for name, gates in description["layers"].items()}
@@ -157,19 +157,19 @@ def base_fingerprint(model: PreTrainedModel) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(type(model).__name__.encode())
-    digest.update(json.dumps(_substance(model.config.to_dict()), sort_keys=True, default=str).encode())
+    digest.update(json.dumps(_drop_circumstances(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, tensor in _base_tensors(model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_content(tensor))
+        digest.update(_raw_bytes(tensor))
     return digest.hexdigest()
 
 
-def _substance(config: dict[str, Any]) -> dict[str, Any]:
+def _drop_circumstances(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without its circumstances, and so the configurations inside it."""
     return {
-        name: _substance(value) if isinstance(value, dict) else value
+        name: _drop_circumstances(value) if isinstance(value, dict) else value
         for name, value in config.items()
-        if name not in _CIRCUMSTANCE
+        if name not in _CIRCUMSTANCES
     }
 
 
@@ -181,5 +181,5 @@ def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}", tensor
 
 
-def _content(tensor: Tensor) -> memoryview:
+def _raw_bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

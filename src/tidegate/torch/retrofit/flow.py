@@ -30,7 +30,7 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Attentio
     run   : sends a small input through the model
     """
     watch = _Watch(model)
-    with watch.listening(), torch.enable_grad():
+    with watch.recording(), torch.enable_grad():
         run()
     return [trace.layout() for trace in watch.traces.values() if trace.shape is not None]
 
@@ -67,7 +67,7 @@ class _Trace:
             output=self.output,
         )
 
-    def attended(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
+    def record_call(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
         """Called by the attention function with what it was given and what came out; only self-attention counts."""
         if self.shape is not None or self.input is None or query_BHTD.shape[2] != key_BGTD.shape[2]:
             return
@@ -130,11 +130,11 @@ class _Watch:
         self.names = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
 
     @contextmanager
-    def listening(self) -> Generator[None]:
+    def recording(self) -> Generator[None]:
         """While this lasts, runs of the model are recorded."""
         with ExitStack() as stack:
             for module in self.names:
-                stack.enter_context(module.register_forward_pre_hook(self._entered, with_kwargs=True))
+                stack.enter_context(module.register_forward_pre_hook(self._enter_attention, with_kwargs=True))
                 for name, child in module.named_children():
                     hook = _Called(self, Slot(owner=module, name=name))
                     stack.enter_context(child.register_forward_hook(hook))
@@ -145,14 +145,14 @@ class _Watch:
                         stack.enter_context(child.register_forward_pre_hook(taken))
             yield
 
-    def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if module not in self.traces:
             name = next(iter(inspect.signature(module.forward).parameters))
             self.traces[module] = _Trace(name=self.names[module], module=module, input_name=name)
         trace = self.traces[module]
         if trace.shape is None:
             trace.input = layer_input(args, kwargs, trace.input_name)
-        return args, {**kwargs, "attn_seen": trace.attended}
+        return args, {**kwargs, "attn_seen": trace.record_call}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, PartKind, Slot
-from tidegate.torch.retrofit.wrappers import acting, acting_modules
+from tidegate.torch.retrofit.wrappers import acting_module, acting_modules
 
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
@@ -96,7 +96,7 @@ class GatedLayer:
 
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
-        _hear_exchanges()
+        _watch_replacements()
         attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
@@ -119,7 +119,7 @@ class GatedLayer:
     @property
     def modules(self) -> AttentionGates:
         """The gates that act, as they stand in the attention module or in a wrapper there."""
-        return cast("AttentionGates", acting(getattr(self.layout.module, GATES_NAME)))
+        return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
@@ -226,7 +226,7 @@ class _Forget:
             self.layer.reads = None
 
 
-def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
+def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
     """Called by PyTorch whenever a module is given a child: hooks move along with the slot that they belong to."""
     before = owner._modules.get(name)
     for hook in [] if before is None else list(before._forward_hooks.values()):
@@ -235,12 +235,12 @@ def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
 
 
 @cache
-def _hear_exchanges() -> None:
+def _watch_replacements() -> None:
     """Hear of every child that any module of the process is given, from the first gate on.
 
     A compiled model cannot move hooks while it runs, so that they must have moved before.
     """
-    register_module_module_registration_hook(_exchange)
+    register_module_module_registration_hook(_move_hooks)
 
 
 def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -> list[int]:

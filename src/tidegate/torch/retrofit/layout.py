@@ -57,12 +57,12 @@ class Columns:
         """The result (B, T, W) with these heads (B, T, H, D) in their place, as a new tensor."""
         if self.stride == self.head_dim:
             stop = self.start + self.num_heads * self.head_dim
-            return _between(result, self.start, heads.flatten(-2), stop)
+            return _replace_columns(result, self.start, heads.flatten(-2), stop)
         first, rest = self._block()
         stop = first + self.num_heads * self.stride
         blocks = result.narrow(-1, first, stop - first).unflatten(-1, (self.num_heads, self.stride))
-        inner = _between(blocks, rest, heads, rest + self.head_dim).flatten(-2)
-        return _between(result, first, inner, stop)
+        inner = _replace_columns(blocks, rest, heads, rest + self.head_dim).flatten(-2)
+        return _replace_columns(result, first, inner, stop)
 
     def _block(self) -> tuple[int, int]:
         """Where the blocks of one stride each begin, and where a head begins in its block."""
@@ -108,7 +108,7 @@ class AttentionLayout:
     """The projection that takes the heads' outputs side by side; it may stand outside the module."""
 
 
-def _between(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
+def _replace_columns(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
     """The whole with its last axis from start to stop replaced."""
     width = whole.shape[-1]
     if start == 0 and stop == width:

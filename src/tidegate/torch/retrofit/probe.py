@@ -42,7 +42,7 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Generator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
     """The model in evaluation mode, and afterwards every module in the mode that it had."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -17,7 +17,7 @@ from tidegate.torch.gate import AttentionGates
 _ADAPTED, _ORIGINAL, _COPIES = "base_layer", "original_module", "modules_to_save"
 
 
-def unwrapped(model: nn.Module) -> PreTrainedModel:
+def unwrap_model(model: nn.Module) -> PreTrainedModel:
     """The model of transformers that a wrapper with adapters stands around, or the model itself."""
     get_base_model = None if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", None)
     inner = model if get_base_model is None else get_base_model()
@@ -29,7 +29,7 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
-def acting(module: nn.Module) -> nn.Module:
+def acting_module(module: nn.Module) -> nn.Module:
     """What acts in the place of a module: of a wrapper with trained copies the active one, or else the original."""
     while (inner := _acting_inside(module)) is not None:
         module = inner
