@@ -1,4 +1,4 @@
-r"""Singular values of the Jacobian of one group's value and output projections, without building it whole.
+r"""Compute the singular values of the Jacobian by one group's value and output projections, without building it.
 
 Where no gate reads values, the output is linear in each of the two, and the Jacobian has structure: the part by the
 output projection repeats the head's output for each feature, and the part by the value projection leaves through the
@@ -20,7 +20,7 @@ from tidegate.tensors.layer import AttentionArrays
 
 
 def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
-    """(G, parameters of a group), falling: by each group's own `W_V` and `W_O`, all else held still.
+    """Return the singular values of each group's Jacobian by its `W_V` and `W_O`: (G, parameters of a group), falling.
 
     Outputs are taken at 1.5 (d + R h) positions, evenly spread over all of them, or at all if there are fewer.
 
@@ -45,14 +45,14 @@ def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
 
 
 def evenly_spaced_positions(shape: tuple[int, ...], number: int) -> Any:
-    """Indices, one array for each axis, of so many places at even distances, or of all if there are fewer."""
+    """Return the indices, one array for each axis, of `number` evenly spaced places, or of all if there are fewer."""
     total = int(np.prod(shape))
     places = np.unique(np.linspace(0, total - 1, min(number, total)).round().astype(int))
     return np.unravel_index(places, shape)
 
 
 def _channel_inputs(weights: Floats, x: Floats, gate: Floats | None, width: int, chosen: Any) -> Floats:
-    """(N, R, d, h): what reaches each channel from each input feature, before the value projection weighs it.
+    """Return what reaches each channel from each input feature, before the value projection: (N, R, d, h).
 
     weights : (B, R, T, S)
     gate    : (B, S, h or 1)
@@ -91,7 +91,7 @@ def _singular_values(taken: Floats, heads: Floats, W_O: Floats, outside: Floats 
 
 
 def _reduce_rows(by_value: Floats, heads: Floats) -> Floats:
-    """A smaller matrix with the same singular values, zeros aside; by_value (q, N, d h), heads (q, N, R h)."""
+    """Return a smaller matrix with the same nonzero singular values; by_value (q, N, d h), heads (q, N, R h)."""
     features, _, channels = heads.shape
     turn, triangle = np.linalg.qr(heads, mode="complete")
     turned = np.swapaxes(turn, 1, 2) @ by_value

@@ -1,4 +1,4 @@
-"""How far fitted experts are from the true ones: losses over Voronoi cells, with their parts.
+"""Measure how far fitted experts are from the true ones, by losses over Voronoi cells.
 
 A fitted expert belongs to the true one whose gate is nearest. Experts without gates have no cells: there the assignment
 with the least loss is taken, which favours them. The index of a fitted expert never matters.
@@ -41,7 +41,7 @@ class LossParts:
     assignment: Any
     """(k,): the true atom to which each fitted one belongs."""
     merged_masses: Floats
-    """(k*, d): what the fitted atoms of each cell come to together."""
+    """(k*, d): the sum of the fitted atoms of each cell."""
 
     @property
     def total(self) -> float:
@@ -65,7 +65,7 @@ class VoronoiLoss:
             raise ValueError(f"kind must be 'vector_mass', 'scalar_mass' or 'raw'; got {self.kind!r}.")
 
     def __call__(self, fitted: Atoms, truth: Atoms) -> LossParts:
-        """The loss with its parts; fewer fitted than true atoms are refused."""
+        """Compute the loss with its parts; fewer fitted than true atoms are refused."""
         k, k_star = len(fitted.masses), len(truth.masses)
         if k < k_star:
             raise ValueError(f"fitted must have at least as many atoms as truth, {k_star}; got {k}.")

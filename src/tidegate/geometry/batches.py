@@ -115,7 +115,7 @@ class Batch:
         return first, _require_finite_float64("The second derivative", second), epsilon
 
     def result(self, parts: list[Numbers]) -> Array:
-        """The parts of all chunks, in the batch's shape and the caller's kind."""
+        """Join the parts of all chunks, in the batch's shape and as the caller's kind of array."""
         joined = np.concatenate(parts)
         return self.by.restore(joined.reshape((*self.shape, *joined.shape[1:])))
 

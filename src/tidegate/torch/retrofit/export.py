@@ -28,7 +28,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
-    """The attention of a layer, or of every layer of a model, as the state dict of Qwen3-Next attention.
+    """Convert the attention of a layer, or of all layers of a model, to the state dict of Qwen3-Next attention.
 
     There `q_proj` gives each head's query and then its gate's logits, the gate is a sigmoid, and the norms of queries
     and keys scale by 1 + weight. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`; gates of grain `head`, with a
@@ -52,7 +52,7 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
 
 
 def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
-    """A causal language model of Qwen3's build, with `g1` gates, as a Qwen3-Next model of full attention throughout.
+    """Convert a causal language model built like Qwen3, with `g1` gates, to Qwen3-Next with full attention only.
 
     A probe compares the two models' logits; they differ by rounding alone, or the export is refused.
 
@@ -101,7 +101,7 @@ def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[st
 
 @torch.no_grad()
 def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
-    """The gate's matrices (H, M, D) and bias (H, D) under a sigmoid, and the factor that is left over."""
+    """Write the gate as factor · sigmoid: return its matrices (H, M, D), its bias (H, D) and the factor."""
     gate = layer.gates.at("output")
     if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
         raise ValueError(
@@ -153,7 +153,7 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
 
 
 def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
-    """Equal but for rounding: the square root of the dtype's epsilon, of the largest number."""
+    """Refuse answers that differ by more than the square root of the dtype's epsilon times the largest number."""
     inputs = probe_inputs(model)
     with evaluation_mode(model), evaluation_mode(exported):
         theirs, ours = answers(model, inputs), answers(exported, inputs)

@@ -1,4 +1,4 @@
-"""Gates as files of their own, beside the model that they belong to. Nothing is ever unpickled."""
+"""Save gates to files of their own and load them into the same model. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ _CIRCUMSTANCES = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
 )
-"""What a configuration says about where a model comes from or how it is called, and not about what it computes.
-
-Trainers write the special tokens of a tokenizer there.
+"""Options of a configuration that do not change what the model computes: its origin, its calls, and special tokens,
+which trainers write there.
 """
 
 
 def save_gates(model: nn.Module, directory: str | Path) -> None:
-    """Write the gates of a model, and of the model itself no more than a fingerprint.
+    """Write the gates of a model, and a fingerprint of the model instead of its weights.
 
     `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
     were trained in, and a hash of the weights' file. Each is written whole or not at all, the description last.
@@ -151,9 +150,9 @@ def _digest(content: bytes) -> str:
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the model's class, configuration, weights and persistent buffers, gates and adapters left out.
+    """Hash the model's class, configuration, weights and persistent buffers, without gates and adapters.
 
-    It depends on the dtype: the same weights rounded are other weights.
+    The same weights in another dtype have another hash.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(type(model).__name__.encode())
@@ -165,7 +164,7 @@ def base_fingerprint(model: PreTrainedModel) -> str:
 
 
 def _drop_circumstances(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without its circumstances, and so the configurations inside it."""
+    """Leave out the options that change nothing, also of the configurations inside this one."""
     return {
         name: _drop_circumstances(value) if isinstance(value, dict) else value
         for name, value in config.items()

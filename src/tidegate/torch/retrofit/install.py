@@ -55,7 +55,7 @@ class RetrofitReport:
     """The largest difference between the answers; 0 if they are bitwise equal."""
 
     def __str__(self) -> str:
-        """A few lines for a person."""
+        """Describe the report in two lines."""
         found = (
             "gave the same bits as before"
             if self.bitwise_equal
@@ -116,7 +116,7 @@ def add_gates(
 
 
 def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
-    """Add the gates as they are, without comparing the model's answers; returns the layers that have them.
+    """Add the gates as they are, without comparing the model's answers, and return the layers that have them.
 
     layers : by number or by path; None is all
     """
@@ -135,7 +135,7 @@ def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | 
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Take all gates out: what is left is the model as it was, with the stock attention implementation.
+    """Remove all gates: the model is as it was before, with its stock attention implementation.
 
     A model without gates is left alone.
 
@@ -201,21 +201,21 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The model's answers with its own implementation, and with every other that it runs with."""
+    """Return the model's answers by stock implementation: its own, and every other that runs."""
     own = stock_implementation(implementation_in(model))
     found: dict[str, list[Tensor]] = {}
     for stock in supported_implementations(model):
         try:
             found[stock] = _answers_with(model, stock, inputs)
         except Exception as error:
-            # Whatever a model raises for a plain input, it says that it cannot be compared.
+            # A model may raise anything for an input that it cannot take.
             if stock == own:
                 raise refusal(model, f"a small made-up input fails: {error}") from error
     return found
 
 
 def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The model's answers with a stock implementation or, where a gate needs it, with the twin."""
+    """Return the model's answers with a stock implementation, or with its gated twin if a gate needs that."""
     gated = implementation_in(model) != stock_implementation(implementation_in(model))
     with _implementation(model, gated_implementation(stock) if gated else stock):
         return answers(model, inputs)
@@ -269,7 +269,7 @@ def _choose_layouts(found: Sequence[AttentionLayout], layers: Iterable[int | str
 
 
 def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
-    """The gates with the device and dtype of the layer's weights; in float32 beside weights that are quantised."""
+    """Make gates with the device and dtype of the layer's weights; float32 if these are quantised."""
     weights = list(layout.module.parameters())
     floating = [weight.dtype for weight in weights if weight.is_floating_point()]
     dtype = floating[0] if floating else torch.float32
@@ -278,9 +278,9 @@ def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
 
 
 def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
-    """The gates with this activation, at zero where that changes nothing; None leaves each gate as it is spelled.
+    """Return the gates with this activation, started at zero if they change nothing there.
 
-    A bias stays, but starts at zero with the matrix.
+    A bias stays, but starts at zero too. The activation None leaves each gate as it is spelled.
     """
     gates = Gates.parse(gate)
     if not gates:
@@ -294,7 +294,7 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
 
 
 def is_neutral(gate: Gate) -> bool:
-    """Whether the gate, as it starts, changes nothing."""
+    """Tell whether the gate, as it starts, changes nothing."""
     return gate.activation in _NEUTRAL[gate.op] and gate.init_std == 0 and not gate.bias
 
 

@@ -60,7 +60,7 @@ def merge_gates(model: nn.Module) -> None:
 
 
 def constant_values(gate: AttentionGate) -> Tensor | None:
-    """The gate's values (H, D), D = 1 for the grain `head`, if they depend on nothing; else None."""
+    """Return the gate's values (H, D), D = 1 for the grain `head`, if they are constant; else None."""
     weights = dict(gate.named_parameters())
     bias = weights.pop("bias", None)
     if all(weight.any() for weight in weights.values()):
@@ -91,7 +91,7 @@ class _Fold:
 
 
 class _Undo:
-    """What is needed to bring a model back to before its gates were merged."""
+    """Weights, gates and implementation of a model before its gates are merged; a call restores them."""
 
     def __init__(self, model: PreTrainedModel, folds: Sequence[_Fold]) -> None:
         self.model = model

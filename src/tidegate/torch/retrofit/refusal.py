@@ -22,12 +22,12 @@ from tidegate.torch.retrofit.layout import AttentionLayout, PartKind, Slot
 
 
 def refusal(model: nn.Module, reason: str) -> ValueError:
-    """The error for a model that cannot take gates."""
+    """Return the error that says why a model cannot take gates."""
     return ValueError(f"{type(model).__name__} cannot take gates: {reason}.")
 
 
 def require_model(model: PreTrainedModel) -> None:
-    """A model that is known to fit, as far as can be told without running it."""
+    """Refuse a model that cannot take gates, as far as can be told without running it."""
     if torch.is_inference_mode_enabled():
         raise refusal(
             model,
@@ -51,7 +51,7 @@ def require_model(model: PreTrainedModel) -> None:
 
 
 def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
-    """Every attention module of the model attended to its own input during the probe, keywords and all."""
+    """Refuse a model with an attention module that the probe did not reach as self-attention."""
     reached = {layer.module for layer in layers}
     missed = [name for name, module in model.named_modules() if calls_interface(type(module)) and module not in reached]
     if missed:
@@ -63,7 +63,7 @@ def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -
 
 
 def require_gateable(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
-    """Every layer has what every gate needs."""
+    """Refuse gates of which one layer lacks what they gate or read."""
     for layer in layers:
         if GATES_NAME in dict(layer.module.named_children()):
             raise refusal(model, f"{layer.name} has a child {GATES_NAME!r} already; remove_gates(model) first")
@@ -98,12 +98,12 @@ def _sharing_objection(model: PreTrainedModel, layer: AttentionLayout, gate: Gat
 
 
 def places_of_module(model: nn.Module, module: nn.Module) -> list[str]:
-    """The paths at which a module stands; a layer that runs several times is one place."""
+    """List the paths at which a module stands; a layer that runs several times has one."""
     return list(_places(model, lambda child: child is module))
 
 
 def places_of_weights(model: nn.Module, module: nn.Module) -> list[str]:
-    """The paths of all modules with a parameter of this one, itself among them."""
+    """List the paths of all modules that share a parameter with this one, its own included."""
     own = list(module.parameters(recurse=False))
     return list(
         _places(model, lambda child: any(_share_memory(a, b) for a in child.parameters(recurse=False) for b in own)),
