@@ -33,7 +33,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
 
 
 def file_metadata(kind: str, config: str) -> dict[str, str]:
-    """What a file says of itself.
+    """Return the metadata of a model's file.
 
     kind   : the model's class
     config : its configuration as JSON
@@ -44,7 +44,7 @@ def file_metadata(kind: str, config: str) -> dict[str, str]:
 def require_metadata(
     metadata: Mapping[str, str], path: str | os.PathLike[str], *, kinds: Iterable[str], writer: str
 ) -> tuple[str, str]:
-    """The model's class and its configuration as JSON, from the metadata of a file that can be read here.
+    """Check a file's metadata, and return the model's class and its configuration as JSON.
 
     kinds  : the classes that can be read
     writer : the function that writes such files
@@ -65,7 +65,7 @@ def require_metadata(
 def require_shapes(
     given: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, complaint: str
 ) -> None:
-    """The same names and the same shapes; else the complaint and everything that differs."""
+    """Refuse names or shapes that differ; the error lists all of them after the complaint."""
     found = [
         *(f"{name} is missing" for name in expected if name not in given),
         *(f"{name} is unexpected" for name in given if name not in expected),

@@ -10,7 +10,7 @@ from tidegate.sizes import require_size
 
 
 def require_layer_options(*, dropout: float, window: int | None, temperature: float) -> None:
-    """The options of a layer lie in their ranges."""
+    """Refuse options of a layer that lie outside their ranges."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1); got {dropout!r}.")
     require_size("window", window, otherwise="or None")
@@ -28,7 +28,7 @@ def require_layer_inputs(
     has_cache: bool,
     packed: str | None,
 ) -> None:
-    """The inputs fit the layer and each other.
+    """Refuse inputs that do not fit the layer or each other.
 
     x, context : their shapes; a context is None in self-attention
     ordered    : whether the layer is causal or has a window
@@ -54,9 +54,9 @@ def require_layer_inputs(
 
 
 def require_mask_shape(given: tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
-    """A mask of the shape `given` has two or all four axes, and broadcasts to (batch, heads, queries, keys).
+    """Refuse a mask without two or four axes, or that does not broadcast to (batch, heads, queries, keys).
 
-    With three axes, nobody could tell heads from batches.
+    Three axes could mean heads or batches.
     """
     fits = len(given) in (2, 4) and all(
         size in (1, wanted) for size, wanted in zip(given, shape[4 - len(given) :], strict=True)
@@ -69,31 +69,34 @@ def require_mask_shape(given: tuple[int, ...], shape: tuple[int, int, int, int])
 
 
 def require_positions_shape(given: tuple[int, ...], batch: int, num_positions: int) -> None:
-    """Positions are given for one row, or for each row of the batch."""
+    """Refuse positions that are given neither for one row nor for each row of the batch."""
     if given not in ((num_positions,), (1, num_positions), (batch, num_positions)):
         allowed = f"({num_positions},) or ({batch}, {num_positions})"
         raise ValueError(f"positions must have shape {allowed}; got {given}.")
 
 
 def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
-    """Tokens are (batch, positions) integers; the dtype is given by its name, with or without its library's."""
+    """Refuse tokens that are not (batch, positions) integers.
+
+    dtype : its name, with or without that of its library
+    """
     if len(shape) != 2 or dtype.rpartition(".")[2] not in ("int32", "int64"):
         raise ValueError(f"tokens must be (batch, positions), int64 or int32; got {shape}, {dtype}.")
 
 
 def require_num_logits(num_logits: int | None) -> None:
-    """At least one position's logits are asked for."""
+    """Refuse to compute logits of less than one position."""
     require_size("num_logits", num_logits, otherwise="or None for all positions")
 
 
 def require_num_caches(given: int, num_blocks: int) -> None:
-    """Every block has a cache."""
+    """Refuse caches unless there is one for each block."""
     if given != num_blocks:
         raise ValueError(f"caches must hold one KVCache for each of {num_blocks} blocks; got {given}.")
 
 
 def require_learned_positions(needed: int, max_length: int) -> None:
-    """The table of learned positions reaches as far as the tokens."""
+    """Refuse tokens beyond the end of the table of learned positions."""
     if needed > max_length:
         raise ValueError(
             f"The table of learned positions ends at max_length={max_length}; {needed} are needed. "
@@ -102,7 +105,7 @@ def require_learned_positions(needed: int, max_length: int) -> None:
 
 
 def require_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """The options of sampling lie in their ranges."""
+    """Refuse options of sampling that lie outside their ranges."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
     require_size("top_k", top_k, otherwise="or None")
@@ -113,7 +116,7 @@ def require_sampling(temperature: float, top_k: int | None, top_p: float | None)
 def require_generation(
     prompt: tuple[int, ...], max_new_tokens: int, *, vocab_size: int, named_tokens: Iterable[int]
 ) -> None:
-    """There is something to continue, something to add, and the tokens that were named exist.
+    """Refuse an empty prompt, nothing to add, or named tokens that the vocabulary lacks.
 
     prompt       : its shape
     named_tokens : those that stop a row and the one that fills it
@@ -127,21 +130,21 @@ def require_generation(
 
 
 def require_prompt_mask(shape: tuple[int, ...], dtype: str, *, prompt: tuple[int, ...]) -> None:
-    """The mask of a prompt is bool, and of the prompt's shape."""
+    """Refuse a mask of a prompt that is not bool, or not of the prompt's shape."""
     if dtype.rpartition(".")[2] != "bool" or shape != prompt:
         raise ValueError(f"prompt_mask must be bool of shape {prompt}, True at tokens; got {dtype} of shape {shape}.")
 
 
 def require_left_padding(holds: object) -> None:
-    """Every row of a prompt's mask is False up to its first token and True from there to the end."""
+    """Refuse a mask of a prompt unless each row is False up to its first token and True from there to the end."""
     if not holds:
         raise ValueError("prompt_mask must be False at the left and True from there to the end: pad at the left.")
 
 
 def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:
-    """The table of learned positions has room for the longest prompt and what is added to it, but for the last token.
+    """Refuse more new tokens than the table of learned positions has room for after the longest prompt.
 
-    The last token is drawn and never read.
+    The last new token is drawn and never read, so that it needs no room.
     """
     if longest + max_new_tokens - 1 > max_length:
         raise ValueError(

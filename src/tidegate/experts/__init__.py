@@ -1,4 +1,4 @@
-"""Attention as a hierarchical mixture of experts: its decomposition, and what of it can be identified and estimated."""
+"""Take attention apart into a hierarchical mixture of experts, and find what of it can be identified and estimated."""
 
 from tidegate.experts.canonical import HeadMatch, canonicalize, match_heads
 from tidegate.experts.channel_gauge import ChannelGauge, channel_gauge, model_gauge

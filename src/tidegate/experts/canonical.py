@@ -1,4 +1,4 @@
-"""A canonical representative of each gauge orbit, so that heads can be compared between checkpoints and seeds.
+"""Choose a canonical representative of each gauge orbit, to compare heads between checkpoints and seeds.
 
 Where channels may mix, the value (and key) channels become orthonormal, ordered by the norm of what leaves them. Where
 a gate leaves only scalings, each value (and key) channel gets norm 1, and the order too where it is free. In rotating
@@ -46,7 +46,7 @@ class HeadMatch:
 
 
 def canonicalize(model: _Model) -> _Model:
-    """The same function at the canonical parameters; the given model is left as it is.
+    """Return a model with the same function at the canonical parameters; the given one is left as it is.
 
     model : `AttentionArrays`; a PyTorch `GatedAttention`, or a model that holds some, such as `TransformerLM`; or a
             model with attention modules of the Llama kind, recognised by their `q_proj`, `k_proj`, `v_proj` and
@@ -60,7 +60,7 @@ def canonicalize(model: _Model) -> _Model:
 
 
 def canonical_layer(layer: AttentionArrays, *, query_side: bool = True) -> AttentionArrays:
-    """One layer at its canonical parameters, as NumPy float64 arrays; without the query side if asked."""
+    """Return one layer at its canonical parameters, as NumPy float64 arrays; the query side can be left as it is."""
     arrays = as_layer_arrays(layer)
     outputs = _by_group(arrays.W_O, arrays.shape.num_kv_heads)
     value = np.stack([_value_basis(arrays, W_V, W_O) for W_V, W_O in zip(arrays.W_V, outputs, strict=True)])
@@ -111,7 +111,7 @@ def _cosines(a: Floats, b: Floats) -> Floats:
 
 
 def _by_group(outward: Floats, groups: int) -> Floats:
-    """What leaves the channels of each group, its heads side by side: (H, h, d) gives (G, h, heads of a group · d)."""
+    """Put the output maps of each group's heads side by side: (H, h, d) gives (G, h, heads of a group · d)."""
     heads, width, d_model = outward.shape
     return np.swapaxes(outward.reshape(groups, heads // groups, width, d_model), 1, 2).reshape(groups, width, -1)
 
@@ -195,7 +195,7 @@ def _signs(columns: Floats) -> Floats:
 
 
 def _canonical_norms(arrays: AttentionArrays) -> AttentionArrays:
-    """All scale in the queries' norm: the keys' scales become ±1, or each rotating pair's geometric mean does."""
+    """Move all scale to the queries' norm: the keys' scales become ±1, of a rotating pair their geometric mean."""
     if arrays.q_norm is None or arrays.k_norm is None or basis_gauge(arrays, "query-key") == "fixed":
         return arrays
     factor = np.abs(arrays.k_norm)

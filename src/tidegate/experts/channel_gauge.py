@@ -1,4 +1,4 @@
-r"""How free the channels of a head are to mix, in layers of any size: the directions of the gauge orbit alone.
+r"""Count the free mixtures of a head's channels in layers of any size, along the directions of the gauge orbit alone.
 
 A small change of basis, $W_V \to W_V (1 + \epsilon A)$ and $W_O \to (1 - \epsilon A) W_O$, moves the output by
 
@@ -20,7 +20,7 @@ import numpy as np
 from tidegate.experts.decomposition import Decomposition, decompose
 from tidegate.experts.gauge import FREE_BELOW
 from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
-from tidegate.experts.head_jacobian import spread_positions
+from tidegate.experts.head_jacobian import evenly_spaced_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 
 _FEWEST_POSITIONS = 64
@@ -43,11 +43,10 @@ class ChannelGauge:
 
 
 def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
-    """Free directions of one layer's channels on an input, exact.
+    """Count the free directions of one layer's channels on an input, exactly.
 
-    The cost grows with the sixth power of a head's channels and the memory with the fourth: a head of 32 takes about a
-    second, which makes a minute and a gigabyte of one of 64. A gate that reads values or attention outputs would have
-    to follow the change of basis, and is refused.
+    The cost grows with the sixth power of a head's channels and the memory with the fourth. A gate that reads values or
+    attention outputs would have to follow the change of basis, and is refused.
 
     layer : `AttentionArrays`, or a layer whose `arrays()` gives them
     x     : (..., T, d); outputs are taken at 2h positions, at least 64, evenly spread; there must be h
@@ -60,15 +59,15 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     if (positions := inputs.shape[0] * inputs.shape[1]) < shape.head_dim:
         raise ValueError(f"x must hold at least h = {shape.head_dim} positions in all; got {positions}.")
     parts, heads = decompose(arrays, inputs), arrays.trace(inputs).heads
-    chosen = spread_positions(inputs.shape[:2], max(2 * shape.head_dim, _FEWEST_POSITIONS))
+    chosen = evenly_spaced_positions(inputs.shape[:2], max(2 * shape.head_dim, _FEWEST_POSITIONS))
     size = shape.num_heads // shape.num_kv_heads
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
-        moved = _moved(parts, own, arrays.W_O[own], chosen)
+        moved = _output_changes(parts, own, arrays.W_O[own], chosen)
         scale = np.linalg.norm(heads[:, own][chosen[0], :, chosen[1]].reshape(len(moved), -1), ord=2)
         unit = moved.reshape(-1, shape.head_dim**2) @ _to_unit(arrays.W_V[group], arrays.W_O[own])
-        rows.append(_falling(unit) / max(float(scale), np.finfo(np.float64).tiny))
+        rows.append(_singular_values(unit) / max(float(scale), np.finfo(np.float64).tiny))
     mixing = basis_gauge(arrays, "value-output")
     return ChannelGauge(
         layer=name,
@@ -80,7 +79,7 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
 
 
 def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
-    """Free directions of every attention layer of a trained model, on what reaches it from these tokens.
+    """Count the free directions of every attention layer of a model, on the inputs that it has for these tokens.
 
     model  : a PyTorch model of `GatedAttention` layers, such as `TransformerLM` or `VisionTransformer`
     tokens : what the model is called with: (B, T) tokens, or images
@@ -90,8 +89,8 @@ def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     return [channel_gauge(arrays, x, name=name) for name, arrays, x in attention_inputs(model, tokens)]
 
 
-def _moved(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats:
-    """(N, R h or d, h, h): change of the output at the chosen positions for each entry of A, its features turned."""
+def _output_changes(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats:
+    """Return the change of the output at the chosen positions for each entry of A, (N, R h or d, h, h)."""
     weights = parts.token_weights[:, own][chosen[0], :, chosen[1]]
     values = parts.linear_experts[:, own.start][chosen[0]]
     width = values.shape[-1]
@@ -105,7 +104,7 @@ def _moved(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats
     )
     through = opened * np.einsum("nraa->nra", passing)
     change = opened[:, :, None, :] * passing - through[:, :, :, None]
-    # What leaves spans no more features than there are channels; turning it there changes no length.
+    # The change lies in the span of W_O: an orthogonal basis of the span has fewer features and the same lengths.
     outward = W_O.reshape(-1, W_O.shape[-1]).T[None]
     outward = outward if parts.outside_gate is None else outward * parts.outside_gate[chosen][:, :, None]
     turned: Any = np.linalg.qr(outward, mode="r")
@@ -115,7 +114,7 @@ def _moved(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats
 
 
 def _to_unit(W_V: Floats, W_O: Floats) -> Floats:
-    """(h², h²): makes of the changes A those that move the parameters by unit, orthogonal amounts."""
+    """Return the map (h², h²) after which changes A move the parameters by unit, orthogonal amounts."""
     width = W_V.shape[1]
     inward, outward = W_V.T @ W_V, np.einsum("rbl,rcl->bc", W_O, W_O)
     by_inward = np.einsum("ac,bd->abcd", inward, np.eye(width))
@@ -125,7 +124,7 @@ def _to_unit(W_V: Floats, W_O: Floats) -> Floats:
     return turn * np.where(seen, 1 / np.sqrt(np.where(seen, sizes, 1.0)), 0.0)
 
 
-def _falling(matrix: Floats) -> Floats:
-    """Singular values (columns,), with zeros where there are fewer rows."""
+def _singular_values(matrix: Floats) -> Floats:
+    """Return the singular values (columns,), falling, with zeros where there are fewer rows."""
     found = np.linalg.svd(np.linalg.qr(matrix, mode="r"), compute_uv=False)
     return np.concatenate([found, np.zeros(matrix.shape[1] - len(found))])

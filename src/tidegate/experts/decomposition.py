@@ -57,7 +57,7 @@ class Decomposition:
     """(d,): of the output projection, inside an outside gate."""
 
     def experts(self) -> Floats:
-        """Every expert with its gates, (..., H, T, S, h): a large tensor, for looking at and not for computing with.
+        """Build every expert with its gates, (..., H, T, S, h): a large tensor, to look at rather than compute with.
 
         What an output gate of the op `add` adds stands beside the experts, in `destination_shift`.
         """
@@ -68,7 +68,7 @@ class Decomposition:
         return per_source * self.destination_gate[..., :, None, :]
 
     def reconstruct(self) -> Floats:
-        """The layer's output (..., T, d), put together again from the parts alone."""
+        """Compute the layer's output (..., T, d) from the parts alone."""
         channels = self.token_weights @ self._source_experts()
         channels = channels if self.destination_gate is None else channels * self.destination_gate
         channels = channels if self.destination_shift is None else channels + self.destination_shift
@@ -118,7 +118,7 @@ def decompose(
     source = _gate_parts(arrays, "value", trace.sources)
     destination = _gate_parts(arrays, "output", trace.sources)
     outside = _gate_parts(arrays, "dense", trace.sources)
-    weights, channels, scale = _mixing(np.asarray(arrays.W_O), form)
+    weights, channels, scale = _mixing_weights(np.asarray(arrays.W_O), form)
     return Decomposition(
         form=form,
         expert_kind="gated" if any(arrays.gates.at(site) for site in ("value", "output")) else "linear",
@@ -138,7 +138,7 @@ def decompose(
 
 
 def with_input_gates(layer: Layer) -> AttentionArrays:
-    r"""The same function with every gate that reads the query reading the input instead, $\theta = W_Q w_g$.
+    r"""Rewrite every gate that reads the query as one that reads the input, $\theta = W_Q w_g$; the same function.
 
     `bma-query` becomes `g1` and `bma` becomes `g2`, both with matrices of rank at most h for each head that is read.
     A query bias becomes a bias of the gate. A gate with a rank or a width, or one that heads share, is refused.
@@ -182,7 +182,7 @@ def _gate_parts(arrays: AttentionArrays, site: Site, sources: GateSources) -> tu
     return (values, None) if gate.op == "multiply" else (None, values)
 
 
-def _mixing(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
+def _mixing_weights(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
     """Head weights, channel weights and the experts' scale; a feature that no channel reaches has equal weights."""
     num_heads, width, _ = W_O.shape
     if form == "signed":

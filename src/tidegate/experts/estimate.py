@@ -189,7 +189,7 @@ def run_experiment(
 
 
 def draw_cells(experiment: ExpertExperiment, n: int, rng: np.random.Generator) -> CellData:
-    """Samples of each replicate, as each design point's share and mean: exact, at a cost that does not grow with n."""
+    """Draw each replicate's share and mean of samples at each design point, exactly; the cost does not grow with n."""
     num_points = len(experiment.design.points)
     truth = experiment.true_model.value(experiment.true_parameters.vector()[None], experiment.design)
     counts = rng.multinomial(n, np.full(num_points, 1 / num_points), size=experiment.replicates)
@@ -217,7 +217,7 @@ def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floa
 
 
 def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: VoronoiLoss) -> dict[str, Any]:
-    """Every error of each replicate's best fit, and how far its equals are from it."""
+    """Measure every error of each replicate's best fit, and its distance to fits that the data cannot tell from it."""
     shape = (experiment.replicates, experiment.starts)
     objective = fits.objective.reshape(shape)
     best = np.argmin(objective, axis=1)

@@ -1,4 +1,4 @@
-"""How many directions of a layer's parameters change nothing: by the rank of the Jacobian, beside the theory."""
+"""Count the directions in a layer's parameters that change nothing, by the rank of its Jacobian, beside the theory."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class GaugeRow:
 
 
 def gauge_report(layer: Layer, x: Any) -> GaugeReport:
-    """Rank of the exact Jacobian of all outputs by all parameters, in float64; PyTorch differentiates.
+    """Measure the rank of the exact Jacobian of all outputs by all parameters, in float64; PyTorch differentiates.
 
     The input must be rich enough to tell parameters apart: generic, several sequences, more outputs than parameters,
-    and with a rotary embedding more positions than rotating pairs. The cost grows with the cube of the parameters: some
-    thousand take seconds. A warning says so where the singular values have no clear gap.
+    and with a rotary embedding more positions than rotating pairs. The cost grows with the cube of the number of
+    parameters. A warning says if the singular values have no clear gap.
 
     layer : `AttentionArrays`, or a layer whose `arrays()` gives them
     x     : (..., T, d)
@@ -115,13 +115,12 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
 
 
 def head_gauge(layer: Layer, x: Any) -> HeadGauge:
-    """The value side of `gauge_report` group by group, for layers too large to take whole, such as trained ones.
+    """Measure the value side of `gauge_report` group by group, for layers too large to take whole.
 
-    Half a second for a head of 16 channels in a model of width 64, growing with the cube of their product. A dense gate
-    makes it some eight times slower; one that reads values or attention outputs asks for the whole Jacobian, and more.
+    The cost grows with the cube of the model's width times the head's. A dense gate makes it slower; a gate that reads
+    values or attention outputs asks for the whole Jacobian.
 
-    x : (..., T, d), generic, with at least d + h positions in all: what enters a head leaves it through h channels, so
-        that fewer leave directions open whatever the gate
+    x : (..., T, d), generic, with at least d + h positions in all; fewer leave directions free whatever the gate
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     groups, shape = arrays.shape.num_kv_heads, arrays.shape
@@ -129,7 +128,7 @@ def head_gauge(layer: Layer, x: Any) -> HeadGauge:
         raise ValueError(f"x must hold at least d + h = {needed} positions in all; got {positions}.")
     _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
     followed = any(map(reads_values, arrays.gates))
-    values = _followed_values(arrays, inputs) if followed else value_singular_values(arrays, inputs)
+    values = _values_through_gates(arrays, inputs) if followed else value_singular_values(arrays, inputs)
     width, mixing = shape.head_dim, basis_gauge(arrays, "value-output")
     covered = why_unpredicted(arrays) is None and not followed
     return HeadGauge(
@@ -151,7 +150,7 @@ def gauge_table(
     qk_norm: bool = False,
     seed: int = 0,
 ) -> list[GaugeRow]:
-    """Theory and measurement side by side, for random layers with each of the gates on random inputs."""
+    """Compare theory and measurement for a random layer with each of the gates, on random inputs."""
     shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     rows: list[GaugeRow] = []
     for gate in gates:
@@ -176,7 +175,7 @@ def random_layer(
     qk_norm: bool = False,
     causal: bool = True,
 ) -> AttentionArrays:
-    """A layer at generic parameters: scores and gate logits of order 1, nothing at its starting value."""
+    """Draw a layer at generic parameters: scores and gate logits of order 1, nothing at its starting value."""
     gates = Gates.parse(gate)
     d, h, H, G = shape.d_model, shape.head_dim, shape.num_heads, shape.num_kv_heads
 
@@ -223,8 +222,8 @@ def _require_outputs(x: Floats, num_parameters: int) -> None:
         )
 
 
-def _followed_values(arrays: AttentionArrays, x: Floats) -> Floats:
-    """As `value_singular_values`, through gates that read values."""
+def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
+    """Compute what `value_singular_values` does, for layers with gates that read values."""
     groups = arrays.shape.num_kv_heads
     projections: dict[str, Floats] = {"W_V": arrays.W_V, "W_O": arrays.W_O}
     rows: list[Floats] = []

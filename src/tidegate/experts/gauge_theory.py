@@ -1,4 +1,4 @@
-r"""Which changes of a layer's parameters change nothing: the theory, counted without looking at any data.
+r"""Predict which changes of a layer's parameters change nothing: the theory of the gauge, without any data.
 
 Between value and output projection a head may change basis, $W_V \to W_V R$, $W_O \to R^{-1} W_O$; between query and
 key, $W_Q \to W_Q S$, $W_K \to W_K S^{-\top}$. The heads of a key/value group share one $R$ and one $S$. What stands in
@@ -21,7 +21,7 @@ from tidegate.gates import Gates
 from tidegate.tensors.layer import AttentionArrays
 
 Basis: TypeAlias = Literal["linear", "scaling", "fixed"]
-"""What a head's channels may undergo: any invertible matrix, a factor each and a change of order, or nothing known."""
+"""The gauge of a head's channels: any invertible matrix, a factor each and a change of order, or none that is known."""
 Side: TypeAlias = Literal["query-key", "value-output"]
 
 SIDES: dict[Side, tuple[Site, ...]] = {"query-key": ("query", "key"), "value-output": ("value", "output")}
@@ -67,7 +67,7 @@ class GaugePrediction:
 
 
 def predict_gauge(layer: Layer) -> GaugePrediction | None:
-    """The layer's flat directions at generic parameters; None where `why_unpredicted` says why.
+    """Count the layer's flat directions at generic parameters; None if `why_unpredicted` gives a reason.
 
     The norms' scales need not be generic: channels whose scales agree, as at the start of training, may still turn.
     """
@@ -92,10 +92,10 @@ def predict_gauge(layer: Layer) -> GaugePrediction | None:
 
 
 def basis_gauge(layer: AttentionArrays, side: Side) -> Basis:
-    """Whether the channels on one side may mix: an elementwise gate there leaves each channel a factor of its own.
+    """Say which changes of basis one side allows: an elementwise gate there leaves each channel only a factor.
 
-    It says `fixed` of a side where the theory is silent: a gate that adds, a gate that reads some channels alone or
-    ties all groups together, a metric, or heads wider than the model.
+    `fixed` also stands where the theory is silent: a gate that adds, a gate that reads only some channels or ties all
+    groups together, a metric, or heads wider than the model.
     """
     between = [gate for site in SIDES[side] if (gate := layer.gates.at(site)) is not None]
     if any(gate.op == "add" for gate in between) or any(_reads_in_part(layer, gate, side) for gate in layer.gates):
@@ -113,12 +113,12 @@ def _reads_in_part(layer: AttentionArrays, gate: Gate, side: Side) -> bool:
 
 
 def reads_values(gate: Gate) -> bool:
-    """Whether the gate reads values or attention outputs, so that it follows a change of their basis."""
+    """Tell whether the gate reads values or attention outputs, so that it follows a change of their basis."""
     return gate.reads in ("value", "output")
 
 
 def why_unpredicted(layer: Layer) -> str | None:
-    """Why no count is predicted for the layer; None if one is."""
+    """Return the reason why no count is predicted for the layer; None if one is."""
     arrays = as_layer_arrays(layer)
     if arrays.metric_diagonal is not None or arrays.metric_factor is not None:
         return "a learned metric of the scores adds directions that are not counted here"

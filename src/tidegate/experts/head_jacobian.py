@@ -1,4 +1,4 @@
-r"""Singular values of the Jacobian of one group's value and output projections, without building it whole.
+r"""Compute the singular values of the Jacobian by one group's value and output projections, without building it.
 
 Where no gate reads values, the output is linear in each of the two, and the Jacobian has structure: the part by the
 output projection repeats the head's output for each feature, and the part by the value projection leaves through the
@@ -20,7 +20,7 @@ from tidegate.tensors.layer import AttentionArrays
 
 
 def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
-    """(G, parameters of a group), falling: by each group's own `W_V` and `W_O`, all else held still.
+    """Return the singular values of each group's Jacobian by its `W_V` and `W_O`: (G, parameters of a group), falling.
 
     Outputs are taken at 1.5 (d + R h) positions, evenly spread over all of them, or at all if there are fewer.
 
@@ -31,28 +31,28 @@ def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
     parts, heads = decompose(arrays, inputs), arrays.trace(inputs).heads
     shape = arrays.shape
     size = shape.num_heads // shape.num_kv_heads
-    chosen = spread_positions(inputs.shape[:2], 3 * (shape.d_model + size * shape.head_dim) // 2)
+    chosen = evenly_spaced_positions(inputs.shape[:2], 3 * (shape.d_model + size * shape.head_dim) // 2)
     outside = None if parts.outside_gate is None else parts.outside_gate[chosen]
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
         gate = None if parts.source_gate is None else parts.source_gate[:, own.start]
-        taken = _taken_in(parts.token_weights[:, own], inputs, gate, shape.head_dim, chosen)
+        taken = _channel_inputs(parts.token_weights[:, own], inputs, gate, shape.head_dim, chosen)
         if parts.destination_gate is not None:
             taken = taken * parts.destination_gate[:, own][chosen[0], :, chosen[1], None]
         rows.append(_singular_values(taken, heads[:, own][chosen[0], :, chosen[1]], arrays.W_O[own], outside))
     return np.stack(rows)
 
 
-def spread_positions(shape: tuple[int, ...], number: int) -> Any:
-    """Indices, one array for each axis, of so many places at even distances, or of all if there are fewer."""
+def evenly_spaced_positions(shape: tuple[int, ...], number: int) -> Any:
+    """Return the indices, one array for each axis, of `number` evenly spaced places, or of all if there are fewer."""
     total = int(np.prod(shape))
     places = np.unique(np.linspace(0, total - 1, min(number, total)).round().astype(int))
     return np.unravel_index(places, shape)
 
 
-def _taken_in(weights: Floats, x: Floats, gate: Floats | None, width: int, chosen: Any) -> Floats:
-    """(N, R, d, h): what reaches each channel from each input feature, before the value projection weighs it.
+def _channel_inputs(weights: Floats, x: Floats, gate: Floats | None, width: int, chosen: Any) -> Floats:
+    """Return what reaches each channel from each input feature, before the value projection: (N, R, d, h).
 
     weights : (B, R, T, S)
     gate    : (B, S, h or 1)
@@ -83,15 +83,15 @@ def _singular_values(taken: Floats, heads: Floats, W_O: Floats, outside: Floats 
     if outside is not None:
         by_value = by_value * outside.T[:, :, None]
         heads = heads * outside.T[:, :, None]
-    reduced = _reduced(by_value, np.broadcast_to(heads, (len(by_value), *heads.shape[-2:])))
+    reduced = _reduce_rows(by_value, np.broadcast_to(heads, (len(by_value), *heads.shape[-2:])))
     found = np.concatenate([np.linalg.svd(reduced, compute_uv=False), repeated])
     values = np.zeros(by_value.shape[-1] + heads.shape[-1] * d_model)
     values[: len(found)] = np.sort(found)[::-1]
     return values
 
 
-def _reduced(by_value: Floats, heads: Floats) -> Floats:
-    """A smaller matrix with the same singular values, zeros aside; by_value (q, N, d h), heads (q, N, R h)."""
+def _reduce_rows(by_value: Floats, heads: Floats) -> Floats:
+    """Return a smaller matrix with the same nonzero singular values; by_value (q, N, d h), heads (q, N, R h)."""
     features, _, channels = heads.shape
     turn, triangle = np.linalg.qr(heads, mode="complete")
     turned = np.swapaxes(turn, 1, 2) @ by_value

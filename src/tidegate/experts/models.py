@@ -60,7 +60,7 @@ class ExpertTruth:
     """What the placement asks for: (k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,)."""
 
     def vector(self) -> Floats:
-        """All of it as one vector (P,)."""
+        """Flatten all parameters into one vector (P,)."""
         return np.concatenate([np.ravel(part) for part in (self.scores, self.experts, self.gate)])
 
 
@@ -106,7 +106,7 @@ class ExpertModel:
         return self.num_parameters - (0 if self.gated_experts else (self.k - 1) * self.width)
 
     def split(self, parameters: Floats) -> tuple[Floats, Floats, Floats]:
-        """B (..., d, d), u (..., k, d) and the gate's parameters of (..., P)."""
+        """Split parameters (..., P) into B (..., d, d), u (..., k, d) and those of the gate."""
         first, second = self.width**2, self.width**2 + self.k * self.width
         lead = parameters.shape[:-1]
         return (
@@ -116,19 +116,20 @@ class ExpertModel:
         )
 
     def value(self, parameters: Floats, design: Design) -> Floats:
-        """The function of every fit at every design point: (b, P) gives (b, M)."""
+        """Evaluate the function of every fit at every design point: (b, P) gives (b, M)."""
         return np.concatenate([_Pass(self, block, design).value for block in _blocks(parameters)])
 
     def value_and_jacobian(self, parameters: Floats, design: Design) -> tuple[Floats, Floats]:
-        """The values (b, M), and their derivatives (b, P, M) by hand."""
+        """Return the values (b, M) and their derivatives (b, P, M), which are written by hand."""
         passes = [_Pass(self, block, design) for block in _blocks(parameters)]
         return np.concatenate([done.value for done in passes]), np.concatenate([done.jacobian() for done in passes])
 
 
 class _Pass:
-    """One evaluation, with what its derivatives need; arrays (b, M) behind axes of tokens, channels or experts.
+    """One evaluation, with what its derivatives need.
 
-    Those axes are a handful long: in front, each step is one sweep over contiguous numbers.
+    Arrays have short axes of tokens, channels or experts in front of (b, M), so that each step is one sweep over
+    contiguous numbers.
     """
 
     def __init__(self, model: ExpertModel, parameters: Floats, design: Design) -> None:
@@ -146,7 +147,7 @@ class _Pass:
         self.value = self.mixed if model.placement != "dense" else self.outside * self.mixed
 
     def _attend(self) -> Floats:
-        """Each token's weight, (N, b, M)."""
+        """Compute each token's weight, (N, b, M)."""
         facing, keys = self.query, self.tokens[:, :, None, :]
         if self.model.placement == "query":
             self.query_gate = expit(_combine(np.swapaxes(self.gate, -1, -2), self.last))
@@ -160,7 +161,7 @@ class _Pass:
         return weights / np.sum(weights, axis=0)
 
     def _gated_leaves(self) -> Floats:
-        """What each token contributes, (N, b, M)."""
+        """Compute what each token contributes, (N, b, M)."""
         placement = self.model.placement
         if placement in _AT_SOURCE:
             self.source_gate = expit(np.stack([_combine(self.theta, token) for token in self.tokens]))
@@ -178,7 +179,7 @@ class _Pass:
     def jacobian(self) -> Floats:
         """Derivatives (b, P, M)."""
         pull = self.weights * (self.leaves - self.mixed)
-        # What the query is told: the covariance of contributions and keys under the weights.
+        # The gradient of the query: the covariance of contributions and keys under the weights.
         to_query = _average(pull, self.tokens)
         match self.model.placement:
             case "none":
@@ -212,7 +213,7 @@ class _Pass:
         return [self._by_scores(np.sum(gated, axis=0)), self._by_merged_experts(), by_gate]
 
     def _gated_parts(self, to_query: Floats) -> list[Floats]:
-        """For gates of single experts: by the experts and by theta, (k, d, b, M), and on to what theta is made of."""
+        """Differentiate by scores, experts and gate, for placements with a gate of each expert."""
         if self.model.placement in _AT_SOURCE:
             weighted = self.weights[:, None] * self.source_gate
             slope = weighted * (1 - self.source_gate) * self.source_experts
@@ -281,7 +282,7 @@ def default_design(*, num_points: int = 128, num_tokens: int = 4, width: int = 2
 
 
 def default_truth(placement: Placement) -> ExpertTruth:
-    """Two experts of width 2, well apart in themselves and in their gates; the same for every placement."""
+    """Return two experts of width 2 that differ well in themselves and in their gates; the same for every placement."""
     gates = {
         "none": np.zeros(0),
         "dense": np.array([1.2, -0.8]),

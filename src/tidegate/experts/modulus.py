@@ -1,4 +1,4 @@
-"""Identifiability without noise: how much the function must change for a given error of an expert."""
+"""Measure identifiability without noise: how much the function must change for a given error of an expert."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Modulus:
 
     radii: Floats
     values: Floats
-    """Root mean square over the design, for each radius; 0 to rounding means that nothing tells."""
+    """Root mean square over the design, for each radius; 0 up to rounding means that the function does not change."""
     exponent: float
     """r in value ∝ radius^r, which means a rate n^(−1/(2r)); nan if not identified."""
 
@@ -39,10 +39,10 @@ def profile_modulus(
     design: Design | None = None,
     num_directions: int = 8,
 ) -> Modulus:
-    """Hold one expert at a distance from its true value, fit everything else, and see what is left.
+    """Hold one expert at a distance from its true value, fit everything else, and return the change that is left.
 
-    The least over all experts and over directions around each (evenly around the circle for width 2, random otherwise).
-    Fits start at the truth, so this is the modulus near it.
+    It is the least over all experts and over directions around each (evenly around the circle for width 2, random
+    otherwise). Fits start at the truth, so this is the modulus near it.
 
     model : with as many experts as the truth
     """

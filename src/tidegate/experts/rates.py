@@ -1,4 +1,4 @@
-"""Rates: the slope of an error in the sample size on logarithmic axes, its interval, and a guarded verdict."""
+"""Estimate rates: the slope of an error in the sample size on logarithmic axes, its interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def estimate_rate(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Rate:
-    """The slope of one error, and whether the data say that its object is identified.
+    """Estimate the slope of one error, and judge whether what it measures is identified.
 
     *identified* needs an interval below -0.2, at least 90 % of the fits converged at every size, and starts whose
     spread shrinks: at the largest n below a tenth of the error, or falling as fast as n to the -0.2. *not identified*
@@ -72,7 +72,7 @@ def estimate_rate(
     slope = float(_slope(ns, np.quantile(errors, quantile, axis=1)))
     interval = _bootstrap(ns, errors, quantile, resamples, np.random.default_rng(seed))
     converged = float(np.min(np.mean(data.converged[used], axis=(1, 2))))
-    # Where most replicates have no second start that came as far, the median is infinite, and nothing shrinks.
+    # A replicate without a second start as good as the best has no spread: it counts as infinite.
     spread = data.start_spread[_SPREAD_OF.get(metric, "expert")][used]
     spreads = np.median(np.where(np.isnan(spread), np.inf, spread), axis=1)
     ratio = float(spreads[-1] / np.median(errors[-1]))

@@ -1,4 +1,4 @@
-"""What this package needs of PyTorch: exact Jacobians of a layer's output, and the attention layers of a model."""
+"""Differentiate layers exactly with PyTorch, and find the attention layers of its models."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class FoundLayer:
     arrays: AttentionArrays
     """Views of the module's own parameters: to write into them is to change the module."""
     query_side_known: bool
-    """Whether the arrays tell how queries and keys meet; of a foreign module they tell the value side alone."""
+    """Whether the arrays describe the query side too; of a foreign module only the value side is known."""
 
 
 def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
-    """Derivatives of all outputs by some of the layer's parameters, by forward-mode differentiation in float64.
+    """Differentiate all outputs by some of the layer's parameters, in forward mode and float64.
 
     layer   : of NumPy arrays
     x       : (..., T, d)
@@ -47,13 +47,13 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
     places = {name: torch.tensor(np.asarray(indices)) for name, indices in entries.items()}
     sizes = [len(indices) for indices in places.values()]
 
-    def parted(flat: Any) -> dict[str, Tensor]:
+    def split_by_name(flat: Any) -> dict[str, Tensor]:
         return dict(zip(places, flat.split(sizes), strict=True))
 
     def output(flat: Tensor) -> Tensor:
         moved = {
             name: own[name].flatten().index_copy(0, places[name], part).view(own[name].shape)
-            for name, part in parted(flat).items()
+            for name, part in split_by_name(flat).items()
         }
         return layer.with_parameters(own | moved)(inputs).flatten()
 
@@ -63,11 +63,11 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
     load_forward_mode()
     point = torch.cat([own[name].flatten()[indices] for name, indices in places.items()])
     columns = torch.func.vmap(slope, chunk_size=_CHUNK)(torch.eye(len(point), dtype=torch.float64))
-    return {name: part.numpy().T for name, part in parted(columns).items()}
+    return {name: part.numpy().T for name, part in split_by_name(columns).items()}
 
 
 def attention_layers(model: Any) -> list[FoundLayer]:
-    """The attention layers of a model in order: ours by type, others by their four projections.
+    """List the attention layers of a model in order: ours by type, others by their four projections.
 
     A module of the Llama kind has linear `q_proj`, `k_proj`, `v_proj` and `o_proj`, perhaps `q_norm` and `k_norm`, and
     no other parameters: any other could stand between value and output.
@@ -85,7 +85,7 @@ def attention_layers(model: Any) -> list[FoundLayer]:
 
 @torch.no_grad()
 def canonical_model(model: Any) -> Any:
-    """A copy of the model with every attention layer at its canonical parameters; computed in float64."""
+    """Copy the model with every attention layer at its canonical parameters, computed in float64."""
     result = copy.deepcopy(model)
     for layer in attention_layers(result):
         canonical = canonical_layer(layer.arrays, query_side=layer.query_side_known).parameters()
@@ -96,7 +96,7 @@ def canonical_model(model: Any) -> Any:
 
 @torch.no_grad()
 def attention_inputs(model: Any, tokens: Any) -> list[tuple[str, AttentionArrays, Floats]]:
-    """Name, arrays and input (B, T, M) of every attention layer of ours, as the model reads the tokens."""
+    """Run the model on the tokens; return name, arrays and input (B, T, M) of every `GatedAttention` layer."""
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, GatedAttention)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no GatedAttention layer, whose whole function would be known.")

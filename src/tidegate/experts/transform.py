@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 
 
 def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | None = None) -> AttentionArrays:
-    """The same function at other parameters; a change that would alter the function is refused.
+    """Move a layer to other parameters of the same function; a change that would alter the function is refused.
 
     value : (G, h, h), R of each key/value group; None leaves the side as it is
     query : (G, h, h), S of each group
@@ -43,7 +43,7 @@ def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | N
 
 
 def random_gauge(layer: Layer, rng: np.random.Generator) -> AttentionArrays:
-    """The layer at a random point of its gauge orbit: the same function, other parameters, on both sides."""
+    """Move a layer to a random point of its gauge orbit: the same function at other parameters, on both sides."""
     arrays = as_layer_arrays(layer)
     draws = {
         side: np.stack([_random_basis(arrays, side, rng) for _ in range(arrays.shape.num_kv_heads)])
@@ -53,9 +53,9 @@ def random_gauge(layer: Layer, rng: np.random.Generator) -> AttentionArrays:
 
 
 def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
-    """Whether each group's channels may change their order: not in rotating pairs, under norms, or with a gate for all.
+    """Tell whether each group's channels may change their order.
 
-    An elementwise gate whose columns all groups share would have to follow all groups at once.
+    They may not in rotating pairs, under norms, or if all groups share the columns of an elementwise gate.
     """
     if side == "query-key" and (layer.rotary is not None or layer.q_norm is not None or layer.k_norm is not None):
         return False
@@ -65,7 +65,7 @@ def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
 
 
 def rotation_generator(layer: AttentionArrays) -> Floats:
-    """(h, h): what turns a row vector of queries or keys, by position; 0 without a rotary embedding."""
+    """Return the generator (h, h) of the rotation of queries or keys by position; 0 without a rotary embedding."""
     width = layer.shape.head_dim
     generator = np.zeros((width, width))
     if layer.rotary is not None:

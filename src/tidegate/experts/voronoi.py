@@ -1,4 +1,4 @@
-"""How far fitted experts are from the true ones: losses over Voronoi cells, with their parts.
+"""Measure how far fitted experts are from the true ones, by losses over Voronoi cells.
 
 A fitted expert belongs to the true one whose gate is nearest. Experts without gates have no cells: there the assignment
 with the least loss is taken, which favours them. The index of a fitted expert never matters.
@@ -41,7 +41,7 @@ class LossParts:
     assignment: Any
     """(k,): the true atom to which each fitted one belongs."""
     merged_masses: Floats
-    """(k*, d): what the fitted atoms of each cell come to together."""
+    """(k*, d): the sum of the fitted atoms of each cell."""
 
     @property
     def total(self) -> float:
@@ -65,7 +65,7 @@ class VoronoiLoss:
             raise ValueError(f"kind must be 'vector_mass', 'scalar_mass' or 'raw'; got {self.kind!r}.")
 
     def __call__(self, fitted: Atoms, truth: Atoms) -> LossParts:
-        """The loss with its parts; fewer fitted than true atoms are refused."""
+        """Compute the loss with its parts; fewer fitted than true atoms are refused."""
         k, k_star = len(fitted.masses), len(truth.masses)
         if k < k_star:
             raise ValueError(f"fitted must have at least as many atoms as truth, {k_star}; got {k}.")
@@ -79,7 +79,7 @@ class VoronoiLoss:
         squared = spent * distances[np.arange(k), assignment]
         alone = np.bincount(assignment, minlength=k_star)[assignment] == 1
         return LossParts(
-            merged=self._merged(fitted.masses, truth.masses, assignment),
+            merged=self._mass_error(fitted.masses, truth.masses, assignment),
             covered=float(np.sum(spent[alone])),
             over=float(np.sum(squared[~alone])),
             assignment=assignment,
@@ -93,12 +93,12 @@ class VoronoiLoss:
                 f"Atoms without locations are assigned by trying all {k_star}^{k} ways, which are too many."
             )
         ways = [np.array(way) for way in product(range(k_star), repeat=k)]
-        losses = [self._merged(fitted.masses, truth.masses, way) for way in ways]
+        losses = [self._mass_error(fitted.masses, truth.masses, way) for way in ways]
         best = int(np.argmin(losses))
         merged = _merge(fitted.masses, ways[best], k_star)
         return LossParts(merged=losses[best], covered=0.0, over=0.0, assignment=ways[best], merged_masses=merged)
 
-    def _merged(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
+    def _mass_error(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
         if self.kind == "vector_mass":
             return float(np.sum(np.linalg.norm(_merge(fitted, assignment, len(truth)) - truth, axis=1)))
         lengths, true_lengths = np.linalg.norm(fitted, axis=1), np.linalg.norm(truth, axis=1)

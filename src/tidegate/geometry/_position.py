@@ -1,4 +1,4 @@
-"""One position of a layer, as the charts about it see it."""
+"""Hold one position of a layer's forward pass for the charts that move something there."""
 
 from __future__ import annotations
 
@@ -67,23 +67,23 @@ class Position:
         )
 
     def among_heads(self, moved: Array, whole: Array) -> Array:
-        """(moving heads, 1, h) with the heads that stay, taken from (H, T, h), about it: (H, 1, h)."""
+        """Put the moving heads (moving, 1, h) among those that stay, taken from (H, T, h): (H, 1, h)."""
         if self.head is None:
             return moved
         here = whole[:, self.position : self.position + 1]
         return namespace_of(moved).concat([here[: self.head], moved, here[self.head + 1 :]])
 
     def finish(self, raw: Array, query: Array | None = None) -> Array:
-        """From the raw attention output (H, 1, h) to the outputs of the chart."""
+        """Turn the raw attention output (H, 1, h) into the outputs of the chart."""
         xp = namespace_of(raw)
         sources = replace(self.sources, output=raw)
         sources = sources if query is None else replace(sources, query=query)
-        heads = self.layer.gated("output", raw, sources)
+        heads = self.layer.apply_gate_at("output", raw, sources)
         if self.head is not None:
             return heads[self.head, 0]
         projected = xp.einsum("htk,hkd->td", heads, self.layer.W_O)
         projected = projected if self.layer.b_O is None else projected + self.layer.b_O
-        return self.layer.gated("dense", projected, sources)[0]
+        return self.layer.apply_gate_at("dense", projected, sources)[0]
 
     def chart(self, name: str, function: Function, free: Array, note: str) -> Chart:
         start = namespace_of(free).reshape(free, (-1,))

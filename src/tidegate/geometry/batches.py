@@ -105,16 +105,17 @@ class Batch:
     def first(self, rows: slice, directions: Numbers) -> tuple[Numbers, float]:
         """Df along directions (rows, k, n) in float64, and the rounding unit of the dtype that it was taken in."""
         found = self.by.first(self.f, self.points[rows], directions)
-        return _checked("The first derivative", found), float(np.finfo(found.dtype).eps)
+        return _require_finite_float64("The first derivative", found), float(np.finfo(found.dtype).eps)
 
     def second(self, rows: slice, left: Numbers, right: Numbers) -> tuple[Numbers, Numbers, float]:
         """Df along `left` and D²f along both, (rows, k, n), in float64, and the rounding unit."""
         first, second = self.by.second(self.f, self.points[rows], left, right)
         epsilon = float(np.finfo(first.dtype).eps)
-        return _checked("The first derivative", first), _checked("The second derivative", second), epsilon
+        first = _require_finite_float64("The first derivative", first)
+        return first, _require_finite_float64("The second derivative", second), epsilon
 
     def result(self, parts: list[Numbers]) -> Array:
-        """The parts of all chunks, in the batch's shape and the caller's kind."""
+        """Join the parts of all chunks, in the batch's shape and as the caller's kind of array."""
         joined = np.concatenate(parts)
         return self.by.restore(joined.reshape((*self.shape, *joined.shape[1:])))
 
@@ -125,6 +126,6 @@ def _direction(name: str, given: Array) -> Numbers:
     return differentiator(given, name=name)[1]
 
 
-def _checked(what: str, numbers: Numbers) -> Numbers:
+def _require_finite_float64(what: str, numbers: Numbers) -> Numbers:
     require_finite(what, numbers)
     return numbers.astype(np.float64, copy=False)

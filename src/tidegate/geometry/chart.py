@@ -22,7 +22,7 @@ class Chart:
     """What moves, what stays, and what comes out."""
 
     def __call__(self, x: Array) -> Array:
-        """The outputs at coordinates (dimension,)."""
+        """Return the outputs at coordinates (dimension,)."""
         return self.function(x)
 
     @property
@@ -41,7 +41,7 @@ class Chart:
         return self.dimension >= 2 and self.codimension >= 1
 
     def slice(self, u: Array, v: Array) -> Chart:
-        """The two-dimensional surface through the start along u and v, (dimension,), as a chart of its own.
+        """Return the two-dimensional surface through the start along u and v, (dimension,), as a chart of its own.
 
         Its Gaussian curvature at the start is the sectional curvature with `tangent="plane"`.
         """

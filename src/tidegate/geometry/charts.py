@@ -63,7 +63,9 @@ def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: i
     def function(coordinates: Array) -> Array:
         query = at.among_heads(xp.reshape(coordinates, (*free.shape[:1], 1, free.shape[-1])), raw)
         sources = replace(at.sources, query=query)
-        seen = at.layer.located(at.layer.gated("query", query, sources), at.layer.q_norm, np.asarray([at.position]))
+        seen = at.layer.norm_and_rotate(
+            at.layer.apply_gate_at("query", query, sources), at.layer.q_norm, np.asarray([at.position])
+        )
         keys = repeat_heads(at.trace.key[:, at.visible, :], num_heads)
         scores = attention_scores(at.layer.under_metric(seen), keys)
         weights = attention_weights(scores, None, at.layer.temperature)
@@ -89,12 +91,12 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
         xp = namespace_of(inputs)
         query, value = project(inputs, layer.W_Q, layer.b_Q), project(inputs, layer.W_V, layer.b_V)
         sources = GateSources(input=inputs, query=query, value=value)
-        gated = repeat_heads(layer.gated("value", value, sources), num_heads)
+        gated = repeat_heads(layer.apply_gate_at("value", value, sources), num_heads)
         output = attention_output(trace.weights, gated)
         sources = replace(sources, output=output)
-        projected = xp.einsum("htk,hkd->td", layer.gated("output", output, sources), layer.W_O)
+        projected = xp.einsum("htk,hkd->td", layer.apply_gate_at("output", output, sources), layer.W_O)
         projected = projected if layer.b_O is None else projected + layer.b_O
-        return layer.gated("dense", projected, sources)
+        return layer.apply_gate_at("dense", projected, sources)
 
     return _sequence_chart(
         "frozen-weight chart", frozen, x, moving, _onlookers(layer, x, moving), "the attention weights stay"
@@ -174,7 +176,7 @@ def _sequence_chart(
 
 def _onlookers(layer: AttentionArrays, x: Array, moving: int | None) -> list[int]:
     """The positions that attend to the moving one; all positions if all move."""
-    mask = layer.allowed(None, like=x)
+    mask = layer.combined_mask(None, like=x)
     if moving is None or mask is None:
         return list(range(x.shape[0]))
     column = index("moving", moving, x.shape[0])

@@ -1,4 +1,4 @@
-"""What the geometry asks of a framework: derivatives of a map, forward mode only, as NumPy arrays."""
+"""Ask a framework for derivatives of a map, in forward mode only, as NumPy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a measurement of curvature, and the one warning."""
+"""Errors and the warning of a measurement of curvature."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def christoffel_symbols(f: Function, x: Array, *, covariance: Array | float | No
     returns : (n, n, n), indexed k, i, j
     """
     batch, (metric, slope, _) = _metric_jet(f, x, {}, covariance)
-    return batch.by.restore(np.einsum("kl,lij->kij", np.linalg.inv(metric), _lowered(slope)))
+    return batch.by.restore(np.einsum("kl,lij->kij", np.linalg.inv(metric), _lower_first_index(slope)))
 
 
 def riemann_tensor(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
@@ -87,13 +87,13 @@ def _metric_jet(
     return batch, (metric, slope, bend)
 
 
-def _lowered(slope: Numbers) -> Numbers:
+def _lower_first_index(slope: Numbers) -> Numbers:
     """Γ_lij, the first index down, from ∂_k g_ij with the derivative last."""
     return (np.einsum("jli->lij", slope) + np.einsum("ilj->lij", slope) - np.einsum("ijl->lij", slope)) / 2
 
 
 def _riemann(metric: Numbers, slope: Numbers, bend: Numbers) -> Numbers:
-    lowered = _lowered(slope)
+    lowered = _lower_first_index(slope)
     raised = np.einsum("kl,lij->kij", np.linalg.inv(metric), lowered)
     linear = (
         np.einsum("ikjl->ijkl", bend)

@@ -80,7 +80,7 @@ class JaxDifferentiator:
 
     def footprint(self, f: Function, point: Numbers) -> tuple[int, int]:
         """Most bytes of intermediates that are alive at once in one evaluation of f, and the number of outputs."""
-        with _complaints():
+        with _translate_errors():
             jaxpr = jax.make_jaxpr(self._flat(f))(self.restore(point)).jaxpr
         return _peak_bytes(jaxpr), jaxpr.outvars[0].aval.shape[0]
 
@@ -89,11 +89,11 @@ class JaxDifferentiator:
         return jax.numpy.asarray(numbers, dtype=self.dtype)
 
     def _run(self, function: Callable[..., Any], *arrays: Numbers) -> Any:
-        with _complaints():
+        with _translate_errors():
             return jax.tree.map(np.asarray, jax.jit(function)(*map(self.restore, arrays)))
 
     def _flat(self, f: Function) -> Function:
-        def flattened(point: Any) -> Any:
+        def flat_function(point: Any) -> Any:
             result = f(point)
             if not isinstance(result, jax.Array):
                 raise TypeError(
@@ -106,7 +106,7 @@ class JaxDifferentiator:
                 )
             return result.reshape(-1)
 
-        return flattened
+        return flat_function
 
 
 def _derivative(flat: Function) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def _derivative(flat: Function) -> Callable[..., Any]:
 
 
 @contextmanager
-def _complaints() -> Generator[None]:
+def _translate_errors() -> Generator[None]:
     try:
         yield
     except (NotImplementedError, TypeError) as error:
@@ -134,13 +134,13 @@ def _peak_bytes(jaxpr: Any) -> int:
     peak = 0
     for step, equation in enumerate(jaxpr.eqns):
         alive |= {variable: _size(variable) for variable in equation.outvars}
-        inner = max((_peak_bytes(jaxpr) for jaxpr in _nested(equation)), default=0)
+        inner = max((_peak_bytes(jaxpr) for jaxpr in _inner_traces(equation)), default=0)
         peak = max(peak, sum(alive.values()) + inner)
         alive = {variable: size for variable, size in alive.items() if last_use.get(variable, -1) > step}
     return peak
 
 
-def _nested(equation: Any) -> list[Any]:
+def _inner_traces(equation: Any) -> list[Any]:
     """The traces inside an equation: of a jitted function, of a loop."""
     found = [getattr(parameter, "jaxpr", parameter) for parameter in equation.params.values()]
     return [jaxpr for jaxpr in found if hasattr(jaxpr, "eqns")]

@@ -95,12 +95,12 @@ class TorchDifferentiator:
         return torch.tensor(numbers, dtype=self.dtype, device=self.device)
 
     def _run(self, function: Callable[..., Any], *arrays: Numbers) -> Any:
-        with torch.no_grad(), plain_kernel(), _complaints():
+        with torch.no_grad(), plain_kernel(), _translate_errors():
             result = function(*map(self.restore, arrays))
         return tuple(map(_numbers, _tensors(result))) if isinstance(result, tuple) else _numbers(result)
 
     def _flat(self, f: Function) -> Function:
-        def flattened(point: torch.Tensor) -> torch.Tensor:
+        def flat_function(point: torch.Tensor) -> torch.Tensor:
             result = f(point)
             if not isinstance(result, torch.Tensor):
                 raise TypeError(
@@ -113,7 +113,7 @@ class TorchDifferentiator:
                 )
             return result.reshape(-1)
 
-        return flattened
+        return flat_function
 
 
 def _derivative(flat: Function) -> Callable[..., Any]:
@@ -128,7 +128,7 @@ def _numbers(tensor: torch.Tensor) -> Numbers:
 
 
 @contextmanager
-def _complaints() -> Generator[None]:
+def _translate_errors() -> Generator[None]:
     try:
         yield
     except NotImplementedError as error:

@@ -1,4 +1,4 @@
-"""The checks at the public door: each names the argument, what was expected, what came, and often the remedy."""
+"""Check arguments of public functions: errors name the argument, what was expected, what came, and often the remedy."""
 
 from __future__ import annotations
 

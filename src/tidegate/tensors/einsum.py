@@ -234,16 +234,16 @@ def explain_einsum(subscripts: str) -> str:
     parsed = parse_einsum(subscripts)
     inputs, output, summed = parsed["inputs"], parsed["output"], parsed["summation_indices"]
     lines = [f"{','.join(inputs)}->{output}"]
-    lines += [f"  Tensor {number}: {_listed(term) or 'a number'}" for number, term in enumerate(inputs, 1)]
-    lines += [f"  Result:   {_listed(output) or 'a number'}", f"  Sum over: {', '.join(summed) or 'nothing'}"]
+    lines += [f"  Tensor {number}: {_index_list(term) or 'a number'}" for number, term in enumerate(inputs, 1)]
+    lines += [f"  Result:   {_index_list(output) or 'a number'}", f"  Sum over: {', '.join(summed) or 'nothing'}"]
     for number, term in enumerate(inputs, 1):
         repeated = [index for index in parsed["input_indices"] if term.count(index) > 1]
         lines += [f"  Diagonal: Tensor {number} is read where its {index} are equal" for index in repeated]
     if "..." in output:
         lines += ["  Batch:    ... stands for any leading axes; they broadcast and are kept"]
-    factors = " · ".join(f"T{number}[{_listed(term)}]" for number, term in enumerate(inputs, 1))
+    factors = " · ".join(f"T{number}[{_index_list(term)}]" for number, term in enumerate(inputs, 1))
     total = f"Σ_{{{','.join(summed)}}} " if summed else ""
-    return "\n".join([*lines, f"  Formula:  R[{_listed(output)}] = {total}{factors}"])
+    return "\n".join([*lines, f"  Formula:  R[{_index_list(output)}] = {total}{factors}"])
 
 
 def _contract(subscripts: str, **operands: Array) -> Array:
@@ -293,6 +293,6 @@ def _require_output(output: str, counts: Counter[str], ellipsis: str, subscripts
         )
 
 
-def _listed(term: str) -> str:
+def _index_list(term: str) -> str:
     """The indices with commas between, such as "..., i, a"."""
     return ", ".join(re.findall(r"\.\.\.|\w", term))

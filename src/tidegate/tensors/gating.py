@@ -1,4 +1,4 @@
-r"""A gate at work: what it reads, its logits, its values, and the tensor that it gates.
+r"""Compute gates: what they read, their logits, their values, and the tensors that they gate.
 
 Shapes: `H` query heads, `G` key/value heads, `T` positions, `h` head width, `d` model width; heads first.
 """
@@ -35,7 +35,7 @@ class GateSources:
 
 
 def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
-    r"""The gated tensor: $x \odot g$, or $x + g$ for the op `add`, with $g = \phi(r W + b)$.
+    r"""Gate a tensor: $x \odot g$, or $x + g$ for the op `add`, with $g = \phi(r W + b)$.
 
     target     : (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
     parameters : arrays by name, of the shapes that `gate.parameter_shapes` gives

@@ -55,7 +55,7 @@ def grad_scores_wrt_K(dL_dS: Array, Q: Array, scale: float) -> Array:
     Q     : (..., query, width)
     """
     xp, dL_dS, Q = unify(dL_dS=dL_dS, Q=Q)
-    transposed = _transposed(dL_dS=dL_dS)
+    transposed = _transpose(dL_dS=dL_dS)
     _require_product(dL_dS=transposed, Q=Q)
     return xp.matmul(transposed, Q) * scale
 
@@ -80,7 +80,7 @@ def grad_output_wrt_A(dL_dO: Array, V: Array) -> Array:
     V     : (..., key, value width)
     """
     xp, dL_dO, V = unify(dL_dO=dL_dO, V=V)
-    transposed = _transposed(V=V)
+    transposed = _transpose(V=V)
     _require_product(dL_dO=dL_dO, V=transposed)
     return xp.matmul(dL_dO, transposed)
 
@@ -92,7 +92,7 @@ def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
     A     : (..., query, key)
     """
     xp, dL_dO, A = unify(dL_dO=dL_dO, A=A)
-    transposed = _transposed(A=A)
+    transposed = _transpose(A=A)
     _require_product(A=transposed, dL_dO=dL_dO)
     return xp.matmul(transposed, dL_dO)
 
@@ -151,10 +151,10 @@ def bma_backward(
         dL_dgate = attention_output(weights, V) * dL_dO
     dL_dP = dL_dgate * activation_slope("sigmoid", logits)
     return {
-        "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, _transposed(W_g=W_g)), tuple(Q.shape)),
+        "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, _transpose(W_g=W_g)), tuple(Q.shape)),
         "dL_dK": dL_dK,
         "dL_dV": dL_dV,
-        "dL_dW_g": sum_to_shape(xp.matmul(_transposed(Q=Q), dL_dP), tuple(W_g.shape)),
+        "dL_dW_g": sum_to_shape(xp.matmul(_transpose(Q=Q), dL_dP), tuple(W_g.shape)),
     }
 
 
@@ -268,7 +268,7 @@ def _analytic(arrays: Mapping[str, Array], index: Literal["source", "query"], ma
     return dict(zip(names, attention_backward(output, **arrays, A=weights, S=scores), strict=True))
 
 
-def _transposed(**named: Array) -> Array:
+def _transpose(**named: Array) -> Array:
     require_rank("row, column", **named)
     (x,) = named.values()
     return namespace_of(x).moveaxis(x, -1, -2)

@@ -120,7 +120,7 @@ class AttentionArrays:
         return HeadShape(d_model=d_model, num_heads=heads, num_kv_heads=self.W_K.shape[0], head_dim=head_dim)
 
     def parameters(self) -> dict[str, Array]:
-        """Every array by a flat name, `gate.<site>.<name>` for the gates': what derivatives are taken for."""
+        """Return every array by a flat name, `gate.<site>.<name>` for those of gates."""
         named = {name: getattr(self, name) for name in ("W_Q", "W_K", "W_V", "W_O", *_OPTIONAL)}
         gates = {
             f"gate.{site}.{name}": array
@@ -130,7 +130,7 @@ class AttentionArrays:
         return {name: array for name, array in named.items() if array is not None} | gates
 
     def with_parameters(self, parameters: Mapping[str, Array]) -> AttentionArrays:
-        """The same layer with some arrays replaced, named as `parameters()` names them."""
+        """Return the layer with some arrays replaced, named as `parameters()` names them."""
         known = self.parameters()
         if unknown := set(parameters) - set(known):
             raise ValueError(f"parameters must be among {sorted(known)}; got also {sorted(unknown)}.")
@@ -149,7 +149,7 @@ class AttentionArrays:
         mask: Array | None = None,
         positions: Array | None = None,
     ) -> Array:
-        """The layer's output; arguments as in `trace`."""
+        """Compute the layer's output; arguments as in `trace`."""
         return self.trace(x, context=context, mask=mask, positions=positions).output
 
     def trace(
@@ -160,7 +160,7 @@ class AttentionArrays:
         mask: Array | None = None,
         positions: Array | None = None,
     ) -> LayerTrace:
-        """The forward pass with all its intermediates.
+        """Run the forward pass and return all its intermediates.
 
         x         : (..., T, d)
         context   : (..., S, d) for cross-attention; None attends to x
@@ -173,18 +173,18 @@ class AttentionArrays:
         query = project(x, layer.W_Q, layer.b_Q)
         key, value = project(attended, layer.W_K, layer.b_K), project(attended, layer.W_V, layer.b_V)
         sources = GateSources(input=x, context=context, query=query, value=value)
-        query = layer.located(layer.gated("query", query, sources), layer.q_norm, positions)
+        query = layer.norm_and_rotate(layer.apply_gate_at("query", query, sources), layer.q_norm, positions)
         query = layer.under_metric(query)
         key_positions = positions if context is None else None
-        key = layer.located(layer.gated("key", key, sources), layer.k_norm, key_positions)
-        value = layer.gated("value", value, sources)
-        allowed = layer.allowed(mask, like=x)
+        key = layer.norm_and_rotate(layer.apply_gate_at("key", key, sources), layer.k_norm, key_positions)
+        value = layer.apply_gate_at("value", value, sources)
+        allowed = layer.combined_mask(mask, like=x)
         num_heads = layer.W_Q.shape[0]
         scores = attention_scores(query, repeat_heads(key, num_heads))
         weights = attention_weights(scores, allowed, layer.temperature)
         raw_output = attention_output(weights, repeat_heads(value, num_heads))
         sources = replace(sources, output=raw_output)
-        heads = layer.gated("output", raw_output, sources)
+        heads = layer.apply_gate_at("output", raw_output, sources)
         projected = xp.einsum("...htk,hkd->...td", heads, layer.W_O)
         projected = projected if layer.b_O is None else projected + layer.b_O
         return LayerTrace(
@@ -196,23 +196,23 @@ class AttentionArrays:
             weights=weights,
             heads=heads,
             projected=projected,
-            output=layer.gated("dense", projected, sources),
+            output=layer.apply_gate_at("dense", projected, sources),
         )
 
-    def gated(self, site: Site, target: Array, sources: GateSources) -> Array:
-        """The target under the gate at the site, or as it is where there is none."""
+    def apply_gate_at(self, site: Site, target: Array, sources: GateSources) -> Array:
+        """Apply the gate at a site to the target; without a gate there, return the target."""
         gate = self.gates.at(site)
         return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[site])
 
-    def located(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
-        """Queries or keys (..., heads, T, h), normalised and rotated as the layer does it."""
+    def norm_and_rotate(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
+        """Normalise and rotate queries or keys (..., heads, T, h), as far as the layer does."""
         x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
         if self.rotary is None:
             return x
         return namespace_of(x).astype(rotate(x, self.angles(x, positions)), x.dtype, copy=False)
 
     def angles(self, x: Array, positions: Array | None) -> Array:
-        """Rotary angles (..., 1, T, pairs) for queries or keys (..., heads, T, h); positions None count from 0."""
+        """Compute rotary angles (..., 1, T, pairs) for queries or keys (..., heads, T, h); None counts from 0."""
         assert self.rotary is not None
         xp = namespace_of(x)
         if positions is None:
@@ -224,7 +224,7 @@ class AttentionArrays:
         return xp.expand_dims(angles, axis=-3)
 
     def under_metric(self, query: Array) -> Array:
-        """Queries (..., H, T, h) with the metric's index lowered: what the keys are contracted with."""
+        """Lower the index of queries (..., H, T, h) with the layer's metric, for contraction with the keys."""
         xp = namespace_of(query)
         if self.metric_diagonal is not None:
             return query * self.metric_diagonal[:, None, :]
@@ -232,8 +232,8 @@ class AttentionArrays:
             return xp.einsum("...htk,hmk,hml->...htl", query, self.metric_factor, self.metric_factor)
         return query
 
-    def allowed(self, mask: Array | None, *, like: Array) -> Array | None:
-        """All restrictions together: causality, window and the caller's mask; None if there is none.
+    def combined_mask(self, mask: Array | None, *, like: Array) -> Array | None:
+        """Combine causality, window and the caller's mask; None if there is no restriction.
 
         like : (..., T, d), the input
         """
@@ -251,7 +251,7 @@ class AttentionArrays:
     def of_kind(
         self, x: Array, context: Array | None, mask: Array | None
     ) -> tuple[AttentionArrays, Array, Array, Array]:
-        """The layer and the inputs with NumPy constants brought over to the caller's kind, checked."""
+        """Check the inputs, and bring NumPy constants among layer and inputs over to the caller's kind of array."""
         own = self.parameters()
         _, x, context, mask, *arrays = unify(x=x, context=context, mask=mask, **own)
         require_floating(x=x, context=context)
@@ -309,7 +309,7 @@ class AttentionArrays:
 
 
 def project(x: Array, weight: Array, bias: Array | None) -> Array:
-    """(..., T, d) through one matrix per head, (heads, d, h): (..., heads, T, h)."""
+    """Project (..., T, d) by one matrix per head, (heads, d, h), to (..., heads, T, h)."""
     projected = namespace_of(x).einsum("...td,hdk->...htk", x, weight)
     return projected if bias is None else projected + bias[:, None, :]
 

@@ -106,9 +106,10 @@ def layer_backward(
     dL_doutput = ungate("output", dL_dheads, sources.output) + through_gates.get("output", 0)
 
     raw_key = project(attended, layer.W_K, layer.b_K)
-    gated_query, gated_key = layer.gated("query", sources.query, sources), layer.gated("key", raw_key, sources)
+    gated_query = layer.apply_gate_at("query", sources.query, sources)
+    gated_key = layer.apply_gate_at("key", raw_key, sources)
     dL_dquery, dL_dkey, dL_dvalue = _attention_backward(layer, trace, dL_doutput)
-    dL_dquery, metric = _metric_backward(layer, layer.located(gated_query, layer.q_norm, positions), dL_dquery)
+    dL_dquery, metric = _metric_backward(layer, layer.norm_and_rotate(gated_query, layer.q_norm, positions), dL_dquery)
     dL_dquery, found["q_norm"] = _located_backward(layer, gated_query, layer.q_norm, positions, dL_dquery)
     key_positions = positions if context is None else None
     dL_dkey, found["k_norm"] = _located_backward(layer, gated_key, layer.k_norm, key_positions, dL_dkey)

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def causal_mask(n: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees itself and what came before: $j \le i$.
+    r"""Let a query see itself and what came before: $j \le i$.
 
     returns : (n, n) bool
     """
@@ -48,7 +48,7 @@ def causal_mask(n: int, *, xp: Namespace = np) -> Array:
 
 
 def causal_mask_with_window(n: int, window: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees the last `window` keys, itself included: $0 \le i - j < \text{window}$.
+    r"""Let a query see the last `window` keys, itself included: $0 \le i - j < \text{window}$.
 
     returns : (n, n) bool; the identity for window 1, `causal_mask(n)` for window n or more
     """
@@ -58,7 +58,7 @@ def causal_mask_with_window(n: int, window: int, *, xp: Namespace = np) -> Array
 
 
 def local_attention_mask(n: int, window: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees a window of keys centred on itself: $|i - j| \le \lfloor \text{window} / 2 \rfloor$.
+    r"""Let a query see a window of keys centred on itself: $|i - j| \le \lfloor \text{window} / 2 \rfloor$.
 
     A row in the middle has `window` keys if that is odd, one more if it is even; a window of 1 is the query itself.
 
@@ -69,7 +69,7 @@ def local_attention_mask(n: int, window: int, *, xp: Namespace = np) -> Array:
 
 
 def strided_attention_mask(n: int, stride: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees every `stride`-th key, counted from itself: $(i - j) \bmod \text{stride} = 0$.
+    r"""Let a query see every `stride`-th key, counted from itself: $(i - j) \bmod \text{stride} = 0$.
 
     It looks both ways; for a causal one take the intersection with `causal_mask`.
 
@@ -80,7 +80,7 @@ def strided_attention_mask(n: int, stride: int, *, xp: Namespace = np) -> Array:
 
 
 def block_sparse_mask(n: int, block_size: int, *, xp: Namespace = np) -> Array:
-    r"""A query sees its own block: $\lfloor i/b \rfloor = \lfloor j/b \rfloor$ for block size b.
+    r"""Let a query see its own block: $\lfloor i/b \rfloor = \lfloor j/b \rfloor$ for block size b.
 
     The last block is shorter when block_size does not divide n.
 
@@ -141,7 +141,7 @@ def causal_padding_mask(lengths: Array, max_len: int) -> Array:
 
 
 def document_mask(query_documents: Array, key_documents: Array) -> Array:
-    r"""In a row of packed documents a query sees its own document: the ids are equal.
+    r"""Let a query see its own document in a row of packed documents: the ids are equal.
 
     Padding that carries an id of its own sees itself: combine with `padding_mask` to shut it out.
 
@@ -157,7 +157,7 @@ def document_mask(query_documents: Array, key_documents: Array) -> Array:
 
 
 def apply_mask(scores: Array, mask: Array, fill_value: float = -1e9) -> Array:
-    r"""The scores where the mask is True, `fill_value` elsewhere.
+    r"""Keep the scores where the mask is True, and put `fill_value` elsewhere.
 
     The finite fill keeps a row that may see nothing free of nan, but its softmax is uniform: `attention_weights` with
     a mask gives zeros instead. Masked scores get gradient 0, whatever they are. A finite fill beyond the dtype's range
@@ -175,7 +175,7 @@ def apply_mask(scores: Array, mask: Array, fill_value: float = -1e9) -> Array:
 
 
 def mask_to_additive(mask: Array, fill_value: float = -1e9, *, dtype: Any = None) -> Array:
-    r"""What to add to scores in place of masking them: 0 where True, `fill_value` where False.
+    r"""Return what to add to scores instead of masking them: 0 where True, `fill_value` where False.
 
     mask    : (..., query, key) bool
     dtype   : floating dtype of the result; None is the default one of the mask's library
@@ -190,7 +190,7 @@ def mask_to_additive(mask: Array, fill_value: float = -1e9, *, dtype: Any = None
 
 
 def visualize_mask(mask: Array) -> str:
-    r"""A drawing of the mask: one line per query, `#` for a key that it may see and `.` for one that it may not.
+    r"""Draw the mask as text: one line per query, `#` for a key that it may see and `.` for one that it may not.
 
     mask    : (..., query, key) bool, with concrete values
     returns : a string; the masks of a batch follow each other with an empty line between

@@ -118,8 +118,8 @@ def natural_gradient(gradient: Array, probs: Array) -> Array:
     require_batches_broadcast(1, gradient=gradient, probs=probs)
     p = accumulate(probs)
     support = p != 0
-    tangent = _centered(accumulate(gradient), support)
-    solution = _centered(tangent / xp.where(support, p, 1.0), support)
+    tangent = _center_on_support(accumulate(gradient), support)
+    solution = _center_on_support(tangent / xp.where(support, p, 1.0), support)
     return xp.astype(solution, gradient.dtype)
 
 
@@ -135,8 +135,8 @@ def _reduced_scores(
     return rows.peak, weights, xp.sum(weights * reduced, axis=-1, keepdims=True), reduced
 
 
-def _centered(values: Array, support: Array) -> Array:
-    """The values less their mean over the support, and 0 off it."""
+def _center_on_support(values: Array, support: Array) -> Array:
+    """Subtract the mean over the support, and put 0 off it."""
     xp = namespace_of(values)
     count = xp.sum(xp.astype(support, values.dtype), axis=-1, keepdims=True)
     total = xp.sum(xp.where(support, values, 0.0), axis=-1, keepdims=True)

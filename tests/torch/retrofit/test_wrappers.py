@@ -10,7 +10,7 @@ from torch import nn
 from tidegate.torch import gate_parameters
 from tidegate.torch.retrofit import add_gates, load_gates, merge_gates, remove_gates, save_gates
 from tidegate.torch.retrofit.files import base_fingerprint
-from tidegate.torch.retrofit.wrappers import unwrapped
+from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
 def wrap(model, *kept, targets=("q_proj", "v_proj")):
@@ -74,10 +74,10 @@ def test_with_adapters_switched_off_the_original_gates_are_saved(tmp_path):
 def test_adapters_are_no_part_of_the_fingerprint(kept):
     expected = base_fingerprint(tiny("llama"))
     adapted = wrap(gated(), *kept)
-    assert base_fingerprint(unwrapped(adapted)) == expected
+    assert base_fingerprint(unwrap_model(adapted)) == expected
     with torch.no_grad():
-        unwrapped(adapted).model.norm.weight[0] += 1
-    assert base_fingerprint(unwrapped(adapted)) != expected
+        unwrap_model(adapted).model.norm.weight[0] += 1
+    assert base_fingerprint(unwrap_model(adapted)) != expected
 
 
 @pytest.mark.parametrize("kept", [(), ("attn_gate",)])
@@ -87,7 +87,7 @@ def test_gates_are_taken_out_of_a_wrapper(kept):
     assert not torch.equal(logits(adapted), ungated)
     remove_gates(adapted)
     assert not list(gate_parameters(adapted))
-    assert unwrapped(adapted).config._attn_implementation == "sdpa"
+    assert unwrap_model(adapted).config._attn_implementation == "sdpa"
     assert logits(adapted).isfinite().all()
     if not kept:
         assert torch.equal(logits(adapted), ungated)
@@ -120,7 +120,7 @@ def test_gates_can_be_added_through_a_wrapper():
     before = logits(adapted)
     assert add_gates(adapted, "bma+g1").model == "LlamaForCausalLM"
     assert torch.equal(logits(adapted), before)
-    assert adapted.config is unwrapped(adapted).config
+    assert adapted.config is unwrap_model(adapted).config
     stir(adapted)
     assert not torch.equal(logits(adapted), before)
 

@@ -1,4 +1,4 @@
-"""Gates for loaded Hugging Face models: put in, trained, saved, merged, exported and taken out again."""
+"""Add gates to loaded Hugging Face models, and train, save, merge, export or remove them."""
 
 from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
 from tidegate.torch.retrofit.export import to_qwen3_next, to_qwen3_next_attention

@@ -19,7 +19,7 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
-from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.probe import answers, evaluation_mode, largest_change, largest_number, probe_inputs
 
 _AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
@@ -28,7 +28,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
-    """The attention of a layer, or of every layer of a model, as the state dict of Qwen3-Next attention.
+    """Convert the attention of a layer, or of all layers of a model, to the state dict of Qwen3-Next attention.
 
     There `q_proj` gives each head's query and then its gate's logits, the gate is a sigmoid, and the norms of queries
     and keys scale by 1 + weight. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`; gates of grain `head`, with a
@@ -42,17 +42,17 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
     if not gated:
         raise ValueError(f"{type(module).__name__} has no gates to export; call add_gates(model) first.")
     if module in gated:
-        return _exported(module, gated[module])
+        return _export_attention(module, gated[module])
     return {
         f"{path}.{name}": tensor
         for path, attention in module.named_modules()
         if calls_interface(type(attention))
-        for name, tensor in _exported(attention, gated.get(attention)).items()
+        for name, tensor in _export_attention(attention, gated.get(attention)).items()
     }
 
 
 def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
-    """A causal language model of Qwen3's build, with `g1` gates, as a Qwen3-Next model of full attention throughout.
+    """Convert a causal language model built like Qwen3, with `g1` gates, to Qwen3-Next with full attention only.
 
     A probe compares the two models' logits; they differ by rounding alone, or the export is refused.
 
@@ -76,7 +76,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     return exported.train(model.training)
 
 
-def _exported(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
+def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
     missing = [name for name in ("q_norm", "k_norm", *_PROJECTIONS) if f"{name}.weight" not in state]
     if missing:
@@ -101,7 +101,7 @@ def _exported(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tenso
 
 @torch.no_grad()
 def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
-    """The gate's matrices (H, M, D) and bias (H, D) under a sigmoid, and the factor that is left over."""
+    """Write the gate as factor · sigmoid: return its matrices (H, M, D), its bias (H, D) and the factor."""
     gate = layer.gates.at("output")
     if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
         raise ValueError(
@@ -153,9 +153,9 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
 
 
 def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
-    """Equal but for rounding: the square root of the dtype's epsilon, of the largest number."""
+    """Refuse answers that differ by more than the square root of the dtype's epsilon times the largest number."""
     inputs = probe_inputs(model)
-    with evaluating(model), evaluating(exported):
+    with evaluation_mode(model), evaluation_mode(exported):
         theirs, ours = answers(model, inputs), answers(exported, inputs)
     change, size = largest_change(ours, theirs), largest_number(theirs)
     if not change <= size * torch.finfo(model.dtype).eps ** 0.5:

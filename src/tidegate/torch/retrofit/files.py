@@ -1,4 +1,4 @@
-"""Gates as files of their own, beside the model that they belong to. Nothing is ever unpickled."""
+"""Save gates to files of their own and load them into the same model. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from tidegate.gates import Gates
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
 from tidegate.torch.retrofit.refusal import require_model
-from tidegate.torch.retrofit.wrappers import base_modules, unwrapped
+from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
 _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 1
-_CIRCUMSTANCE = (
+_CIRCUMSTANCES = (
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
 )
-"""What a configuration says about where a model comes from or how it is called, and not about what it computes.
-
-Trainers write the special tokens of a tokenizer there.
+"""Options of a configuration that do not change what the model computes: its origin, its calls, and special tokens,
+which trainers write there.
 """
 
 
 def save_gates(model: nn.Module, directory: str | Path) -> None:
-    """Write the gates of a model, and of the model itself no more than a fingerprint.
+    """Write the gates of a model, and a fingerprint of the model instead of its weights.
 
     `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
     were trained in, and a hash of the weights' file. Each is written whole or not at all, the description last.
@@ -45,7 +44,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
 
     model : of transformers, or adapters around one
     """
-    base = unwrapped(model)
+    base = unwrap_model(model)
     layers = acting_layers(base)
     if not layers:
         raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
@@ -74,7 +73,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     model : of transformers, or adapters around one
     """
     description, weights = _read(Path(directory))
-    base = unwrapped(model)
+    base = unwrap_model(model)
     require_model(base)
     _require_base(base, description, directory)
     layers = {name: Gates.from_json(json.dumps(gates)) for name, gates in description["layers"].items()}
@@ -151,25 +150,25 @@ def _digest(content: bytes) -> str:
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the model's class, configuration, weights and persistent buffers, gates and adapters left out.
+    """Hash the model's class, configuration, weights and persistent buffers, without gates and adapters.
 
-    It depends on the dtype: the same weights rounded are other weights.
+    The same weights in another dtype have another hash.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(type(model).__name__.encode())
-    digest.update(json.dumps(_substance(model.config.to_dict()), sort_keys=True, default=str).encode())
+    digest.update(json.dumps(_drop_circumstances(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, tensor in _base_tensors(model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_content(tensor))
+        digest.update(_raw_bytes(tensor))
     return digest.hexdigest()
 
 
-def _substance(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without its circumstances, and so the configurations inside it."""
+def _drop_circumstances(config: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the options that change nothing, also of the configurations inside this one."""
     return {
-        name: _substance(value) if isinstance(value, dict) else value
+        name: _drop_circumstances(value) if isinstance(value, dict) else value
         for name, value in config.items()
-        if name not in _CIRCUMSTANCE
+        if name not in _CIRCUMSTANCES
     }
 
 
@@ -181,5 +180,5 @@ def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}", tensor
 
 
-def _content(tensor: Tensor) -> memoryview:
+def _raw_bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

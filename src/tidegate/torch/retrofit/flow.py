@@ -24,19 +24,19 @@ from tidegate.torch.retrofit.probe import bitwise_equal
 
 
 def find_attention(model: nn.Module, run: Callable[[], object]) -> list[AttentionLayout]:
-    """The attention modules that a run of the model goes through, in that order.
+    """Return the layouts of the attention modules that a run of the model goes through, in that order.
 
     model : with one of the gated attention implementations switched on
     run   : sends a small input through the model
     """
     watch = _Watch(model)
-    with watch.listening(), torch.enable_grad():
+    with watch.recording(), torch.enable_grad():
         run()
     return [trace.layout() for trace in watch.traces.values() if trace.shape is not None]
 
 
 def layer_input(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Tensor:
-    """The input of an attention module among the arguments of a call."""
+    """Find the input of an attention module among the arguments of a call."""
     return args[0] if args else kwargs[name]
 
 
@@ -67,8 +67,8 @@ class _Trace:
             output=self.output,
         )
 
-    def attended(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
-        """Called by the attention function with what it was given and what came out; only self-attention counts."""
+    def record_call(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
+        """Record a call of the attention function; the first one with as many queries as keys counts."""
         if self.shape is not None or self.input is None or query_BHTD.shape[2] != key_BGTD.shape[2]:
             return
         heads = {"query": query_BHTD, "key": key_BGTD, "value": value_BGTD}
@@ -87,7 +87,7 @@ class _Trace:
         self.calls, self.input = [], None
 
     def _part(self, heads_BHTD: Tensor) -> Part | None:
-        """Which columns of which call the heads came from; None unless it is one call and a regular layout."""
+        """Find the projection and the columns that the heads came from; None unless one regular layout fits."""
         found = [
             (order, slot, leaf, columns)
             for order, (slot, leaf) in enumerate(self.calls)
@@ -101,9 +101,9 @@ class _Trace:
 
 
 def _columns_of(heads_BHTD: Tensor, leaf_BTW: Tensor) -> list[list[int]] | None:
-    """For each head, the columns of the leaf that it depends on; None if it depends on none.
+    """List the columns of the leaf that each head depends on; None if it depends on none.
 
-    Heads that are the same columns again, as where keys are repeated for their group, count once.
+    Heads with the same columns count once: keys may have been repeated for the heads of their group.
     """
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(heads_BHTD.shape, generator=generator).to(heads_BHTD)
@@ -130,11 +130,11 @@ class _Watch:
         self.names = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
 
     @contextmanager
-    def listening(self) -> Generator[None]:
-        """While this lasts, runs of the model are recorded."""
+    def recording(self) -> Generator[None]:
+        """Record runs of the model inside this context."""
         with ExitStack() as stack:
             for module in self.names:
-                stack.enter_context(module.register_forward_pre_hook(self._entered, with_kwargs=True))
+                stack.enter_context(module.register_forward_pre_hook(self._enter_attention, with_kwargs=True))
                 for name, child in module.named_children():
                     hook = _Called(self, Slot(owner=module, name=name))
                     stack.enter_context(child.register_forward_hook(hook))
@@ -145,14 +145,14 @@ class _Watch:
                         stack.enter_context(child.register_forward_pre_hook(taken))
             yield
 
-    def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if module not in self.traces:
             name = next(iter(inspect.signature(module.forward).parameters))
             self.traces[module] = _Trace(name=self.names[module], module=module, input_name=name)
         trace = self.traces[module]
         if trace.shape is None:
             trace.input = layer_input(args, kwargs, trace.input_name)
-        return args, {**kwargs, "attn_seen": trace.attended}
+        return args, {**kwargs, "attn_seen": trace.record_call}
 
 
 @dataclass(frozen=True, slots=True)

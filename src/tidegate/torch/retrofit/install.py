@@ -25,9 +25,9 @@ from tidegate.torch.retrofit.interface import (
 )
 from tidegate.torch.retrofit.layer import GatedLayer, gated_layers, uses_interface
 from tidegate.torch.retrofit.layout import AttentionLayout
-from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluating, largest_change, probe_inputs
-from tidegate.torch.retrofit.refusal import refused, require_gateable, require_model, require_reached
-from tidegate.torch.retrofit.wrappers import unwrapped
+from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluation_mode, largest_change, probe_inputs
+from tidegate.torch.retrofit.refusal import refusal, require_gateable, require_model, require_reached
+from tidegate.torch.retrofit.wrappers import unwrap_model
 
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
 """The activations whose value at zero changes nothing: 1 where it multiplies, 0 where it adds."""
@@ -55,7 +55,7 @@ class RetrofitReport:
     """The largest difference between the answers; 0 if they are bitwise equal."""
 
     def __str__(self) -> str:
-        """A few lines for a person."""
+        """Describe the report in two lines."""
         found = (
             "gave the same bits as before"
             if self.bitwise_equal
@@ -99,13 +99,13 @@ def add_gates(
         ValueError: if the model cannot take these gates; the message says why.
     """
     gates = starting_gates(gate, activation)
-    base = unwrapped(model)
+    base = unwrap_model(model)
     require_model(base)
     inputs = _inputs(base)
-    with evaluating(base):
+    with evaluation_mode(base):
         before = _answers_before(base, inputs)
         added = install_gates(model, gates, layers)
-        with _taken_out_after_an_error(base, added):
+        with _take_out_on_error(base, added):
             after = {stock: _answers_with(base, stock, inputs) for stock in before}
             report = _report(base, gates, added, before, after)
             _require_unchanged(base, gates, report)
@@ -116,13 +116,13 @@ def add_gates(
 
 
 def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
-    """Add the gates as they are, without comparing the model's answers; returns the layers that have them.
+    """Add the gates as they are, without comparing the model's answers, and return the layers that have them.
 
     layers : by number or by path; None is all
     """
-    base = unwrapped(model)
+    base = unwrap_model(model)
     require_model(base)
-    chosen = _chosen(_find_layouts(base), layers)
+    chosen = _choose_layouts(_find_layouts(base), layers)
     require_gateable(base, chosen, gates)
     added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
     if uses_interface(gates):
@@ -135,13 +135,13 @@ def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | 
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Take all gates out: what is left is the model as it was, with the stock attention implementation.
+    """Remove all gates: the model is as it was before, with its stock attention implementation.
 
     A model without gates is left alone.
 
     model : of transformers, or adapters around one
     """
-    base = unwrapped(model)
+    base = unwrap_model(model)
     _take_out(base, list(gated_layers(base)))
 
 
@@ -153,7 +153,7 @@ def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
 
 
 @contextmanager
-def _taken_out_after_an_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
+def _take_out_on_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
     try:
         yield
     except BaseException:
@@ -163,7 +163,7 @@ def _taken_out_after_an_error(model: PreTrainedModel, layers: Sequence[GatedLaye
 
 def _require_unchanged(model: PreTrainedModel, gates: Gates, report: RetrofitReport) -> None:
     if all(map(is_neutral, gates)) and not report.bitwise_equal:
-        raise refused(
+        raise refusal(
             model,
             f"with {gates} its answers changed by up to {report.largest_change:.3g}, though every gate is neutral",
         )
@@ -185,7 +185,7 @@ def _own_configuration(model: nn.Module) -> None:
 def _find_layouts(model: PreTrainedModel) -> list[AttentionLayout]:
     inputs = _inputs(model)
     now = implementation_in(model)
-    with evaluating(model), _implementation(model, gated_implementation(stock_implementation(now))):
+    with evaluation_mode(model), _implementation(model, gated_implementation(stock_implementation(now))):
         found = find_attention(model, lambda: model(**inputs))
     require_reached(model, found)
     for layer in found:
@@ -197,25 +197,25 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     try:
         return probe_inputs(model)
     except ValueError as error:
-        raise refused(model, str(error)) from error
+        raise refusal(model, str(error)) from error
 
 
 def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The model's answers with its own implementation, and with every other that it runs with."""
+    """Return the model's answers by stock implementation: its own, and every other that runs."""
     own = stock_implementation(implementation_in(model))
     found: dict[str, list[Tensor]] = {}
     for stock in supported_implementations(model):
         try:
             found[stock] = _answers_with(model, stock, inputs)
         except Exception as error:
-            # Whatever a model raises for a plain input, it says that it cannot be compared.
+            # A model may raise anything for an input that it cannot take.
             if stock == own:
-                raise refused(model, f"a small made-up input fails: {error}") from error
+                raise refusal(model, f"a small made-up input fails: {error}") from error
     return found
 
 
 def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The model's answers with a stock implementation or, where a gate needs it, with the twin."""
+    """Return the model's answers with a stock implementation, or with its gated twin if a gate needs that."""
     gated = implementation_in(model) != stock_implementation(implementation_in(model))
     with _implementation(model, gated_implementation(stock) if gated else stock):
         return answers(model, inputs)
@@ -251,7 +251,7 @@ def _report(
     )
 
 
-def _chosen(found: Sequence[AttentionLayout], layers: Iterable[int | str] | None) -> list[AttentionLayout]:
+def _choose_layouts(found: Sequence[AttentionLayout], layers: Iterable[int | str] | None) -> list[AttentionLayout]:
     if layers is None:
         return list(found)
     if isinstance(layers, int | str):
@@ -269,7 +269,7 @@ def _chosen(found: Sequence[AttentionLayout], layers: Iterable[int | str] | None
 
 
 def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
-    """The gates with the device and dtype of the layer's weights; in float32 beside weights that are quantised."""
+    """Make gates with the device and dtype of the layer's weights; float32 if these are quantised."""
     weights = list(layout.module.parameters())
     floating = [weight.dtype for weight in weights if weight.is_floating_point()]
     dtype = floating[0] if floating else torch.float32
@@ -278,9 +278,9 @@ def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
 
 
 def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
-    """The gates with this activation, at zero where that changes nothing; None leaves each gate as it is spelled.
+    """Return the gates with this activation, started at zero if they change nothing there.
 
-    A bias stays, but starts at zero with the matrix.
+    A bias stays, but starts at zero too. The activation None leaves each gate as it is spelled.
     """
     gates = Gates.parse(gate)
     if not gates:
@@ -290,15 +290,15 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
     if activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
         raise ValueError(f"activation must be one of {known}, or None for the gate's own; got {activation!r}.")
-    return Gates(_started(replace(each, activation=activation)) for each in gates)
+    return Gates(_start_neutral(replace(each, activation=activation)) for each in gates)
 
 
 def is_neutral(gate: Gate) -> bool:
-    """Whether the gate, as it starts, changes nothing."""
+    """Tell whether the gate, as it starts, changes nothing."""
     return gate.activation in _NEUTRAL[gate.op] and gate.init_std == 0 and not gate.bias
 
 
-def _started(gate: Gate) -> Gate:
+def _start_neutral(gate: Gate) -> Gate:
     if gate.activation not in _NEUTRAL[gate.op]:
         return gate
     return replace(gate, init_std=0.0, bias=None if gate.bias is None else 0.0)

@@ -25,45 +25,46 @@ OutputGate: TypeAlias = Callable[[Tensor], Tensor]
 _PREFIX = "tidegate_"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
-"""How the names of the functions end that modelling files have for eager attention."""
+"""The ending of the names that modelling files give their eager attention function."""
 _FUNCTIONS: dict[tuple[type[nn.Module], str], Callable[..., Any]] = {}
 
 
 def gated_implementation(stock: str) -> str:
-    """The name of the gated twin of a stock implementation."""
+    """Return the name of the gated twin of a stock implementation."""
     return f"{_PREFIX}{stock}"
 
 
 def stock_implementation(name: str) -> str:
-    """The stock implementation that a name stands for: itself, or what it is the gated twin of."""
+    """Return the stock implementation behind a name, which may be that of a gated twin."""
     return name.removeprefix(_PREFIX)
 
 
 def implementation_of(module: nn.Module) -> str:
-    """The implementation that an attention module now uses."""
+    """Return the implementation that an attention module uses now."""
     config: Any = module.config
     return config._attn_implementation
 
 
 def implementation_in(model: nn.Module) -> str:
-    """The implementation that the attention modules of a model now use; a part of it may have its own configuration."""
+    """Return the implementation that a model's attention modules use now, by the configuration of the first."""
     return implementation_of(next(module for module in model.modules() if calls_interface(type(module))))
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:
-    """Whether modules of this class call attention through transformers' table, with an eager function besides."""
+    """Tell whether modules of this class call attention through transformers' table, and have an eager function."""
     return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
 
 
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """The stock implementations with a gated twin that the model runs with on this machine."""
+    """Return the stock implementations that have a gated twin and that the model supports."""
     return STOCK_IMPLEMENTATIONS if model._supports_sdpa else STOCK_IMPLEMENTATIONS[:1]
 
 
 def remember_functions(kind: type[nn.Module]) -> None:
-    """Look up which stock functions modules of this class would call: a compiled graph can read a table, not source.
+    """Look up the stock functions that modules of this class call, and keep them in a table.
 
-    Every modelling file has an eager function, and some a table, of their own.
+    Every modelling file has its own eager function, and some have their own table. `torch.compile` can trace the lookup
+    in our table, but not the search in their source.
     """
     known = inspect.unwrap(kind.forward).__globals__
     _FUNCTIONS[kind, "eager"] = next(known[name] for name in _names(kind) if name.endswith(_EAGER))
@@ -71,7 +72,7 @@ def remember_functions(kind: type[nn.Module]) -> None:
 
 
 def _names(kind: type[nn.Module]) -> tuple[str, ...]:
-    """The names that the forward method of a class refers to."""
+    """List the names that the forward method of a class refers to."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return () if code is None else code.co_names
 

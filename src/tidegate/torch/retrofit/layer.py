@@ -1,4 +1,4 @@
-"""The gates of one attention module of somebody else's model: hooks that let them act.
+"""Let gates act in an attention module of somebody else's model, by hooks on it and its projections.
 
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
 """
@@ -20,7 +20,7 @@ from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, PartKind, Slot
-from tidegate.torch.retrofit.wrappers import acting, acting_modules
+from tidegate.torch.retrofit.wrappers import acting_module, acting_modules
 
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
@@ -30,18 +30,18 @@ _OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
 
 
 def uses_interface(gates: Gates) -> bool:
-    """Whether any of the gates acts, or reads, inside the attention function."""
+    """Tell whether any of the gates acts or reads inside the attention function."""
     return any(gate.site == "output" or gate.reads == "output" for gate in gates)
 
 
 def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
-    """The layers of a model that have been given gates, in the model's order of modules, copies of them included."""
+    """Yield the layers of a model that have gates, in the order of its modules, copies of layers included."""
     for module in model.modules():
         yield from _gates_of(module)
 
 
 def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
-    """The layers whose gates act, each by the path of its attention module in this model."""
+    """Return the layers whose gates act, each by the path of its attention module in this model."""
     found: dict[GatedLayer, str] = {}
     for path, module in acting_modules(model):
         for layer in _gates_of(module):
@@ -96,7 +96,7 @@ class GatedLayer:
 
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
-        _hear_exchanges()
+        _watch_replacements()
         attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
@@ -118,8 +118,8 @@ class GatedLayer:
 
     @property
     def modules(self) -> AttentionGates:
-        """The gates that act, as they stand in the attention module or in a wrapper there."""
-        return cast("AttentionGates", acting(getattr(self.layout.module, GATES_NAME)))
+        """The gates that act: those of the attention module, or the active copy in a wrapper."""
+        return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
@@ -151,7 +151,7 @@ class _OutputGate:
 
 
 class _ProjectionHook(ABC):
-    """A hook on whatever stands at a slot."""
+    """A hook on the projection that a slot holds, moved along when the projection is exchanged."""
 
     def __init__(self, layer: GatedLayer, slot: Slot) -> None:
         self.layer = layer
@@ -159,12 +159,12 @@ class _ProjectionHook(ABC):
         self.hooked: nn.Module | None = None
 
     def follow(self) -> None:
-        """Move to what stands at the slot now, if that is something else than before."""
+        """Move to the projection that the slot holds now, if it is another."""
         if self.slot.module is not self.hooked:
             self.move(self.slot.module)
 
     def move(self, module: nn.Module) -> None:
-        """Leave what it is on, and go to this module."""
+        """Leave the module that it is on, and go to this one."""
         self.leave()
         module.register_forward_hook(self)
         self.hooked = module
@@ -178,7 +178,7 @@ class _ProjectionHook(ABC):
 
     @abstractmethod
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The projection's result under the gates of the layer."""
+        """Return the projection's result with the layer's gates applied."""
 
 
 class _PartsHook(_ProjectionHook):
@@ -226,8 +226,8 @@ class _Forget:
             self.layer.reads = None
 
 
-def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
-    """Called by PyTorch whenever a module is given a child: hooks move along with the slot that they belong to."""
+def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
+    """Move the hooks of a slot to the module that is put there; PyTorch calls this for every new child."""
     before = owner._modules.get(name)
     for hook in [] if before is None else list(before._forward_hooks.values()):
         if isinstance(hook, _ProjectionHook) and hook.slot.owner is owner and hook.slot.name == name:
@@ -235,12 +235,12 @@ def _exchange(owner: nn.Module, name: str, module: nn.Module) -> None:
 
 
 @cache
-def _hear_exchanges() -> None:
-    """Hear of every child that any module of the process is given, from the first gate on.
+def _watch_replacements() -> None:
+    """Register `_move_hooks` with PyTorch, once in a process.
 
-    A compiled model cannot move hooks while it runs, so that they must have moved before.
+    Hooks move at once, not at the next forward pass, because a compiled model cannot move them while it runs.
     """
-    register_module_module_registration_hook(_exchange)
+    register_module_module_registration_hook(_move_hooks)
 
 
 def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -> list[int]:
@@ -248,7 +248,7 @@ def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -
 
 
 def _reads_elsewhere(gate: Gate) -> bool:
-    """Whether the gate reads what is not at hand where it acts."""
+    """Tell whether the gate reads something that its own hook is not given."""
     match gate.site:
         case "dense":
             return True

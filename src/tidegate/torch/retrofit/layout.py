@@ -19,7 +19,7 @@ PartKind: TypeAlias = Literal["query", "key", "value"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Columns `start + h·stride + d` for head h and channel d: a whole projection, a slice of one, or every so many."""
+    """The columns `start + h·stride + d` of head h and channel d: all of a projection, a slice, or a regular comb."""
 
     start: int
     stride: int
@@ -29,7 +29,7 @@ class Columns:
 
     @classmethod
     def of(cls, heads: Sequence[Sequence[int]], *, width: int) -> Columns | None:
-        """The layout in a result of this width that has exactly these columns, head by head; None if there is none."""
+        """Describe these columns, head by head, in a result of this width; None if their layout is not regular."""
         start, head_dim = heads[0][0], len(heads[0])
         stride = heads[1][0] - start if len(heads) > 1 else head_dim
         layout = cls(start=start, stride=stride, num_heads=len(heads), head_dim=head_dim)
@@ -40,12 +40,12 @@ class Columns:
         return layout if whole else None
 
     def heads(self) -> list[list[int]]:
-        """The columns of each head."""
+        """List the columns of each head."""
         starts = (self.start + head * self.stride for head in range(self.num_heads))
         return [list(range(start, start + self.head_dim)) for start in starts]
 
     def take(self, result: Tensor) -> Tensor:
-        """The heads, (B, T, H, D), of a projection's result (B, T, W)."""
+        """Take the heads (B, T, H, D) out of a projection's result (B, T, W)."""
         if self.stride == self.head_dim:
             part = result.narrow(-1, self.start, self.num_heads * self.head_dim)
             return part.unflatten(-1, (self.num_heads, self.head_dim))
@@ -54,31 +54,31 @@ class Columns:
         return blocks.narrow(-1, rest, self.head_dim)
 
     def put(self, result: Tensor, heads: Tensor) -> Tensor:
-        """The result (B, T, W) with these heads (B, T, H, D) in their place, as a new tensor."""
+        """Return a new result (B, T, W) with these heads (B, T, H, D) in their columns."""
         if self.stride == self.head_dim:
             stop = self.start + self.num_heads * self.head_dim
-            return _between(result, self.start, heads.flatten(-2), stop)
+            return _replace_columns(result, self.start, heads.flatten(-2), stop)
         first, rest = self._block()
         stop = first + self.num_heads * self.stride
         blocks = result.narrow(-1, first, stop - first).unflatten(-1, (self.num_heads, self.stride))
-        inner = _between(blocks, rest, heads, rest + self.head_dim).flatten(-2)
-        return _between(result, first, inner, stop)
+        inner = _replace_columns(blocks, rest, heads, rest + self.head_dim).flatten(-2)
+        return _replace_columns(result, first, inner, stop)
 
     def _block(self) -> tuple[int, int]:
-        """Where the blocks of one stride each begin, and where a head begins in its block."""
+        """Return the column at which the blocks of one stride begin, and that at which a head begins in its block."""
         return self.start // self.stride * self.stride, self.start % self.stride
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """A place in a model where a projection stands. What stands there may change: adapters put themselves around it."""
+    """An attribute of a module that holds a projection. The projection may be exchanged: adapters wrap it in place."""
 
     owner: nn.Module
     name: str
 
     @property
     def module(self) -> nn.Module:
-        """What stands there now."""
+        """The projection that the slot holds now."""
         return getattr(self.owner, self.name)
 
 
@@ -89,27 +89,27 @@ class Part:
     slot: Slot
     columns: Columns
     order: int
-    """The place of the projection among those of its layer, in the order in which they run."""
+    """The number of the projection among those of its layer, in the order in which they run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayout:
-    """One attention module."""
+    """The sizes and projections of one attention module."""
 
     name: str
     """Its path in the model."""
     module: nn.Module
     input_name: str
-    """The keyword under which it takes its input, where that is not the first argument."""
+    """The keyword of its input, for calls without positional arguments."""
     shape: HeadShape
     parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
-    """Those of query, key and value that one projection of the layer's input gives."""
+    """Query, key and value, as far as each is the result of one projection of the layer's input."""
     output: Slot | None = None
-    """The projection that takes the heads' outputs side by side; it may stand outside the module."""
+    """The output projection, which may stand outside the module; None if none takes the heads' outputs unchanged."""
 
 
-def _between(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
-    """The whole with its last axis from start to stop replaced."""
+def _replace_columns(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
+    """Replace the columns from start to stop."""
     width = whole.shape[-1]
     if start == 0 and stop == width:
         return part

@@ -19,9 +19,9 @@ from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
-from tidegate.torch.retrofit.probe import answers, evaluating, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.probe import answers, evaluation_mode, largest_change, largest_number, probe_inputs
 from tidegate.torch.retrofit.refusal import places_of_weights
-from tidegate.torch.retrofit.wrappers import unwrapped
+from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
 def merge_gates(model: nn.Module) -> None:
@@ -38,13 +38,13 @@ def merge_gates(model: nn.Module) -> None:
         ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix or is used in
             another place too; it names the layer. And if the probe's answers change.
     """
-    base = unwrapped(model)
+    base = unwrap_model(model)
     folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _gates(layer)]
     if not folds:
         raise ValueError(f"{type(base).__name__} has no gates to merge; call add_gates(model) first.")
     inputs = probe_inputs(base)
     undo = _Undo(base, folds)
-    with evaluating(base):
+    with evaluation_mode(base):
         before = answers(base, inputs)
         for fold in folds:
             fold.apply()
@@ -60,7 +60,7 @@ def merge_gates(model: nn.Module) -> None:
 
 
 def constant_values(gate: AttentionGate) -> Tensor | None:
-    """The gate's values (H, D), D = 1 for the grain `head`, if they depend on nothing; else None."""
+    """Return the gate's values (H, D), D = 1 for the grain `head`, if they are constant; else None."""
     weights = dict(gate.named_parameters())
     bias = weights.pop("bias", None)
     if all(weight.any() for weight in weights.values()):
@@ -91,7 +91,7 @@ class _Fold:
 
 
 class _Undo:
-    """What is needed to bring a model back to before its gates were merged."""
+    """Weights, gates and implementation of a model before its gates are merged; a call restores them."""
 
     def __init__(self, model: PreTrainedModel, folds: Sequence[_Fold]) -> None:
         self.model = model
@@ -115,23 +115,23 @@ def _gates(layer: GatedLayer) -> list[AttentionGate]:
 
 
 def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fold:
-    def refused(reason: str) -> ValueError:
+    def refusal(reason: str) -> ValueError:
         return ValueError(f"The gate {gate.gate} of {layer.layout.name} cannot be merged: {reason}.")
 
     if gate.gate.op != "multiply":
-        raise refused("it adds to what it gates, which no projection's matrix can do")
+        raise refusal("it adds to what it gates, which no projection's matrix can do")
     if (values := constant_values(gate)) is None:
-        raise refused("it is not constant, since its matrix is not zero")
+        raise refusal("it is not constant, since its matrix is not zero")
     site = gate.gate.site
     at_output = site in ("output", "dense")
     slot = layer.layout.output if at_output else layer.layout.parts[site].slot
     if slot is None:
-        raise refused("no projection takes the attention output as it is")
+        raise refusal("no projection takes the attention output as it is")
     projection = slot.module
     if not isinstance(projection, nn.Linear | Conv1D):
-        raise refused(f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
+        raise refusal(f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
     if len(places := places_of_weights(model, projection)) > 1:
-        raise refused(f"the same weights are in {' and '.join(places)}, and would be changed there too")
+        raise refusal(f"the same weights are in {' and '.join(places)}, and would be changed there too")
     return _Fold(projection=projection, factors=_factors(layer, gate, projection, values), of_input=site == "output")
 
 

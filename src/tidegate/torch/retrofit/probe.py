@@ -1,4 +1,4 @@
-"""A small input for any model, and what the model answers: to see whether a change left it as it was.
+"""Run a model on a small made-up input, to compare its answers before and after a change.
 
 Legend: B batch, T positions.
 """
@@ -18,9 +18,9 @@ _PADDED = 3
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Random tokens with padding on the left, on the right and nowhere, or random images.
+    """Make random tokens with padding on the left, on the right and nowhere, or random images.
 
-    Only models whose main input is `input_ids` or `pixel_values` have one.
+    A model whose main input is neither `input_ids` nor `pixel_values` is refused.
     """
     generator = torch.Generator().manual_seed(0)
     config: Any = model.config
@@ -42,8 +42,8 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Generator[None]:
-    """The model in evaluation mode, and afterwards every module in the mode that it had."""
+def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
+    """Hold the model in evaluation mode, then give every module back the mode that it had."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -55,7 +55,7 @@ def evaluating(model: torch.nn.Module) -> Generator[None]:
 
 @torch.no_grad()
 def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """All tensors of the model's answer, in one pass and, where the model has a cache, in two that share it."""
+    """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it."""
     whole = model(**inputs)
     found = _tensors(whole)
     if getattr(whole, "past_key_values", None) is None or "input_ids" not in inputs:
@@ -67,7 +67,7 @@ def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Whether nan stands in the same places, and all bits are equal elsewhere.
+    """Tell whether nan stands in the same places, and all bits are equal elsewhere.
 
     Some attention functions answer nan where a query may see nothing, and the bits of nan are not always the same.
     """
@@ -78,12 +78,12 @@ def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """The largest difference of two numbers; infinite where just one of them is nan, and 0 where both are."""
+    """Return the largest difference of two numbers; infinite if only one of them is nan, 0 if both are."""
     return max(float(_changes(a, b).max()) for a, b in zip(ours, theirs, strict=True))
 
 
 def largest_number(found: Sequence[Tensor]) -> float:
-    """The largest absolute value, nan left out."""
+    """Return the largest absolute value, nan left out."""
     return max(float(_without_nan(each).abs().max()) for each in found)
 
 

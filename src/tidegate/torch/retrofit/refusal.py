@@ -21,20 +21,20 @@ from tidegate.torch.retrofit.layer import GATES_NAME
 from tidegate.torch.retrofit.layout import AttentionLayout, PartKind, Slot
 
 
-def refused(model: nn.Module, reason: str) -> ValueError:
-    """The error for a model that cannot take gates."""
+def refusal(model: nn.Module, reason: str) -> ValueError:
+    """Return the error that says why a model cannot take gates."""
     return ValueError(f"{type(model).__name__} cannot take gates: {reason}.")
 
 
 def require_model(model: PreTrainedModel) -> None:
-    """A model that is known to fit, as far as can be told without running it."""
+    """Refuse a model that cannot take gates, as far as can be told without running it."""
     if torch.is_inference_mode_enabled():
-        raise refused(
+        raise refusal(
             model,
             "its projections are found by gradients, which torch.inference_mode() does without; leave that mode first",
         )
     if any(weight.is_meta for weight in model.parameters()):
-        raise refused(
+        raise refusal(
             model,
             "some of its weights are on the meta device, not loaded or offloaded, and have no values; load the whole "
             "model onto a device first",
@@ -42,20 +42,20 @@ def require_model(model: PreTrainedModel) -> None:
     config: Any = model.config
     for flag in ("is_encoder_decoder", "add_cross_attention"):
         if getattr(config, flag, False):
-            raise refused(model, f"its configuration says {flag}, and cross-attention has no input of its own to read")
+            raise refusal(model, f"its configuration says {flag}, and cross-attention has no input of its own to read")
     if not any(calls_interface(type(module)) for module in model.modules()):
-        raise refused(model, "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS")
+        raise refusal(model, "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS")
     if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
-        raise refused(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
+        raise refusal(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
 
 
 def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
-    """Every attention module of the model attended to its own input during the probe, keywords and all."""
+    """Refuse a model with an attention module that the probe did not reach as self-attention."""
     reached = {layer.module for layer in layers}
     missed = [name for name, module in model.named_modules() if calls_interface(type(module)) and module not in reached]
     if missed:
-        raise refused(
+        raise refusal(
             model,
             f"a plain input does not come to the attention function of {', '.join(missed)}, or not as self-attention, "
             "or without the keywords of the module's call",
@@ -63,13 +63,13 @@ def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -
 
 
 def require_gateable(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
-    """Every layer has what every gate needs."""
+    """Refuse gates of which one layer lacks what they gate or read."""
     for layer in layers:
         if GATES_NAME in dict(layer.module.named_children()):
-            raise refused(model, f"{layer.name} has a child {GATES_NAME!r} already; remove_gates(model) first")
+            raise refusal(model, f"{layer.name} has a child {GATES_NAME!r} already; remove_gates(model) first")
         for gate in gates:
-            if (reason := _objection(layer, gate) or _shared(model, layer, gate)) is not None:
-                raise refused(model, f"{gate} does not fit {layer.name}, where {reason}")
+            if (reason := _objection(layer, gate) or _sharing_objection(model, layer, gate)) is not None:
+                raise refusal(model, f"{gate} does not fit {layer.name}, where {reason}")
 
 
 def _objection(layer: AttentionLayout, gate: Gate) -> str | None:
@@ -86,7 +86,7 @@ def _objection(layer: AttentionLayout, gate: Gate) -> str | None:
     return None
 
 
-def _shared(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str | None:
+def _sharing_objection(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str | None:
     slots: dict[str, Slot | None] = {kind: part.slot for kind, part in layer.parts.items()}
     hooked = {**slots, "dense": layer.output}
     for needed in (gate.site, gate.reads):
@@ -98,15 +98,15 @@ def _shared(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str |
 
 
 def places_of_module(model: nn.Module, module: nn.Module) -> list[str]:
-    """The paths at which a module stands; a layer that runs several times is one place."""
+    """List the paths at which a module stands; a layer that runs several times has one."""
     return list(_places(model, lambda child: child is module))
 
 
 def places_of_weights(model: nn.Module, module: nn.Module) -> list[str]:
-    """The paths of all modules with a parameter of this one, itself among them."""
+    """List the paths of all modules that share a parameter with this one, its own included."""
     own = list(module.parameters(recurse=False))
     return list(
-        _places(model, lambda child: any(_same(a, b) for a in child.parameters(recurse=False) for b in own)),
+        _places(model, lambda child: any(_share_memory(a, b) for a in child.parameters(recurse=False) for b in own)),
     )
 
 
@@ -117,5 +117,5 @@ def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[s
                 yield f"{path}.{name}" if path else name
 
 
-def _same(ours: Tensor, theirs: Tensor) -> bool:
+def _share_memory(ours: Tensor, theirs: Tensor) -> bool:
     return ours is theirs or (ours.data_ptr() == theirs.data_ptr() != 0)

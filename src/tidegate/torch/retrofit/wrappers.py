@@ -1,7 +1,7 @@
-"""Models and modules inside the wrappers that adapters put around them.
+"""Find models and modules inside the wrappers of adapters.
 
-A wrapper is known by what it holds: a model under `get_base_model()`, a layer under `base_layer`, or a module under
-`original_module` with trained copies under `modules_to_save`.
+A wrapper is recognised by what it holds: a model under `get_base_model()`, a layer under `base_layer`, or a module
+under `original_module` with trained copies under `modules_to_save`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tidegate.torch.gate import AttentionGates
 _ADAPTED, _ORIGINAL, _COPIES = "base_layer", "original_module", "modules_to_save"
 
 
-def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The model of transformers that a wrapper with adapters stands around, or the model itself."""
+def unwrap_model(model: nn.Module) -> PreTrainedModel:
+    """Return the transformers model inside a wrapper with adapters, or the model itself."""
     get_base_model = None if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", None)
     inner = model if get_base_model is None else get_base_model()
     if not isinstance(inner, PreTrainedModel):
@@ -29,20 +29,20 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
-def acting(module: nn.Module) -> nn.Module:
-    """What acts in the place of a module: of a wrapper with trained copies the active one, or else the original."""
+def acting_module(module: nn.Module) -> nn.Module:
+    """Return the module that runs here: of a wrapper with trained copies the active copy, else the original."""
     while (inner := _acting_inside(module)) is not None:
         module = inner
     return module
 
 
 def acting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module that acts, by the path that it would have without trained copies; not what is inside gates."""
+    """Yield every module that runs, by its path without wrappers of trained copies; gates are not entered."""
     return _walk(model, "", _acting_inside)
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module by its path, as if no adapter stood around any; gates are left out."""
+    """Yield every module by its path without adapters; gates are left out."""
     return ((path, each) for path, each in _walk(model, "", _base_inside) if not isinstance(each, AttentionGates))
 
 
