@@ -9,9 +9,10 @@ from tidegate.lab.compare.mechanism_panels import mechanism_panels
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
+from tidegate.torch.observing import CLOSED_BELOW, STATISTIC_NAMES
 
-ATTENTION = ["sink mass", "sink impact", "entropy (nats)"]
-COURSES = ["sink mass", "sink impact", "entropy", "largest activation", "effective rank"]
+ATTENTION = ["sink mass", "sink impact", "sink contribution", "entropy (nats)"]
+COURSES = ["sink mass", "sink impact", "sink contribution", "entropy", "largest activation", "effective rank"]
 NORMS = ["gradient norm", "gates' gradient norm"]
 
 
@@ -47,12 +48,12 @@ def without(lines, variant):
 def test_gates_are_mapped_by_layer_and_head_as_means_over_seeds(compared):
     summary = summarise(compared)
     views = views_of(mechanism_panels(summary), "Gates by layer and head")
-    assert list(views) == ["mean gate", "share below 0.1", "spread over tokens"]
+    assert list(views) == ["mean gate", f"share below {CLOSED_BELOW}", "spread over tokens"]
     for name, field in zip(views, ("mean", "below", "spread"), strict=True):
         maps = maps_of(views[name])
         assert list(maps) == ["g1", "bma-query"]
         for variant in summary.variants[1:]:
-            expected = mean_over_runs(variant, lambda seen, f=field: getattr(next(iter(seen.gates.values())), f))
+            expected = mean_over_runs(variant, lambda seen, f=field: next(iter(seen.gates.values()))[f])
             assert flat(maps[variant.name]) == pytest.approx(flat(expected))
 
 
@@ -67,18 +68,29 @@ def test_attention_is_mapped_for_all_variants_the_control_too(compared):
     summary = summarise(compared)
     views = views_of(mechanism_panels(summary), "Attention by layer and head")
     assert list(views) == ATTENTION
-    for name, field in zip(views, ("sink_mass", "sink_impact", "entropy"), strict=True):
+    assert set(ATTENTION) <= set(STATISTIC_NAMES.values())
+    for name, field in zip(views, ("sink_mass", "sink_impact", "sink_contribution", "entropy"), strict=True):
         for variant in summary.variants:
             expected = mean_over_runs(variant, lambda seen, f=field: getattr(seen, f))
             assert flat(maps_of(views[name])[variant.name]) == pytest.approx(flat(expected))
             assert f"{variant.name} {fmean(flat(expected)):.3f}" in views[name].title
 
 
+def test_records_of_runs_without_a_contribution_have_no_map_of_it(compared):
+    def older(record):
+        observations = tuple(replace(seen, sink_contribution=None) for seen in record.observations)
+        return replace(record, observations=observations)
+
+    panels = mechanism_panels(summarise([older(line) if isinstance(line, Record) else line for line in compared]))
+    assert "sink contribution" not in views_of(panels, "Attention by layer and head")
+    assert "sink contribution" not in views_of(panels, "In the course of the training")
+
+
 def test_specialisation_is_the_spread_of_the_heads_mean_gates(compared):
     summary = summarise(compared)
     table = next(panel for panel in mechanism_panels(summary) if panel.kind == "table")
     assert [row[:2] for row in table.rows] == [("g1", 0.0), ("g1", 1.0), ("bma-query", 0.0), ("bma-query", 1.0)]
-    means = mean_over_runs(summary.variants[1], lambda seen: next(iter(seen.gates.values())).mean)
+    means = mean_over_runs(summary.variants[1], lambda seen: next(iter(seen.gates.values()))["mean"])
     assert table.rows[0][2:4] == pytest.approx((fmean(means[0]), pstdev(means[0])))
 
 

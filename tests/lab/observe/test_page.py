@@ -8,8 +8,9 @@ import pytest
 from tidegate.lab.observe.page import observation_page, observation_sections
 from tidegate.report import write_page
 from tidegate.report.page import Page
-from tidegate.torch.observing.observation import (
+from tidegate.torch.observing import (
     HISTOGRAM_EDGES,
+    STATISTIC_NAMES,
     GateSummary,
     LayerObservation,
     Moments,
@@ -17,20 +18,14 @@ from tidegate.torch.observing.observation import (
     ResidualSummary,
 )
 
-STATISTICS = ("entropy", "effective_keys", "mass", "impact", "mean_score")
-NAMES = {
-    "mass": "sink mass",
-    "impact": "sink impact",
-    "entropy": "entropy (nats)",
-    "effective_keys": "effective keys",
-    "mean_score": "mean score",
-}
+STATISTICS = ("entropy", "effective_keys", "mass", "impact", "contribution", "mean_score")
+NAMES = {key: name for key, name in STATISTIC_NAMES.items() if key in STATISTICS}
 
 
 def moments(statistic, mean):
-    counts = [0] * (len(HISTOGRAM_EDGES[statistic]) - 1)
-    counts[2], counts[3] = 30, 10
-    return Moments(count=40, mean=mean, std=mean / 4, low=0.0, high=1.0, histogram=tuple(counts))
+    empty = max(len(HISTOGRAM_EDGES.get(statistic, ())) - 5, 0)
+    histogram = (0, 0, 30, 10, *[0] * empty) if statistic in HISTOGRAM_EDGES else ()
+    return Moments(count=40, mean=mean, std=mean / 4, low=0.0, high=1.0, histogram=histogram)
 
 
 def layer(place, *, num_heads=2, length=6, gates=None, residual=True):

@@ -7,8 +7,9 @@ from lab_runs import LENGTH, model_of
 
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch
-from tidegate.lab.training.model import build_model, evaluate
-from tidegate.lab.training.observe import loss_by_position, observe
+from tidegate.lab.training.model import batch_loss, build_model, evaluate
+from tidegate.lab.training.observe import loss_by_position, observe_probe, summarise_observation
+from tidegate.torch.observing import CLOSED_BELOW, observe
 
 GATES = ["none", "g1", "bma", "g1-head+g5", "vga+bma-query"]
 VISION = {"d_model": 16, "num_layers": 2, "num_heads": 2, "image_size": 8, "patch_size": 4, "channels": 1}
@@ -68,12 +69,12 @@ class TestAttention:
     def test_entropy_is_that_of_the_plain_weights(self, config):
         model, batch = restless(config), example(config)
         expected = [by_head(torch.special.entr(plain_weights(trace)).sum(-1), config) for trace in traced(model, batch)]
-        assert_close(torch.tensor(observe(model, batch, tokens=0).entropy), torch.stack(expected))
+        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).entropy), torch.stack(expected))
 
     def test_sink_mass_is_the_plain_weight_of_the_first_position(self, config):
         model, batch = restless(config), example(config)
         expected = [by_head(plain_weights(trace)[..., 0], config) for trace in traced(model, batch)]
-        assert_close(torch.tensor(observe(model, batch, tokens=0).sink_mass), torch.stack(expected))
+        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).sink_mass), torch.stack(expected))
 
     def test_sink_impact_is_its_share_of_the_weighted_value_norms(self, config):
         model, batch = restless(config), example(config)
@@ -83,19 +84,20 @@ class TestAttention:
             norms = trace.value.double().norm(dim=-1).repeat_interleave(heads, dim=1)
             parts = plain_weights(trace) * norms[:, :, None]
             expected.append(by_head(parts[..., 0] / parts.sum(-1), config))
-        assert_close(torch.tensor(observe(model, batch, tokens=0).sink_impact), torch.stack(expected))
+        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).sink_impact), torch.stack(expected))
 
     def test_gates_are_seen_as_the_trace_has_them(self, config):
         model, batch = restless(config), example(config)
-        gates = observe(model, batch, tokens=0).gates
+        gates = observe_probe(model, batch, tokens=0).gates
         traces = traced(model, batch)
         assert set(gates) == set(traces[0].gates)
         for site, seen in gates.items():
             values = [trace.gates[site] for trace in traces]
             values = torch.stack([value.unsqueeze(2) if value.ndim == 3 else value for value in values])
-            assert_close(torch.tensor(seen.mean), values.mean(dim=(1, 2, 4)))
-            assert_close(torch.tensor(seen.below), (values < 0.1).float().mean(dim=(1, 2, 4)))
-            assert_close(torch.tensor(seen.spread), values.flatten(1, 2).std(dim=1).mean(dim=-1))
+            assert_close(torch.tensor(seen["mean"]), values.mean(dim=(1, 2, 4)))
+            assert_close(torch.tensor(seen["below"]), (values < CLOSED_BELOW).float().mean(dim=(1, 2, 4)))
+            spread = values.flatten(1, 2).std(dim=1, correction=0).mean(dim=-1)
+            assert_close(torch.tensor(seen["spread"]), spread)
 
 
 def test_attention_to_all_keys_alike_has_the_entropy_of_their_number():
@@ -103,7 +105,7 @@ def test_attention_to_all_keys_alike_has_the_entropy_of_their_number():
     with torch.no_grad():
         for block in model.stack.blocks:
             block.attention.q_proj.weight.zero_()
-    seen = observe(model, example(model.config), tokens=5)
+    seen = observe_probe(model, example(model.config), tokens=5)
     counts = torch.arange(2, LENGTH + 1, dtype=torch.float64)
     assert_close(torch.tensor(seen.entropy), counts.log().mean().expand(2, 2), dtype="float32")
     assert_close(torch.tensor(seen.sink_mass), (1 / counts).mean().expand(2, 2), dtype="float32")
@@ -114,7 +116,7 @@ def test_attention_to_all_keys_alike_has_the_entropy_of_their_number():
 def test_to_look_changes_nothing(config):
     model, batch = restless(config), example(config)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert observe(model, batch, tokens=0) == observe(model, batch, tokens=0)
+    assert observe_probe(model, batch, tokens=0) == observe_probe(model, batch, tokens=0)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(block._forward_hooks for block in model.stack.blocks)
@@ -134,26 +136,26 @@ def with_stream(rows):
 class TestTheResidualStream:
     def test_of_multiples_of_one_row_has_rank_one(self):
         row = torch.randn(16, generator=torch.Generator().manual_seed(0))
-        seen = observe(*with_stream(torch.outer(torch.arange(1.0, 9.0), row)), tokens=0)
+        seen = observe_probe(*with_stream(torch.outer(torch.arange(1.0, 9.0), row)), tokens=0)
         # Singular values from products are good to the root of float64's rounding.
         assert_close(torch.tensor(seen.effective_rank), torch.ones(2), dtype="float32")
 
     def test_of_orthonormal_rows_has_full_rank(self):
         rows = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(0))).Q
-        seen = observe(*with_stream(rows), tokens=0)
+        seen = observe_probe(*with_stream(rows), tokens=0)
         assert_close(torch.tensor(seen.effective_rank), torch.full((2,), 16.0), dtype="float32")
 
     def test_rank_is_that_of_the_normalised_singular_values(self):
         rows = torch.randn(12, 16, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 17.0)
         shares = torch.linalg.svdvals(rows.double())
         expected = torch.special.entr(shares / shares.sum()).sum().exp()
-        seen = observe(*with_stream(rows), tokens=0)
+        seen = observe_probe(*with_stream(rows), tokens=0)
         assert_close(torch.tensor(seen.effective_rank), expected.expand(2), dtype="float32")
 
     def test_its_largest_activation_counts_either_sign(self):
         rows = torch.zeros(8, 16)
         rows[:, 0], rows[3, 4] = 1.0, -7.0
-        assert observe(*with_stream(rows), tokens=0).largest_activation == (7.0, 7.0)
+        assert observe_probe(*with_stream(rows), tokens=0).largest_activation == (7.0, 7.0)
 
 
 @pytest.mark.parametrize("size", [math.nan, math.inf, 3e38])
@@ -162,11 +164,60 @@ def test_of_numbers_that_are_not_finite_there_is_nothing_to_see(size):
     with torch.no_grad():
         for block in model.stack.blocks:
             block.attention.v_proj.weight.fill_(size)
-    assert observe(model, example(model.config), tokens=0) is None
+    assert observe_probe(model, example(model.config), tokens=0) is None
 
 
-def test_a_stream_of_zeros_has_no_rank_and_is_not_looked_at():
-    assert observe(*with_stream(torch.zeros(8, 16)), tokens=0) is None
+def test_a_stream_of_zeros_has_rank_0():
+    seen = observe_probe(*with_stream(torch.zeros(8, 16)), tokens=0)
+    assert seen.effective_rank == (0, 0)
+    assert seen.sink_contribution == ((0, 0), (0, 0))
+
+
+def test_queries_that_all_see_themselves_alone_have_no_means():
+    config = model_of("g1", window=1)
+    seen = observe_probe(restless(config), example(config), tokens=0)
+    assert seen.entropy == seen.sink_mass == seen.sink_impact == ((None, None), (None, None))
+    assert seen.sink_contribution is None
+    assert seen.effective_rank[0] > 0
+
+
+@pytest.mark.parametrize("config", CASES, ids=lambda config: f"{type(config).__name__}-{config.gate}")
+def test_a_comparison_sees_what_observe_sees(config):
+    model, batch = restless(config), example(config)
+    summary = observe_probe(model, batch, tokens=7)
+    with torch.no_grad(), observe(model.eval()) as watcher:
+        model(batch.inputs)
+    layers = watcher.observation().layers
+    for field, statistic in {
+        "entropy": "entropy",
+        "sink_mass": "mass",
+        "sink_impact": "impact",
+        "sink_contribution": "contribution",
+    }.items():
+        assert getattr(summary, field) == tuple(tuple(each.mean for each in layer.heads[statistic]) for layer in layers)
+    assert summary.largest_activation == tuple(layer.residual.largest for layer in layers)
+    assert summary.effective_rank == tuple(layer.residual.effective_rank for layer in layers)
+    assert set(summary.gates) == set(layers[0].gates)
+    for site, figures in summary.gates.items():
+        gates = [layer.gates[site] for layer in layers]
+        assert figures["mean"] == tuple(gate.mean for gate in gates)
+        assert figures["below"] == tuple(gate.below for gate in gates)
+        assert figures["spread"] == tuple(gate.token_spread for gate in gates)
+    assert summary == summarise_observation(watcher.observation(), tokens=7)
+
+
+def test_to_look_draws_no_random_number_and_leaves_gradients_alone():
+    config = model_of("g1", dropout=0.5, attention_dropout=0.5)
+    model, batch = restless(config), example(config)
+    batch_loss(model, batch).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    observe_probe(model, batch, tokens=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(model.parameters(), gradients, strict=True))
+    # A draw would be seen.
+    batch_loss(model, batch)
+    assert not torch.equal(torch.get_rng_state(), state)
 
 
 class TestTheLossByPosition:

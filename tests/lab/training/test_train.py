@@ -14,7 +14,7 @@ from tidegate.lab.training import train
 from tidegate.lab.training.checkpoint import forget_checkpoint
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.model import build_model, evaluate, training_flops
-from tidegate.lab.training.observe import observe
+from tidegate.lab.training.observe import observe_probe
 from tidegate.lab.training.train import Surroundings, make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
@@ -180,7 +180,7 @@ class TestTheRecord:
             for step in range(STEPS)
         ]
         assert record.loss == evaluate(model, data.validation()).loss
-        assert record.observations[-1] == observe(model, data.probe(), tokens=record.tokens)
+        assert record.observations[-1] == observe_probe(model, data.probe(), tokens=record.tokens)
         means = torch.tensor(figures, dtype=torch.float64).unflatten(0, (4, 3)).mean(dim=1)
         noted = [(p.train_loss, p.gradient_norm, p.gate_gradient_norm) for p in record.curve]
         assert_close(torch.tensor(noted, dtype=torch.float64), means)

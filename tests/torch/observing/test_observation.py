@@ -59,7 +59,7 @@ def test_other_json_is_refused(text):
 
 def test_the_table_has_a_line_for_each_head():
     title, header, *rows = OBSERVATION.table().splitlines()
-    assert title == "2 batches; mass and impact of the first key"
+    assert title == "2 batches; mass, impact and contribution of the first key"
     assert header.split("  ")[0].strip() == "layer"
     assert [name in header for name in ("sink mass", "sink impact", "value gate", "dense gate")] == [True] * 4
     assert len({len(line) for line in (header, *rows)}) == 1
@@ -67,14 +67,14 @@ def test_the_table_has_a_line_for_each_head():
     assert [(row[0], row[1]) for row in cells] == [
         (name, str(head)) for name in ("model.layers.0.self_attn", "b") for head in range(4)
     ]
-    assert cells[1][2:] == ["2.500", "5.25", "1.1250", "1.0625", "0.2500", "0.5000"]
-    assert cells[2][6:] == ["0.7500", "0.5000"]
-    assert cells[4][6:] == ["-", "-"]
+    assert cells[1][2:] == ["2.500", "5.25", "1.1250", "1.0625", "-", "0.2500", "0.5000"]
+    assert cells[2][7:] == ["0.7500", "0.5000"]
+    assert cells[4][7:] == ["-", "-"]
 
 
 def test_the_table_of_other_keys_speaks_of_no_sink():
     table = replace(OBSERVATION, keys="the keys at 3, 5", num_batches=1).table()
-    assert table.startswith("1 batch; mass and impact of the keys at 3, 5\n")
+    assert table.startswith("1 batch; mass, impact and contribution of the keys at 3, 5\n")
     assert "sink" not in table
 
 
@@ -83,14 +83,16 @@ def test_a_head_that_saw_nothing_has_no_numbers_in_the_table():
     assert replace(OBSERVATION, layers=(empty,)).table().splitlines()[2].split()[2:6] == ["-"] * 4
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1, (0,)), (2, (0, 8)), (3, (0, 6, 12)), (7, tuple(range(0, 14, 2)))])
-def test_thinning_keeps_evenly_spaced_positions(limit, kept):
-    (thin,) = replace(OBSERVATION, layers=(layer(num_positions=7),)).thinned(limit).layers
-    assert thin.positions == kept
-    assert thin.by_position["mass"][0] == tuple(position / 2 for position in kept)
-    assert thin.heads == layer().heads
+@pytest.mark.parametrize(
+    ("limit", "means"), [(1, (3,)), (2, (1.5, 5)), (3, (1, 4, 6)), (7, tuple(range(7))), (9, tuple(range(7)))]
+)
+def test_a_long_curve_is_given_as_means_of_stretches(limit, means):
+    (short,) = replace(OBSERVATION, layers=(layer(num_positions=7),)).in_stretches(limit).layers
+    assert short.positions == tuple(int(2 * mean) for mean in means)
+    assert short.by_position["mass"][0] == means
+    assert short.heads == layer().heads
 
 
-def test_thinning_to_nothing_is_refused():
-    with pytest.raises(ValueError, match="num_positions must be at least 1; got 0"):
-        OBSERVATION.thinned(0)
+def test_curves_without_points_are_refused():
+    with pytest.raises(ValueError, match="num_points must be at least 1; got 0"):
+        OBSERVATION.in_stretches(0)

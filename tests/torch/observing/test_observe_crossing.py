@@ -83,7 +83,7 @@ def test_a_decoder_of_equal_length_keeps_its_queries():
     counts = {layer.name: layer.heads["mass"][0].count for layer in watcher.observation().layers}
     assert counts == {
         "encoder.layers.0.self_attn": 10,
-        "decoder.layers.0.self_attn": 12,
+        "decoder.layers.0.self_attn": 10,
         "decoder.layers.0.encoder_attn": 12,
     }
 

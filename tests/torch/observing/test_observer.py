@@ -89,7 +89,7 @@ def test_the_update_of_the_lab_is_watched_and_trains_the_same():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, plain, strict=True))
     assert nothing == []
     assert [(step, found.num_batches) for step, found in history] == [(0, 1), (2, 1)]
-    assert {found.layers[0].heads["mass"][0].count for _, found in history} == {32}
+    assert {found.layers[0].heads["mass"][0].count for _, found in history} == {28}
 
 
 def test_only_a_watched_step_has_a_watcher():
@@ -210,7 +210,7 @@ def test_the_trainer_of_transformers_is_watched_and_trains_the_same(tmp_path, op
     for _, observation in history:
         assert observation.num_batches == batches
         assert [layer.name for layer in observation.layers] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-        assert observation.layers[0].heads["mass"][0].count == batches * 2 * 9
+        assert observation.layers[0].heads["mass"][0].count == batches * 2 * 8
     hooks, others = ([len(module._forward_hooks) for module in one.modules()] for one in (model, plain))
     assert hooks == others
 

@@ -1,0 +1,232 @@
+"""What a key set adds to a layer's output, against the whole matrix of weights; and where it is not known."""
+
+import pytest
+import torch
+from closeness import assert_close
+from observed import qkv, several_keys, weights_and_scores
+from torch import nn
+from torch.nn import functional as F
+
+from tidegate.torch import GatedAttention, TransformerConfig, TransformerLM, observe
+from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.statistics import attention_statistics, key_set_output
+
+GATES = ["none", "g1", "g1-head", "bma", "bma-query", "vga+g1", "output:input:add", "g1+g5", "output:output:silu"]
+CAUSAL = torch.ones(7, 7, dtype=torch.bool).tril()
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "bool": {"attn_mask": CAUSAL[None, None]},
+    "one column": {"attn_mask": torch.tensor([True] * 6 + [False])[None, None, :, None]},
+    "additive": {"attn_mask": torch.randn(2, 4, 7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)},
+    "by row": {"attn_mask": torch.tensor([[True] * 7, [False] * 2 + [True] * 5])[:, None, None]},
+}
+KEYS = {
+    "first": (0,),
+    "several": (0, 3, 5),
+    "none": (),
+    "all": torch.ones(7, dtype=torch.bool),
+    "by row": torch.arange(14).view(2, 7) % 3 == 0,
+}
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("num_groups", [2, 4])
+def test_what_queries_take_in_from_a_key_set_is_that_of_the_whole_weights(mask, keys, num_groups):
+    options, chosen = MASKS[mask], KEYS[keys]
+    q, k, v = qkv(G=num_groups)
+    call = AttentionCall(q, k, v, options.get("attn_mask"), options.get("is_causal", False), None)
+    statistics = attention_statistics(q, k, v, mask=call.mask, causal=call.causal)
+    weights, _ = weights_and_scores(q, k, v, **options)
+    in_set = torch.tensor([key in chosen for key in range(7)]) if isinstance(chosen, tuple) else chosen
+    expected = (weights * in_set.double().view(-1, 1, 1, 7)) @ v.repeat_interleave(4 // num_groups, 1)
+    assert_close(key_set_output(call, statistics.log_partition, chosen), expected)
+
+
+def test_many_queries_are_taken_block_by_block():
+    q, k, v = qkv(T=200, S=200)
+    weights, _ = weights_and_scores(q, k, v, is_causal=True)
+    statistics = attention_statistics(q, k, v, causal=True)
+    everything = torch.ones(200, dtype=torch.bool)
+    assert_close(
+        key_set_output(AttentionCall(q, k, v, None, True, None), statistics.log_partition, everything), weights @ v
+    )
+
+
+def contributions(trace, gate):
+    """(B, H, T) by the definition, from a trace and the whole matrix of weights."""
+    groups = trace.query.shape[1] // trace.key.shape[1]
+    weights, _ = weights_and_scores(
+        trace.query, trace.key, trace.value, is_causal=trace.causal, attn_mask=trace.mask, scale=trace.scale
+    )
+    from_first = weights[..., :1] * trace.value.repeat_interleave(groups, 1)[:, :, :1]
+    output = trace.output.transpose(1, 2)
+    if "output" in trace.gates:
+        values = trace.gates["output"].transpose(1, 2)
+        from_first, output = (from_first, output + values) if "add" in gate else (from_first * values, output * values)
+    counted = several_keys(weights)
+    squares = torch.where(counted, output.square().sum(-1), 0).sum(dim=(0, 2)) / counted.sum(dim=(0, 2))
+    return from_first.norm(dim=-1) / squares.sum().sqrt(), counted
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "window": 3, "rope": True}, {"causal": False}])
+@pytest.mark.parametrize("gate", GATES)
+@torch.no_grad()
+def test_contribution_is_the_norm_after_the_gate_over_that_of_the_whole_output(gate, options):
+    torch.manual_seed(0)
+    layer = GatedAttention(16, 4, gate=gate, dtype=torch.float64, **options)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    x = torch.randn(3, 9, 16, dtype=torch.float64)
+    _, trace = layer(x, return_trace=True)
+    with observe(layer) as watcher:
+        layer(x)
+    (found,) = watcher.observation().layers
+    expected, counted = contributions(trace, gate)
+    for head, moments in enumerate(found.heads["contribution"]):
+        chosen = expected[:, head][counted[:, head]]
+        assert moments.count == len(chosen)
+        assert_close([moments.mean, moments.std], [float(chosen.mean()), float(chosen.std(correction=0))])
+        assert_close([moments.low, moments.high], [float(chosen.min()), float(chosen.max())])
+        assert_close(found.by_position["contribution"][head], expected[:, head].mean(dim=0))
+
+
+class GateThatCloses(nn.Module):
+    """Attention whose output gate closes by channel 0, and whose values leave out channels 0, 1 and 5."""
+
+    def __init__(self, closed):
+        super().__init__()
+        self.attention = GatedAttention(8, 2, gate="output:input:head:b0", dtype=torch.float64)
+        with torch.no_grad():
+            self.attention.get_parameter("attn_gate.output.weight").zero_()[..., 0, 0] = closed
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                getattr(self.attention, name).weight.copy_(torch.eye(8))
+            self.attention.v_proj.weight[[0, 1, 5]] = 0
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+def sink_queries():
+    """A first token with a short value; four tokens with long ones; five that look at the first and are to be shut."""
+    x = torch.zeros(2, 10, 8, dtype=torch.float64)
+    x[:, 0, [1, 5]], x[:, 0, [2, 6]] = 8, 1
+    content = 3 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 1:5, 2:4], x[:, 1:5, 6:8] = content[..., :2], content[..., 2:]
+    x[:, 5:, 0], x[:, 5:, [1, 5]] = 1, 2
+    return x
+
+
+@torch.no_grad()
+def test_an_output_gate_that_closes_on_sink_queries_lowers_contribution_and_not_impact():
+    x = sink_queries()
+    found = {}
+    for closed in (0.0, -12.0):
+        model = GateThatCloses(closed)
+        with observe(model) as watcher:
+            model(x)
+        (found[closed],) = watcher.observation().layers
+    open_, shut = found[0.0], found[-12.0]
+    assert open_.heads["impact"] == shut.heads["impact"]
+    assert open_.heads["mass"] == shut.heads["mass"]
+    for head in range(2):
+        before, after = (layer.by_position["contribution"][head][5:] for layer in (open_, shut))
+        assert min(before) > 0.1
+        assert max(after) < 1e-3
+        assert shut.heads["contribution"][head].mean < open_.heads["contribution"][head].mean
+    # The twin: a gate that is as open for all queries only scales, which the output projection can undo.
+    gate = model.attention.attn_gate.at("output")
+    gate.weight.zero_()
+    gate.bias.fill_(-2.0)
+    with observe(model) as watcher:
+        model(x)
+    (scaled,) = watcher.observation().layers
+    for one, other in zip(scaled.heads["contribution"], open_.heads["contribution"], strict=True):
+        assert_close(one.mean, other.mean)
+
+
+class Spelled(nn.Module):
+    """Attention of a stranger, whose output is changed on its way to the projection."""
+
+    def __init__(self, change, inner=False):
+        super().__init__()
+        self.change = change
+        self.out = nn.Linear(16, 16, bias=False)
+        self.gate = nn.Linear(16, 16)
+        self.core = Core() if inner else F.scaled_dot_product_attention
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        output = self.core(heads, heads, heads).transpose(1, 2).flatten(2)
+        return self.out(self.change(self, x, output))
+
+
+class Core(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+CHANGES = {
+    "none": (lambda _model, _x, output: output, True),
+    "a gate from the input": (lambda model, x, output: output * model.gate(x).sigmoid(), False),
+    "a gate from the output": (lambda model, _x, output: output * model.gate(output).sigmoid(), False),
+    "heads in another order": (lambda _model, _x, output: output.roll(4, dims=-1), False),
+    "a shift": (lambda _model, _x, output: output + 1e-3, False),
+}
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["in the layer", "in a module of its own"])
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_where_something_unknown_acts_on_the_output_nothing_is_said(change, inner):
+    torch.manual_seed(0)
+    function, known = CHANGES[change]
+    model = Spelled(function, inner)
+    with observe(model) as watcher:
+        model(torch.randn(2, 5, 16))
+    (layer,) = watcher.observation().layers
+    assert ("contribution" in layer.heads) == ("contribution" in layer.by_position) == known
+    assert ("-" in watcher.observation().table().splitlines()[2].split()) != known
+
+
+@torch.no_grad()
+def test_one_batch_that_was_not_seen_is_enough_to_say_nothing():
+    torch.manual_seed(0)
+    model = Spelled(lambda model, _x, output: output * model.factor)
+    model.factor = 1.0
+    with observe(model) as watcher:
+        model(torch.randn(2, 5, 16))
+        assert "contribution" in watcher.observation().layers[0].heads
+        model.factor = 0.5
+        model(torch.randn(2, 5, 16))
+        model.factor = 1.0
+        model(torch.randn(2, 5, 16))
+    assert "contribution" not in watcher.observation().layers[0].heads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_half_precision_and_training_mode_are_seen_too(dtype):
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(gate="g1", d_model=32, num_layers=2, num_heads=4)).to(dtype)
+    tokens = torch.randint(256, (2, 20))
+    with observe(model) as watcher:
+        model(tokens)
+    for layer in watcher.observation().layers:
+        assert 0 < layer.heads["contribution"][0].mean < 1
+
+
+@torch.no_grad()
+def test_pytorchs_own_attention_is_known():
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    with observe(model) as watcher:
+        _, weights = model(x, x, x, average_attn_weights=False)
+    value = F.linear(x, model.in_proj_weight[32:], model.in_proj_bias[32:]).unflatten(-1, (4, 4)).transpose(1, 2)
+    output = weights @ value
+    unit = output.square().sum(dim=(1, 3)).mean().sqrt()
+    expected = (weights[..., :1] * value[:, :, :1]).norm(dim=-1) / unit
+    found = [each.mean for each in watcher.observation().layers[0].heads["contribution"]]
+    assert_close(torch.tensor(found, dtype=torch.float64), expected.mean(dim=(0, 2)))

@@ -1,0 +1,106 @@
+"""The one rule for means: a query that may see a single key is left out of them, and kept in curves by position."""
+
+import pytest
+import torch
+from closeness import assert_close
+from observed import Attention, qkv
+from torch import nn
+
+from tidegate.torch import GatedAttention, KVCache, TransformerConfig, TransformerLM, observe
+
+EQUAL = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), torch.ones(1, 1, 4, 8)
+"""A row of four queries that share their weight among all keys that they may see."""
+
+
+def observed(mask=None, **options):
+    model = Attention()
+    with observe(model, **options) as watcher:
+        model(*EQUAL, attn_mask=mask, is_causal=mask is None)
+    (layer,) = watcher.observation().layers
+    return layer
+
+
+def test_means_begin_at_the_second_query_of_a_causal_row():
+    layer = observed()
+    (mass,), (entropy,) = layer.heads["mass"], layer.heads["entropy"]
+    assert mass.count == 3
+    assert_close(mass.mean, (1 / 2 + 1 / 3 + 1 / 4) / 3, dtype="float32")
+    assert_close(entropy.mean, float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), dtype="float32")
+    assert mass.high < 0.6
+    assert sum(mass.histogram) == 3
+
+
+def test_curves_by_position_begin_at_the_first():
+    layer = observed()
+    assert layer.positions == (0, 1, 2, 3)
+    assert_close(layer.by_position["mass"][0], [1, 1 / 2, 1 / 3, 1 / 4], dtype="float32")
+    assert layer.by_position["entropy"][0][0] == 0
+
+
+def test_the_first_query_of_each_packed_document_is_left_out():
+    documents = torch.tensor([0, 0, 1, 1])
+    mask = (documents[:, None] == documents).tril()
+    (entropy,) = observed(mask[None, None]).heads["entropy"]
+    assert entropy.count == 2
+    assert_close(entropy.mean, float(torch.tensor(2.0).log()), dtype="float32")
+
+
+def test_the_first_real_query_after_padding_is_left_out():
+    mask = torch.ones(4, 4, dtype=torch.bool).tril() & (torch.arange(4) >= 1)
+    layer = observed(mask[None, None])
+    assert layer.heads["mass"][0].count == 2
+    assert layer.positions == (1, 2, 3)
+
+
+def test_a_window_of_one_key_has_no_means():
+    layer = observed(torch.eye(4, dtype=torch.bool)[None, None])
+    assert {moments.count for by_head in layer.heads.values() for moments in by_head} == {0}
+    assert layer.positions == (0, 1, 2, 3)
+
+
+def test_without_causality_every_query_counts():
+    assert observed(torch.ones(1, 1, 4, 4, dtype=torch.bool)).heads["mass"][0].count == 4
+
+
+def test_a_source_of_a_single_key_has_no_means():
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad(), observe(model) as watcher:
+        model(torch.randn(2, 5, 8), torch.randn(2, 1, 8), torch.randn(2, 1, 8), need_weights=False)
+    assert watcher.observation().layers[0].heads["mass"][0].count == 0
+
+
+@torch.no_grad()
+def test_tokens_one_by_one_through_a_cache_count_as_the_whole_does():
+    torch.manual_seed(0)
+    layer, x = GatedAttention(16, 4, gate="g1").eval(), torch.randn(2, 6, 16)
+    with observe(layer) as whole:
+        layer(x)
+    cache = KVCache()
+    with observe(layer) as parts:
+        for token in x.split(1, dim=1):
+            layer(token, cache=cache)
+    one, other = (watcher.observation().layers[0] for watcher in (whole, parts))
+    assert one.positions == other.positions
+    for statistic, by_head in one.heads.items():
+        assert [each.count for each in by_head] == [each.count for each in other.heads[statistic]] == [10] * 4
+        assert_close([each.mean for each in by_head], [each.mean for each in other.heads[statistic]], dtype="float32")
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma"])
+def test_gates_count_every_token(gate):
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(gate=gate, d_model=16, num_layers=1, num_heads=2)).eval()
+    tokens = torch.randint(256, (2, 5))
+    with torch.no_grad(), observe(model) as watcher:
+        _, (trace,) = model(tokens, return_traces=True)
+    ((site, gates),) = watcher.observation().layers[0].gates.items()
+    assert_close(torch.tensor(gates.mean), trace.gates[site].mean(dim=(0, 1, 3)), dtype="float32")
+
+
+def test_heads_may_differ_in_what_they_see():
+    q, k, v = qkv(B=1, H=2, G=2, T=4, S=4)
+    mask = torch.stack([torch.ones(4, 4, dtype=torch.bool).tril(), torch.ones(4, 4, dtype=torch.bool)])
+    model = Attention()
+    with observe(model) as watcher:
+        model(q, k, v, attn_mask=mask[None])
+    assert [each.count for each in watcher.observation().layers[0].heads["mass"]] == [3, 4]
