@@ -121,7 +121,7 @@ class GatedAttention(SwitchedModule):
         Whether it is causal is said at each call, as in `nnx.MultiHeadAttention`, and not by the configuration.
         """
         options: dict[str, Any] = {name: getattr(config, name) for name in CommonOptions.__annotations__}
-        return cls(
+        layer = cls(
             config.num_heads,
             config.d_model,
             config.num_heads * config.shape.head_dim,
@@ -139,6 +139,8 @@ class GatedAttention(SwitchedModule):
             rngs=rngs,
             keep_rngs=keep_rngs,
         )
+        layer.config = config
+        return layer
 
     def __call__(
         self,

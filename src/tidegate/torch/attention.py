@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from tidegate.config import AttentionConfig, AttentionOptions, accept_options, d
 from tidegate.gate import Site
 from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
-from tidegate.torch.cache import KVCache
+from tidegate.torch.cache import AttentionCache, KVCache
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
@@ -108,36 +108,68 @@ class GatedAttention(nn.Module):
         return GatedAttention(**options, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Start anew, in every part: what a layer needs that was made on the meta device."""
+        """Draw all parameters anew, as a layer needs that was made on the meta device."""
         for module in self.modules():
             if module is not self and isinstance(reset := getattr(module, "reset_parameters", None), Callable):
                 reset()
 
+    @overload
     def forward(
         self,
         x: Tensor,
         *,
         context: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: Literal[True],
+    ) -> tuple[Tensor, AttentionTrace]: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: bool,
+    ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         return_trace: bool = False,
     ) -> Tensor | tuple[Tensor, AttentionTrace]:
-        """Attend.
+        """Attend; returns (B, T, M), and the trace if asked for.
 
-        Args:
-            x: (B, T, M).
-            context: (B, S, M) for cross-attention; None attends to x.
-            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions too;
-                a row that may see nothing gives 0 (through the output projection: its bias).
-            cache: continues from the positions that it holds, and takes the new ones.
-            positions: (T,) or (B, T) for the rotary embedding; None continues from the cache.
-            documents: (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row.
-            return_trace: whether to return an `AttentionTrace` too.
-
-        Returns:
-            (B, T, M), and the trace if asked for.
+        x            : (B, T, M)
+        context      : (B, S, M) for cross-attention; None attends to x
+        mask         : bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions
+                       too; a row that may see nothing gives 0 (through the output projection: its bias)
+        cache        : continues from the positions that it holds, and takes the new ones
+        positions    : (T,) or (B, T) for the rotary embedding; None continues from the cache
+        documents    : (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row
+        return_trace : whether to return an `AttentionTrace` too
         """
         require_layer_inputs(
             self.gates,
@@ -156,9 +188,11 @@ class GatedAttention(nn.Module):
         k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
         v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
-        q_BTHD, k_BSGD = self._gated("query", q_BTHD, reads), self._gated("key", k_BSGD, reads)
-        v_BSGD = self._gated("value", v_BSGD, reads)
-        q_BTHD, k_BSGD = self._located(q_BTHD, k_BSGD, positions, num_cached, crossing=context is not None)
+        q_BTHD, k_BSGD = self._apply_gate("query", q_BTHD, reads), self._apply_gate("key", k_BSGD, reads)
+        v_BSGD = self._apply_gate("value", v_BSGD, reads)
+        q_BTHD, k_BSGD = self._apply_norm_and_rotary(
+            q_BTHD, k_BSGD, positions, num_cached, crossing=context is not None
+        )
         q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
         if mask is not None and isinstance(cache, KVCache):
             # Before the cache takes anything, so that a refused call leaves it as it was.
@@ -172,10 +206,10 @@ class GatedAttention(nn.Module):
                 q_BHTD, k_BGSD, v_BGSD, documents, causal=self.causal, window=self.window, scale=self.scale
             )
         else:
-            k_BGSD, v_BGSD, mask, causal = self._restricted(x, k_BGSD, v_BGSD, mask, documents)
+            k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
             o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         reads = replace(reads, output=o_BHTD.transpose(1, 2))
-        y_BTM = self._projected(reads)
+        y_BTM = self._project_out(reads)
         if not return_trace:
             return y_BTM
         return y_BTM, AttentionTrace(
@@ -189,6 +223,9 @@ class GatedAttention(nn.Module):
             gates=self.attn_gate(reads),
         )
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     @property
     def scale(self) -> float:
         """What the products of queries and keys are multiplied by."""
@@ -198,10 +235,12 @@ class GatedAttention(nn.Module):
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
         metric = {} if self.metric is None else {METRIC_FIELDS[self.metric.kind]: self.metric.weight}
         heads_first = {
-            f"W_{name}": weight_by_head(projection.weight, self.shape.head_dim) for name, projection in self._inward()
+            f"W_{name}": weight_by_head(projection.weight, self.shape.head_dim)
+            for name, projection in self._inward_projections()
         }
         biases = {
-            f"b_{name}": bias_by_head(projection.bias, self.shape.head_dim) for name, projection in self._inward()
+            f"b_{name}": bias_by_head(projection.bias, self.shape.head_dim)
+            for name, projection in self._inward_projections()
         }
         return AttentionArrays(
             **heads_first,
@@ -223,7 +262,7 @@ class GatedAttention(nn.Module):
         )
 
     def num_parameters(self) -> int:
-        """How many numbers the layer learns."""
+        """Return how many numbers the layer learns."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, num_keys: float) -> float:
@@ -241,35 +280,35 @@ class GatedAttention(nn.Module):
         names = ("causal", "window", "dropout", "rotary", "temperature", "recompute_gate")
         return f"{sizes}, gate={self.gates}, " + ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
-    def _gated(self, site: Site, target: Tensor, reads: GateReads) -> Tensor:
+    def _apply_gate(self, site: Site, target: Tensor, reads: GateReads) -> Tensor:
         gate = self.attn_gate.at(site)
-        return target if gate is None else self._recomputed(gate.apply_to, target, gate.source(reads))
+        return target if gate is None else self._call_or_recompute(gate.apply_to, target, gate.source(reads))
 
-    def _projected(self, reads: GateReads) -> Tensor:
-        """The attention output under its gate, through the output projection and the dense gate."""
+    def _project_out(self, reads: GateReads) -> Tensor:
+        """Gate the attention output, project it, and gate the result at the dense site."""
         assert reads.output is not None
         gate = self.attn_gate.at("output")
         if gate is None:
             y_BTM = self.o_proj(reads.output.flatten(-2))
         else:
             # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
-            y_BTM = self._recomputed(
+            y_BTM = self._call_or_recompute(
                 lambda o, source: self.o_proj(gate.apply_to(o, source).flatten(-2)), reads.output, gate.source(reads)
             )
-        return self._gated("dense", y_BTM, reads)
+        return self._apply_gate("dense", y_BTM, reads)
 
-    def _recomputed(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-        """Call it; with `recompute_gate` keep its arguments alone, and call it again in the backward pass."""
+    def _call_or_recompute(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """Call the function; with `recompute_gate` keep its arguments alone, and call it again in the backward pass."""
         if not self.recompute_gate or inside_transform(*arguments):
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
-    def _located(
+    def _apply_norm_and_rotary(
         self, q_BTHD: Tensor, k_BSGD: Tensor, positions: Tensor | None, num_cached: int, *, crossing: bool
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys normalised and rotated, the queries under the metric."""
+        """Normalise and rotate queries and keys, and put the queries under the metric."""
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHD, k_BSGD = _normed(self.q_norm, q_BTHD), _normed(self.k_norm, k_BSGD)
+            q_BTHD, k_BSGD = _apply_norm(self.q_norm, q_BTHD), _apply_norm(self.k_norm, k_BSGD)
         if self.rotary is not None:
             q_turn = self._turn(q_BTHD, positions, start=num_cached)
             k_turn = self._turn(k_BSGD, None, start=0) if crossing else q_turn
@@ -282,10 +321,10 @@ class GatedAttention(nn.Module):
             positions = torch.arange(start, start + x_BTHD.shape[1], device=x_BTHD.device)
         return rotary_turn(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
 
-    def _restricted(
+    def _combine_masks(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """Keys, values, mask and causality as the kernel takes them."""
+        """Return keys, values, mask and causality as the kernel takes them."""
         batch, num_queries = x.shape[:2]
         if mask is not None:
             self._require_mask(mask, x, num_keys=k_BGSD.shape[2])
@@ -308,7 +347,7 @@ class GatedAttention(nn.Module):
     def _require_mask(self, mask: Tensor, x: Tensor, *, num_keys: int) -> None:
         require_mask(mask, (x.shape[0], self.shape.num_heads, x.shape[1], num_keys))
 
-    def _inward(self) -> tuple[tuple[str, nn.Linear], ...]:
+    def _inward_projections(self) -> tuple[tuple[str, nn.Linear], ...]:
         return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)
 
 
@@ -322,7 +361,7 @@ def bias_by_head(bias: Tensor | None, head_dim: int) -> Tensor | None:
     return None if bias is None else bias.unflatten(0, (-1, head_dim))
 
 
-def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+def _apply_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     # Autocast leaves the scale in its own dtype; the result keeps that of the projection, so that the cache does too.
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tidegate._refusals import require_num_caches
 from tidegate.config import StackConfig
 from tidegate.torch.attention import AttentionTrace, GatedAttention
-from tidegate.torch.cache import KVCache
+from tidegate.torch.cache import AttentionCache
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.kernel import inside_transform
 
@@ -41,17 +41,50 @@ class TransformerBlock(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
+    @overload
     def forward(
         self,
         x_BTM: Tensor,
         *,
         mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: Literal[True],
+    ) -> tuple[Tensor, AttentionTrace]: ...
+    @overload
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        return_trace: bool,
+    ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         return_trace: bool = False,
     ) -> Tensor | tuple[Tensor, AttentionTrace]:
-        """The stream after this block (B, T, M), and the attention's trace if asked for.
+        """Return the stream after this block (B, T, M), and the attention's trace if asked for.
 
         The options are those of `GatedAttention.forward`.
         """
@@ -63,10 +96,13 @@ class TransformerBlock(nn.Module):
             documents=documents,
             return_trace=return_trace,
         )
-        y_BTM, trace = attended if return_trace else (attended, None)
+        y_BTM, trace = attended if isinstance(attended, tuple) else (attended, None)
         x_BTM = x_BTM + self.dropout(y_BTM)
         x_BTM = x_BTM + self.dropout(self.feedforward(self.feedforward_norm(x_BTM)))
         return x_BTM if trace is None else (x_BTM, trace)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def flops_per_token(self, num_keys: float) -> float:
         """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
@@ -92,12 +128,12 @@ class TransformerStack(nn.Module):
         x_BTM: Tensor,
         *,
         mask: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[AttentionCache] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         return_traces: bool = False,
     ) -> tuple[Tensor, list[AttentionTrace]]:
-        """The embeddings (B, T, M) through all blocks and the norm, and the traces of all blocks if asked for.
+        """Pass the embeddings (B, T, M) through all blocks and the norm; returns also the traces if asked for.
 
         The options are those of `GatedAttention.forward`, with a cache for each block.
         """
@@ -116,6 +152,9 @@ class TransformerStack(nn.Module):
             else:
                 x_BTM = block(x_BTM, cache=cache, **options)
         return self.norm(x_BTM), traces
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def flops_per_token(self, num_keys: float) -> float:
         """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""

@@ -5,12 +5,25 @@ Legend: B batch, T new positions, S all positions, G key/value heads, D head wid
 
 from __future__ import annotations
 
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 from tidegate.sizes import require_size
+
+
+class AttentionCache(Protocol):
+    """What `GatedAttention` asks of a cache: `KVCache`, or one layer of a cache of transformers."""
+
+    @property
+    def length(self) -> int:
+        """Positions that it holds."""
+        ...
+
+    def update(self, key_BGTD: Tensor, value_BGTD: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Append the new positions; returns the keys and values to attend to, (B, G, S, D)."""
+        ...
 
 
 @final

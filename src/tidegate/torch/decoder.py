@@ -6,6 +6,7 @@ Legend: B batch, T positions, S attended positions, H heads, M model width, V to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from tidegate._refusals import require_learned_positions, require_num_logits, re
 from tidegate.config import TransformerConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
-from tidegate.torch.cache import KVCache
+from tidegate.torch.cache import AttentionCache, KVCache
 from tidegate.torch.generate import generate
 from tidegate.torch.initialize import initialize
 from tidegate.torch.masks import document_ids
@@ -51,28 +52,63 @@ class TransformerLM(nn.Module):
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
         initialize(self, seed=seed)
 
+    @overload
     def forward(
         self,
         tokens: Tensor,
         *,
         mask: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[AttentionCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        num_logits: int | None = None,
+        return_traces: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[AttentionCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        num_logits: int | None = None,
+        return_traces: Literal[True],
+    ) -> tuple[Tensor, list[AttentionTrace]]: ...
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[AttentionCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        num_logits: int | None = None,
+        return_traces: bool,
+    ) -> Tensor | tuple[Tensor, list[AttentionTrace]]: ...
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[AttentionCache] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         num_logits: int | None = None,
         return_traces: bool = False,
     ) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
-        """Logits (B, T, V), and each block's trace if asked for.
+        """Return the logits (B, T, V), and each block's trace if asked for.
 
-        Args:
-            tokens: (B, T) integers below the vocabulary's size.
-            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
-            caches: one for each block, as `new_caches` gives them; the tokens continue what they hold.
-            positions: (T,) or (B, T); None counts on from the caches, learned ones anew in each document.
-            documents: (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
-                packed row. No document sees another.
-            num_logits: give the logits of that many last positions alone; None gives all.
-            return_traces: whether to return an `AttentionTrace` for each block too.
+        tokens        : (B, T) integers below the vocabulary's size
+        mask          : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality
+        caches        : one for each block, as `new_caches` gives them; the tokens continue what they hold
+        positions     : (T,) or (B, T); None counts on from the caches, learned ones anew in each document
+        documents     : (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
+                        packed row. No document sees another
+        num_logits    : give the logits of that many last positions alone; None gives all
+        return_traces : whether to return an `AttentionTrace` for each block too
         """
         _check_input(tokens, positions, num_logits)
         batch, num_positions = tokens.shape
@@ -82,13 +118,16 @@ class TransformerLM(nn.Module):
         if self.position_embedding is not None:
             if positions is None:
                 start = caches[0].length if caches else 0
-                positions = self._counted(start, num_positions, documents, tokens.device)
+                positions = self._count_positions(start, num_positions, documents, tokens.device)
             x_BTM = x_BTM + self.position_embedding(positions)
         x_BTM, traces = self.stack(
             x_BTM, mask=mask, caches=caches, positions=positions, documents=documents, return_traces=return_traces
         )
         logits_BTV = self._logits(x_BTM if num_logits is None else x_BTM[:, -num_logits:])
         return (logits_BTV, traces) if return_traces else logits_BTV
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def generate(
         self,
@@ -146,7 +185,9 @@ class TransformerLM(nn.Module):
     def _logits(self, x_BTM: Tensor) -> Tensor:
         return F.linear(x_BTM, self.embedding.weight) if self.head is None else self.head(x_BTM)
 
-    def _counted(self, start: int, num_positions: int, documents: Tensor | None, device: torch.device) -> Tensor:
+    def _count_positions(
+        self, start: int, num_positions: int, documents: Tensor | None, device: torch.device
+    ) -> Tensor:
         """Positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
         counted = torch.arange(start, start + num_positions, device=device)
         if documents is None:

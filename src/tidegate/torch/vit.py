@@ -5,6 +5,8 @@ Legend: B batch, C channels, H height, W width, P patch size, N patches, T posit
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,8 +41,14 @@ class VisionTransformer(nn.Module):
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
         initialize(self, seed=seed)
 
+    @overload
+    def forward(self, images: Tensor, *, return_traces: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(self, images: Tensor, *, return_traces: Literal[True]) -> tuple[Tensor, list[AttentionTrace]]: ...
+    @overload
+    def forward(self, images: Tensor, *, return_traces: bool) -> Tensor | tuple[Tensor, list[AttentionTrace]]: ...
     def forward(self, images: Tensor, *, return_traces: bool = False) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
-        """Logits (B, K), and each block's trace if asked for.
+        """Return the logits (B, K), and each block's trace if asked for.
 
         images : (B, C, H, W), H and W the configured image size
         """
@@ -54,6 +62,9 @@ class VisionTransformer(nn.Module):
         pooled_BM = x_BTM[:, 0] if self.config.pooling == "class" else x_BTM.mean(dim=1)
         logits_BK = self.head(pooled_BM)
         return (logits_BK, traces) if return_traces else logits_BK
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
         """How many numbers the model learns; without the embeddings of patches and positions if not `embeddings`."""

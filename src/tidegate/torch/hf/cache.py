@@ -5,14 +5,14 @@ Legend: B batch, T new positions, S attended positions, G key/value heads, D hea
 
 from __future__ import annotations
 
-from typing import cast, final
+from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache
 
-from tidegate.torch.cache import KVCache
+from tidegate.torch.cache import AttentionCache
 
 
 @final
@@ -41,11 +41,11 @@ class CachedKeys:
             slots = torch.arange(self._num_slots, device=device)
             self._order = (slots + self.seen + num_queries) % self._num_slots
 
-    def layers(self, num_layers: int) -> list[KVCache] | None:
+    def layers(self, num_layers: int) -> list[AttentionCache] | None:
         """The cache of each layer, or None without a cache."""
         if self._cache is None:
             return None
-        return [cast("KVCache", LayerCache(self._cache, index, self)) for index in range(num_layers)]
+        return [LayerCache(self._cache, index, self) for index in range(num_layers)]
 
     def mask(self, attention_mask: Tensor | None) -> Tensor | None:
         """What hides keys, beside causality and window, in the order in which the layers see them.
@@ -106,7 +106,7 @@ class CachedKeys:
 
 @final
 class LayerCache:
-    """One layer of a transformers cache, with what `GatedAttention` asks of a `KVCache`."""
+    """One layer of a transformers cache, as an `AttentionCache`."""
 
     def __init__(self, cache: Cache, layer: int, keys: CachedKeys) -> None:
         self._cache = cache
