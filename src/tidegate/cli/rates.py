@@ -56,7 +56,7 @@ def rates(
         from tidegate.lab.studies.rates.figures import draw
         from tidegate.lab.studies.rates.page import rates_page
         from tidegate.lab.studies.rates.run import rates as run_study
-        from tidegate.lab.training.environment import environment
+        from tidegate.lab.training.machine import environment
         from tidegate.report import write_page
 
         with _display(console, quiet=quiet) as show:

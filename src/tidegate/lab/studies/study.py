@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tidegate._json import read_as
-from tidegate.lab.training.environment import environment
+from tidegate.lab.training.machine import environment
 from tidegate.report.page import Page, Prose, Section, Snippet
 
 

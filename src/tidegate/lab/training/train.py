@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from tidegate._json import read_as
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.lab.training.allocator import keep_freed_memory
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
+from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     Evaluation,
     Model,

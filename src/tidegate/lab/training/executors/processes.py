@@ -17,9 +17,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import final
 
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.executors.serial import noted_interrupt
+from tidegate.lab.training.machine import environment
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run

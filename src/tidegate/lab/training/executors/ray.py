@@ -11,9 +11,9 @@ from typing import Any, final
 import ray
 import ray.exceptions
 
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.executors.serial import noted_interrupt
+from tidegate.lab.training.machine import environment
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import Surroundings, execute_run
