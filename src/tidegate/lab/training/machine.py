@@ -11,8 +11,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import torch
-
 _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """The names that glibc's mallopt gives to its options."""
@@ -20,7 +18,7 @@ _KEPT_BYTES = 2**30
 
 
 def environment() -> dict[str, str]:
-    """What numbers may depend on besides the run: versions, processor, number of cores."""
+    """Return what numbers may depend on besides the run: versions, processor, number of cores."""
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {
         "python": platform.python_version(),
@@ -34,7 +32,7 @@ def environment() -> dict[str, str]:
 
 @cache
 def _source() -> str:
-    """A hash of this package's own code: a version alone does not tell two states of a working copy apart."""
+    """Hash this package's own code: a version alone does not tell two states of a working copy apart."""
     root = Path(__file__).parents[2]
     content = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -53,6 +51,8 @@ def _processor() -> str:
 
 def require_device(name: str) -> None:
     """Refuse a device that PyTorch does not know, or that this machine does not have."""
+    import torch
+
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
@@ -61,7 +61,7 @@ def require_device(name: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep up to a gibibyte that it frees; elsewhere than with glibc, do nothing.
+    """Make this process keep up to a gibibyte of freed memory; without glibc, do nothing.
 
     A training step frees and allocates the same megabytes again and again. By default they go back to the system, and
     each page comes anew, zeroed: about a fifth of a small model's step.
