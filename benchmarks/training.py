@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tidegate.config import TransformerConfig
 from tidegate.gates import Gates
-from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.request import PRESETS
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.torch import TransformerLM
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tidegate.lab.compare import run as compare_module
-from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.request import PRESETS
 from tidegate.lab.compare.run import compare
 from tidegate.lab.training.executors.serial import SerialExecutor
 

@@ -7,15 +7,14 @@ from tempfile import TemporaryDirectory
 from lab_runs import cost_of
 
 from tidegate.lab.compare.page import comparison_page
-from tidegate.lab.compare.presets import Preset
+from tidegate.lab.compare.request import Preset, parse_variants
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models.curvature_and_gauge import measure_run
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.checkpoint import checkpoint_path
 from tidegate.lab.training.records import Costs, Plan
 from tidegate.lab.training.run import Run
-from tidegate.lab.training.train import Surroundings, execute_run
+from tidegate.lab.training.train import RunContext, execute_run
 
 SIZE = Preset(d_model=16, num_layers=2, num_heads=2, batch_size=4, budget=1, lr=1e-2)
 
@@ -59,7 +58,7 @@ def executed_and_measured(runs):
     """A record of each run, then the measurements of the models of the first block."""
     with TemporaryDirectory() as place:
         folder = Path(place)
-        records = [execute_run(run, Surroundings(folder=folder)) for run in runs]
+        records = [execute_run(run, RunContext(folder=folder)) for run in runs]
         return records + [measure_run(run, checkpoint_path(folder, run.id)) for run in runs if run.block == 0]
 
 

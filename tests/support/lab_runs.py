@@ -7,15 +7,14 @@ from pathlib import Path
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.compare import run as compare_module
-from tidegate.lab.compare.presets import PRESETS, Preset
-from tidegate.lab.compare.run import Request, compare
-from tidegate.lab.compare.variants import parse_variants
+from tidegate.lab.compare.request import PRESETS, Preset, Request, parse_variants
+from tidegate.lab.compare.run import compare
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.records import Cost, Costs, Record
 from tidegate.lab.training.run import Run, Training
-from tidegate.lab.training.train import Surroundings, execute_run
+from tidegate.lab.training.train import RunContext, execute_run
 
 LENGTH = 16
 STEPS = 12
@@ -53,8 +52,8 @@ def run_of(task, *, gate="bma", variant="bma", seed=0, block=0, model=None, **tr
     )
 
 
-def executed(run, **around):
-    return execute_run(run, Surroundings(**around))
+def executed(run, **context):
+    return execute_run(run, RunContext(**context))
 
 
 def timeless(record):

@@ -19,7 +19,7 @@ from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
-    from tidegate.lab.compare.run import Request
+    from tidegate.lab.compare.request import Request
     from tidegate.lab.compare.summary import Summary, VariantSummary
     from tidegate.lab.training.run import Run
 
@@ -128,15 +128,13 @@ def compare(
     command = shlex.join(["tidegate", *sys.argv[1:]])
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        # There is no edge to keep within.
+        # Output is not a terminal: do not wrap.
         console.width = _WIDE
     try:
         from tidegate.lab.compare.page import comparison_page
-        from tidegate.lab.compare.presets import PRESETS
-        from tidegate.lab.compare.run import Request
+        from tidegate.lab.compare.request import PRESETS, Request, parse_variants
         from tidegate.lab.compare.run import compare as run_comparison
         from tidegate.lab.compare.summary import summarise
-        from tidegate.lab.compare.variants import parse_variants
         from tidegate.lab.tasks.catalogue import task_of
         from tidegate.lab.training.executors.executor import executor_of
         from tidegate.report import write_page
@@ -159,7 +157,7 @@ def compare(
             )
         else:
             _require_no_other_options(context)
-            request = _studied(study, margin=margin, command=command)
+            request = _study_request(study, margin=margin, command=command)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
@@ -169,7 +167,9 @@ def compare(
         page = write_page(comparison_page(summary), out)
     except ModuleNotFoundError as problem:
         stop(f"{problem}. Comparisons need the extra lab, pip install 'tidegate[lab]'; --executor ray needs cluster.")
-    except (ValueError, OSError) as problem:
+    except ValueError as problem:
+        stop(_name_option(str(problem)))
+    except OSError as problem:
         stop(problem)
     except RuntimeError as problem:
         stop(f"{problem} See {out / 'records.jsonl'}; the same command tries them again.", code=FAILED)
@@ -177,6 +177,23 @@ def compare(
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
     _print_summary(console, summary)
     console.print(f"The page: {page}", soft_wrap=True)
+
+
+_OPTIONS = {
+    "variants": "--variants",
+    "num_seeds": "--seeds",
+    "budget": "--tokens",
+    "margin": "--margin",
+    "tune_lr": "--tune-lr",
+    "device": "--device",
+}
+"""The options that set the fields of a `Request`."""
+
+
+def _name_option(message: str) -> str:
+    """Replace the field that a message begins with by its option; other messages stay as they are."""
+    field, space, rest = message.partition(" ")
+    return f"{_OPTIONS.get(field, field)}{space}{rest}"
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
@@ -232,11 +249,10 @@ def _require_no_other_options(context: typer.Context) -> None:
         raise ValueError(f"--study makes its own runs and does not read {options}. Leave them out.")
 
 
-def _studied(study: str, *, margin: float, command: str) -> Request:
+def _study_request(study: str, *, margin: float, command: str) -> Request:
     """The request that a study's runs make: their variants in order, the first the control."""
     from tidegate.gates import Gates
-    from tidegate.lab.compare.run import Request
-    from tidegate.lab.compare.variants import Variant
+    from tidegate.lab.compare.request import Request, Variant
 
     runs = _runs_of(study)
     variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}

@@ -234,14 +234,9 @@ class GatedAttention(nn.Module):
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
         metric = {} if self.metric is None else {METRIC_FIELDS[self.metric.kind]: self.metric.weight}
-        heads_first = {
-            f"W_{name}": weight_by_head(projection.weight, self.shape.head_dim)
-            for name, projection in self._inward_projections()
-        }
-        biases = {
-            f"b_{name}": bias_by_head(projection.bias, self.shape.head_dim)
-            for name, projection in self._inward_projections()
-        }
+        width = self.shape.head_dim
+        heads_first = {f"W_{name}": weight_by_head(linear.weight, width) for name, linear in self._inward_projections()}
+        biases = {f"b_{name}": bias_by_head(linear.bias, width) for name, linear in self._inward_projections()}
         return AttentionArrays(
             **heads_first,
             **biases,

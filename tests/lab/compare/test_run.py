@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from lab_runs import LENGTH, STEPS, model_of, records_of, request_of, run_of, text_of, timeless
 
+from tidegate.lab.compare import design
 from tidegate.lab.compare import run as compare_module
-from tidegate.lab.compare.matching import num_parameters
-from tidegate.lab.compare.presets import PRESETS
-from tidegate.lab.compare.run import CHECKPOINTS, Failed, Request, base_runs, compare, plan_of, records_path
+from tidegate.lab.compare.design import base_runs, make_plan, num_parameters
+from tidegate.lab.compare.request import PRESETS, Request, parse_variants
+from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare, records_path
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress
@@ -22,7 +22,7 @@ STEP = 4 * LENGTH
 
 
 def planned(request):
-    return plan_of(request, base_runs(request))
+    return make_plan(request, base_runs(request))
 
 
 def compared(request, folder, *, executor=None, tell=lambda _: None):
@@ -157,19 +157,19 @@ class TestAFolder:
 
     def test_that_was_begun_elsewhere_is_refused(self, task, tmp_path, miniatures, monkeypatch):
         pretended(request_of(task, budget=STEP), tmp_path / "out")
-        here = compare_module.environment()
-        monkeypatch.setattr(compare_module, "environment", lambda: here | {"torch": "99"})
+        here = design.environment()
+        monkeypatch.setattr(design, "environment", lambda: here | {"torch": "99"})
         words = f"was begun elsewhere (torch {here['torch']}, now 99)"
         with pytest.raises(ValueError, match=re.escape(words)):
             pretended(request_of(task, budget=STEP), tmp_path / "out")
 
     @pytest.mark.parametrize("seeds", [0, -1])
     def test_is_not_made_for_a_request_that_cannot_be(self, task, tmp_path, seeds):
-        with pytest.raises(ValueError, match=f"--seeds must be at least 1; got {seeds}"):
+        with pytest.raises(ValueError, match=f"num_seeds must be at least 1; got {seeds}"):
             request_of(task, num_seeds=seeds)
-        with pytest.raises(ValueError, match="--tokens must be at least 1; got 0"):
+        with pytest.raises(ValueError, match="budget must be at least 1; got 0"):
             request_of(task, budget=0)
-        with pytest.raises(ValueError, match=r"--margin must be a finite number of at least 0; got -0\.1"):
+        with pytest.raises(ValueError, match=r"margin must be a finite number of at least 0; got -0\.1"):
             request_of(task, margin=-0.1)
         with pytest.raises(DataError, match="gone"):
             compared(request_of(replace(task, source=str(tmp_path / "gone.txt"))), tmp_path / "out")

@@ -17,7 +17,7 @@ from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
-from tidegate.lab.training.executors.serial import SerialExecutor, noted_interrupt
+from tidegate.lab.training.executors.serial import SerialExecutor, note_interrupts
 from tidegate.lab.training.records import RecordFile
 
 
@@ -165,7 +165,7 @@ class TestASignal:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_is_noted_and_breaks_nothing_off(self, number):
         before = signal.getsignal(number)
-        with noted_interrupt() as noted:
+        with note_interrupts() as noted:
             os.kill(os.getpid(), number)
             assert noted == [number]
         assert signal.getsignal(number) is before

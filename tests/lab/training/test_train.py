@@ -15,7 +15,7 @@ from tidegate.lab.training.checkpoint import forget_checkpoint
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.model import build_model, evaluate, training_flops
 from tidegate.lab.training.observe import observe_probe
-from tidegate.lab.training.train import Surroundings, make_optimizer, train_step
+from tidegate.lab.training.train import RunContext, make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
 DEFAULT_GATES = ("none", "g1", "bma", "bma-query")
@@ -382,4 +382,4 @@ class TestAFailure:
 
     def test_is_no_stop(self, task):
         with pytest.raises(Interrupted):
-            train.execute_run(run_of(task), Surroundings(stopping=lambda: True))
+            train.execute_run(run_of(task), RunContext(stopping=lambda: True))

@@ -1,3 +1,30 @@
-"""A request to runs, verdicts and a page."""
+"""A request to runs, verdicts and a page: `tidegate compare`.
 
-__all__: list[str] = []
+Reads in one direction: `request` says what is asked for, `design` makes runs of it, `run` does them and records what
+came of them, `summary` judges the records, `fairness` checks them, `page` shows both.
+"""
+
+from __future__ import annotations
+
+from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
+from tidegate.lab.compare.page import comparison_page
+from tidegate.lab.compare.request import PRESETS, Preset, Request, Variant, parse_variants
+from tidegate.lab.compare.run import Failed, compare, records_path
+from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
+
+__all__ = [
+    "PRESETS",
+    "Failed",
+    "Preset",
+    "Request",
+    "Summary",
+    "Variant",
+    "VariantSummary",
+    "compare",
+    "comparison_page",
+    "fairness_checks",
+    "parse_variants",
+    "records_path",
+    "summarise",
+    "violations_in_words",
+]

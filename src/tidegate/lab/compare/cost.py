@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.allocator import keep_freed_memory
-from tidegate.lab.training.environment import environment
+from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Cost, Costs
 from tidegate.lab.training.run import Run

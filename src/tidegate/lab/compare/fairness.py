@@ -61,10 +61,10 @@ def _equal_conditions(summary: Summary) -> Iterator[Check]:
 def _shared(summary: Summary) -> Iterator[Check]:
     unequal_weights, unequal_batches = 0, 0
     for block in range(summary.plan.num_seeds):
-        prints = [variant.records[block].fingerprints for variant in summary.variants]
-        names = {name for own in prints for name in own if name.startswith("weights:")}
-        unequal_weights += sum(len({own[name] for own in prints if name in own}) > 1 for name in names)
-        unequal_batches += len({own["batches"] for own in prints}) > 1
+        fingerprints = [variant.records[block].fingerprints for variant in summary.variants]
+        names = {name for own in fingerprints for name in own if name.startswith("weights:")}
+        unequal_weights += sum(len({own[name] for own in fingerprints if name in own}) > 1 for name in names)
+        unequal_batches += len({own["batches"] for own in fingerprints}) > 1
     yield _check(
         "Shared weights start alike",
         unequal_weights == 0,

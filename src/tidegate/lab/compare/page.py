@@ -280,21 +280,21 @@ def _reproduction(summary: Summary) -> Iterator[Panel]:
     plan, run = summary.plan, summary.control.records[0].run
     yield Snippet(title="Command", text=plan.command or "(made from Python)")
     yield _differences(summary)
-    yield Snippet(title="Versions and machine", text=_indented(plan.environment))
-    yield Snippet(title="Data", text=_indented(plan.task))
-    yield Snippet(title=f"Model of {plan.control}", text=_indented(run["model"]))
-    yield Snippet(title=f"Training of {plan.control}", text=_indented(run["training"]))
-    prints = {f"{r.run['variant']}, seed {r.run['seed']}": r.id for v in summary.variants for r in v.records}
-    yield Snippet(title="Runs, by the hash of their content", text=_indented(prints))
+    yield Snippet(title="Versions and machine", text=_to_json(plan.environment))
+    yield Snippet(title="Data", text=_to_json(plan.task))
+    yield Snippet(title=f"Model of {plan.control}", text=_to_json(run["model"]))
+    yield Snippet(title=f"Training of {plan.control}", text=_to_json(run["training"]))
+    ids = {f"{r.run['variant']}, seed {r.run['seed']}": r.id for v in summary.variants for r in v.records}
+    yield Snippet(title="Runs, by the hash of their content", text=_to_json(ids))
 
 
 def _differences(summary: Summary) -> Table:
     """What of the configuration differs from the control's."""
-    control = _flat(summary.control.records[0].run)
+    control = _flatten(summary.control.records[0].run)
     rows = [
         (variant.name, name, str(control.get(name)), str(value))
         for variant in summary.variants
-        for name, value in _flat(variant.records[0].run).items()
+        for name, value in _flatten(variant.records[0].run).items()
         if name not in ("variant", "block") and value != control.get(name)
     ]
     titles = ("variant", "option", summary.plan.control, "variant's own")
@@ -305,10 +305,10 @@ def _differences(summary: Summary) -> Table:
     )
 
 
-def _flat(run: dict[str, Any]) -> dict[str, Any]:
+def _flatten(run: dict[str, Any]) -> dict[str, Any]:
     nested = {f"{part}.{name}": value for part in ("model", "training") for name, value in run[part].items()}
     return {name: value for name, value in run.items() if not isinstance(value, dict)} | nested
 
 
-def _indented(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)

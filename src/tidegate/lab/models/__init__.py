@@ -1,3 +1,20 @@
-"""Language models of ours and of others, loaded to be looked at; their curvature and gauge."""
+"""Language models of ours and of others, loaded for looking at: their tokens, their curvature, their gauge."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from tidegate.lab.models.curvature import model_curvature
+from tidegate.lab.models.curvature_and_gauge import measure_layers, measure_run
+from tidegate.lab.models.curvature_panels import curvature_page, curvature_panels
+from tidegate.lab.models.language_models import LanguageModel, language_model_of, load_language_model, token_windows
+
+__all__ = [
+    "LanguageModel",
+    "curvature_page",
+    "curvature_panels",
+    "language_model_of",
+    "load_language_model",
+    "measure_layers",
+    "measure_run",
+    "model_curvature",
+    "token_windows",
+]

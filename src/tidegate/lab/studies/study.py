@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from tidegate._json import read_as
 from tidegate.lab.studies.options import format_command
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Tell, ignore
+from tidegate.lab.training.machine import environment
 from tidegate.report.page import Page, Prose, Section, Snippet
 
 _Options = TypeVar("_Options")

@@ -1,3 +1,7 @@
-"""One `Run` to one `Record`: what is trained, how, and what is kept of it."""
+"""One `Run` to one `Record`: what is trained, how, and what is kept of it.
+
+Import from the modules: `run` describes a training, `train` does it, `executors` do many, `records` keep what came of
+them. This file imports none of them, so that events and records are read without loading PyTorch.
+"""
 
 __all__: list[str] = []

@@ -15,23 +15,23 @@ _LEADING = 8
 
 
 def weight_fingerprints(model: nn.Module) -> dict[str, str]:
-    """A hash of each parameter under its name and shape, and one of its leading channels under its name.
+    """Hash each parameter under its name and shape, and its leading channels under its name.
 
     Of two models, equal names and shapes have equal values if they start alike; of layers that differ in width, the
     leading channels are what they have in common. Gates at one site have nothing in common unless they are one gate.
     """
-    prints: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for path, module in model.named_modules():
         gate = f" of {module.gate}" if isinstance(module, AttentionGate) else ""
         for name, weight in module.named_parameters(prefix=path, recurse=False):
             leading = weight[tuple(slice(_LEADING) for _ in weight.shape)]
-            prints[f"weights:{name}{gate} {tuple(weight.shape)}"] = _digest(_bytes(weight.detach()))
-            prints[f"weights:{name}{gate} leading"] = _digest(_bytes(leading.detach()))
-    return prints
+            fingerprints[f"weights:{name}{gate} {tuple(weight.shape)}"] = _digest(_bytes(weight.detach()))
+            fingerprints[f"weights:{name}{gate} leading"] = _digest(_bytes(leading.detach()))
+    return fingerprints
 
 
 def batches_fingerprint(batches: Iterable[Batch]) -> str:
-    """A hash of some batches in their order."""
+    """Hash some batches in their order."""
     chained = ""
     for batch in batches:
         chained = chained_fingerprint(chained, batch)
@@ -39,7 +39,7 @@ def batches_fingerprint(batches: Iterable[Batch]) -> str:
 
 
 def chained_fingerprint(before: str, batch: Batch) -> str:
-    """A hash of a batch and of all before it: a run that goes on needs no more than the last one."""
+    """Hash a batch together with the hash of all before it, so that a run that goes on keeps one hash alone."""
     return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
 
 

@@ -17,12 +17,11 @@ from torch import nn
 
 from tidegate._json import read_as
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.lab.training.allocator import keep_freed_memory
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.training.loop import StepFigures, take_step
+from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     Evaluation,
     Model,
@@ -38,13 +37,13 @@ from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import gate_optimizer_groups
 
-_LOST = 1.5
+_DIVERGED = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What a run needs of the world: nothing here changes its numbers."""
+class RunContext:
+    """What surrounds a run: where it saves checkpoints, whom it tells, when it stops. None of it changes a number."""
 
     folder: Path | None = None
     """Where the run saves its checkpoints, the last at its end; None saves none."""
@@ -55,11 +54,11 @@ class Surroundings:
     """Time between two checkpoints."""
 
 
-def execute_run(run: Run, surroundings: Surroundings) -> Record:
-    """Train, or go on training; a failure becomes a record with its traceback, a stop raises `Interrupted`."""
+def execute_run(run: Run, context: RunContext) -> Record:
+    """Train, or go on from a checkpoint; a failure is a record with its traceback, a stop raises `Interrupted`."""
     keep_freed_memory()
     try:
-        return _Trainer(run, surroundings).record()
+        return _Trainer(run, context).record()
     except Interrupted:
         raise
     except Exception:
@@ -109,11 +108,11 @@ class _State:
 class _Trainer:
     """A run under way."""
 
-    def __init__(self, run: Run, surroundings: Surroundings) -> None:
+    def __init__(self, run: Run, context: RunContext) -> None:
         torch.set_num_threads(run.training.num_threads)
         self.run = run
         self.label = run_label(run.to_dict())
-        self.around = surroundings
+        self.context = context
         self.data: TaskData = run.task.load()
         self.device = torch.device(run.training.device)
         self.model = build_model(run.model, seed=run.seed)
@@ -123,18 +122,19 @@ class _Trainer:
         self.optimizer = make_optimizer(self.model, run)
         self.flops_per_token = training_flops(self.model)
         self.tokens_per_step = run.training.batch_size * run.task.length
-        self.validation = [self._placed(batch) for batch in self.data.validation()]
-        folder = surroundings.folder
+        self.validation = [self._to_device(batch) for batch in self.data.validation()]
+        folder = context.folder
         self.checkpoint = None if folder is None else checkpoint_path(folder, run.id)
-        self.state = self._resumed()
+        self.state = self._load_state()
         self.evaluation: Evaluation | None = None
 
     def record(self) -> Record:
-        """Train to the end, or to divergence, and say what came of it."""
+        """Train to the end, or to divergence, and return the record."""
         diverged = self._train()
-        return self._diverged(diverged) if diverged else self._finished()
+        return self._diverged_record(diverged) if diverged else self._final_record()
 
-    def _resumed(self) -> _State:
+    def _load_state(self) -> _State:
+        """Return the state in the checkpoint, or that of a run that begins."""
         state = None if self.checkpoint is None else load_checkpoint(self.checkpoint, self.model, self.optimizer)
         if state is None:
             return _State(started=datetime.now(UTC).isoformat(timespec="seconds"))
@@ -143,15 +143,15 @@ class _Trainer:
         return _State(**state, curve=curve, observations=observations)
 
     def _train(self) -> str:
-        """All steps that are left; gives where it diverged, or nothing."""
+        """Do the steps that are left; return where the run diverged, or an empty text."""
         state, options = self.state, self.run.training
         saved = time.monotonic()
         while state.step < options.steps:
             start = time.perf_counter()
             batch = self.data.batch(seed=self.run.seed, step=state.step, size=options.batch_size)
             if self._uses_dropout():
-                torch.manual_seed(_mixed(self.run.seed, state.step))
-            figures = train_step(self.model, self.optimizer, self._placed(batch), self.run, state.step)
+                torch.manual_seed(_dropout_seed(self.run.seed, state.step))
+            figures = train_step(self.model, self.optimizer, self._to_device(batch), self.run, state.step)
             state.elapsed += time.perf_counter() - start
             state.batches = chained_fingerprint(state.batches, batch)
             if not all(math.isfinite(figure) for figure in figures):
@@ -161,19 +161,19 @@ class _Trainer:
             state.step += 1
             self._look(state.step - 1)
             self._tell(figures[0])
-            if self.around.stopping():
+            if self.context.stopping():
                 self._save()
                 raise Interrupted(self.run.id)
-            if time.monotonic() - saved > self.around.checkpoint_seconds:
+            if time.monotonic() - saved > self.context.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
         return ""
 
     def _look(self, step: int) -> None:
-        """Evaluate and observe, where it is time to."""
+        """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
         if options.observed(step):
-            observation = observe_probe(self.model, self._placed(self.data.probe()), tokens=self._tokens())
+            observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
             state.observations += [] if observation is None else [observation]
         if not options.evaluated(step):
             return
@@ -194,14 +194,14 @@ class _Trainer:
         state.seconds.append(state.elapsed)
         state.sums, state.summed = [0.0, 0.0, 0.0], 0
 
-    def _finished(self) -> Record:
+    def _final_record(self) -> Record:
         # The last step is always evaluated, unless it was before a stop.
         evaluation = self.evaluation or evaluate(self.model, self.validation)
         # Untrained, a model spreads its guess over the whole vocabulary.
         blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
-        if not evaluation.loss <= _LOST * blind:
+        if not evaluation.loss <= _DIVERGED * blind:
             guess = f"a blind guess has {blind:.3f}"
-            return self._diverged(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
+            return self._diverged_record(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
         # The trained model: what is measured after the runs reads it, until whoever asked for the run forgets it.
         self._save()
         long = self.data.long()
@@ -210,10 +210,10 @@ class _Trainer:
             loss=evaluation.loss,
             metrics=task_metrics(evaluation, self.data),
             num_evaluated=evaluation.num_targets,
-            loss_by_position=() if long is None else loss_by_position(self.model, self._placed(long)),
+            loss_by_position=() if long is None else loss_by_position(self.model, self._to_device(long)),
         )
 
-    def _diverged(self, where: str) -> Record:
+    def _diverged_record(self, where: str) -> Record:
         return self._record("diverged", error=where)
 
     def _record(self, status: Any, **results: Any) -> Record:
@@ -244,7 +244,7 @@ class _Trainer:
 
     def _tell(self, loss: float) -> None:
         state = self.state
-        self.around.report(
+        self.context.report(
             Progress(
                 run=self.run.id,
                 variant=self.label,
@@ -268,10 +268,10 @@ class _Trainer:
     def _uses_dropout(self) -> bool:
         return self.run.model.dropout > 0 or self.run.model.attention_dropout > 0
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _to_device(self, batch: Batch) -> Batch:
         return Batch(batch.inputs.to(self.device), batch.targets.to(self.device))
 
 
-def _mixed(seed: int, step: int) -> int:
-    """A seed for one step's dropout."""
+def _dropout_seed(seed: int, step: int) -> int:
+    """Mix the run's seed and a step to the seed of that step's dropout."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=4).digest())

@@ -11,12 +11,12 @@ from typing import Any, final
 import ray
 import ray.exceptions
 
-from tidegate.lab.training.environment import environment
 from tidegate.lab.training.events import Interrupted, Progress
-from tidegate.lab.training.executors.serial import noted_interrupt
+from tidegate.lab.training.executors.serial import note_interrupts
+from tidegate.lab.training.machine import environment
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
-from tidegate.lab.training.train import Surroundings, execute_run
+from tidegate.lab.training.train import RunContext, execute_run
 
 _POLL_SECONDS = 0.5
 
@@ -43,7 +43,7 @@ class RayExecutor:
             task.options(num_cpus=run.training.num_threads).remote(run, str(checkpoints), board): run for run in runs
         }
         pending, told_to_stop = list(runs_of), False
-        with noted_interrupt() as interrupted:
+        with note_interrupts() as interrupted:
             while pending:
                 if interrupted and not told_to_stop:
                     told_to_stop = True
@@ -108,6 +108,6 @@ def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
             stopped = bool(ray.get(board.post.remote(progress)))
 
     try:
-        return execute_run(run, Surroundings(folder=Path(checkpoints), report=report, stopping=lambda: stopped))
+        return execute_run(run, RunContext(folder=Path(checkpoints), report=report, stopping=lambda: stopped))
     except Interrupted:
         return None

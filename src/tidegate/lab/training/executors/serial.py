@@ -12,22 +12,22 @@ from typing import final
 from tidegate.lab.training.events import Interrupted, Progress
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
-from tidegate.lab.training.train import Surroundings, execute_run
+from tidegate.lab.training.train import RunContext, execute_run
 
 
 @final
 class SerialExecutor:
-    """Does runs one after another."""
+    """Do runs one after another."""
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
     ) -> Iterator[Record]:
         """See `Executor`."""
-        with noted_interrupt() as interrupted:
-            around = Surroundings(folder=checkpoints, report=report, stopping=lambda: bool(interrupted))
+        with note_interrupts() as interrupted:
+            context = RunContext(folder=checkpoints, report=report, stopping=lambda: bool(interrupted))
             for run in runs:
                 try:
-                    yield execute_run(run, around)
+                    yield execute_run(run, context)
                 except Interrupted:
                     raise KeyboardInterrupt from None
                 if interrupted:
@@ -35,8 +35,8 @@ class SerialExecutor:
 
 
 @contextmanager
-def noted_interrupt() -> Generator[list[int]]:
-    """Ctrl-C and a polite kill are noted in the list that this gives, instead of breaking off whatever runs."""
+def note_interrupts() -> Generator[list[int]]:
+    """Collect the numbers of SIGINT and SIGTERM in a list, instead of breaking off whatever runs."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

@@ -6,8 +6,8 @@ from lab_runs import model_of, run_of
 
 from tidegate.config import VisionConfig
 from tidegate.gates import Gates
-from tidegate.lab.compare.matching import matched_flops, matched_parameters, matched_time, num_parameters
-from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.design import match_flops, match_parameters, match_time, num_parameters
+from tidegate.lab.compare.request import PRESETS
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.model import build_model, training_flops
@@ -26,7 +26,7 @@ def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(kind
     preset, task = PRESETS[kind][name], task_of(kind)
     task = task if preset.length is None else replace(task, length=preset.length)
     target = num_parameters(preset.model(task, task.load(), Gates()))
-    matched = matched_parameters(preset.model(task, task.load(), Gates.parse(gate)), target)
+    matched = match_parameters(preset.model(task, task.load(), Gates.parse(gate)), target)
     assert num_parameters(matched) == pytest.approx(target, rel=1e-3)
     assert max(matched.d_ff) - min(matched.d_ff) <= 1
 
@@ -34,13 +34,13 @@ def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(kind
 @pytest.mark.parametrize("options", [{"d_ff": 20}, {"feedforward": "gelu"}, {"bias": True}, {"num_layers": 1}])
 def test_a_model_matched_to_itself_keeps_its_widths(options):
     config = model_of("none", **options)
-    matched = matched_parameters(config, num_parameters(config))
+    matched = match_parameters(config, num_parameters(config))
     assert set(matched.d_ff) == {config.feedforward_width}
 
 
 @pytest.mark.parametrize("target", [9000, 9012, 9050, 9999])
 def test_no_width_comes_nearer(target):
-    config = matched_parameters(model_of("g1"), target)
+    config = match_parameters(model_of("g1"), target)
     missed = abs(num_parameters(config) - target)
     for change in (-1, 1):
         widths = (config.d_ff[0] + change, *config.d_ff[1:])
@@ -49,7 +49,7 @@ def test_no_width_comes_nearer(target):
 
 def test_shared_weights_keep_shared_leading_slices():
     control = model_of("none")
-    matched = matched_parameters(model_of("g1"), num_parameters(control))
+    matched = match_parameters(model_of("g1"), num_parameters(control))
     own, other = (build_model(config, seed=3).state_dict() for config in (control, matched))
     assert num_parameters(matched) < num_parameters(model_of("g1"))
     for name, weight in own.items():
@@ -59,7 +59,7 @@ def test_shared_weights_keep_shared_leading_slices():
 
 def test_what_cannot_be_made_thin_enough_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"cannot bring the gate g1 down to 100 parameters.*Use a larger preset"):
-        matched_parameters(model_of("g1"), 100)
+        match_parameters(model_of("g1"), 100)
 
 
 TASK = RecallTask()
@@ -70,7 +70,7 @@ TASK = RecallTask()
 def test_flops_are_matched_to_within_a_step(gate, steps):
     control, run = (run_of(TASK, gate=name, steps=steps) for name in ("none", gate))
     wanted, each = (training_flops(build_model(own.model)) for own in (control, run))
-    matched = matched_flops(run, control)
+    matched = match_flops(run, control)
     assert abs(matched.training.steps * each - steps * wanted) <= max(each / 2, each - wanted)
     assert replace(matched, training=run.training) == run
 
@@ -78,4 +78,4 @@ def test_flops_are_matched_to_within_a_step(gate, steps):
 @pytest.mark.parametrize(("ratio", "steps"), [(1.0, 100), (1.25, 80), (2.0, 50), (0.5, 200), (1000.0, 1)])
 def test_time_is_matched_by_the_ratio_that_was_measured(ratio, steps):
     control = run_of(TASK, steps=100)
-    assert matched_time(run_of(TASK, steps=100), control, time_ratio=ratio).training.steps == steps
+    assert match_time(run_of(TASK, steps=100), control, time_ratio=ratio).training.steps == steps

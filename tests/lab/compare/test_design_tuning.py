@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from lab_runs import run_of
 
-from tidegate.lab.compare.tuning import GRID, chosen_rates, tuning_runs
+from tidegate.lab.compare.design import GRID, choose_rates, tuning_runs
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.records import Record
 
@@ -60,17 +60,17 @@ def losses(table):
 
 def test_each_variant_gets_the_rate_of_its_lowest_mean_loss():
     table = {"a": (3, 2, 1, 2, 3), "b": (5, 4, 3, (1.0, 4.0), (3.0, 1.0)), "c": (1, 2, 3, 4, 5)}
-    chosen = chosen_rates(losses(table))
+    chosen = choose_rates(losses(table))
     assert chosen == {name: pytest.approx(1e-2 * multiple) for name, multiple in {"a": 1, "b": 4, "c": 0.25}.items()}
 
 
 def test_a_rate_at_which_one_run_diverged_is_never_chosen():
-    assert chosen_rates(losses({"a": (3, 2.5, 2.9, (0.1, None), None)})) == {"a": pytest.approx(0.5e-2)}
+    assert choose_rates(losses({"a": (3, 2.5, 2.9, (0.1, None), None)})) == {"a": pytest.approx(0.5e-2)}
 
 
 def test_if_every_rate_diverges_the_lowest_is_left_for_the_comparison_to_show():
     records = list(losses({"a": (None, (1, None), None, (None, 2), None)}))
-    assert chosen_rates(records) == {"a": min(record.run["training"]["lr"] for record in records)}
+    assert choose_rates(records) == {"a": min(record.run["training"]["lr"] for record in records)}
 
 
 def test_the_grid_is_even_in_logarithms_around_the_variants_own_rate():

@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.gates import Gates
-from tidegate.lab.compare.variants import OVERRIDES, Variant, parse_variants
+from tidegate.lab.compare.request import OVERRIDES, Variant, parse_variants
 
 
 @pytest.mark.parametrize("gate", ["none", "g1", "bma-query", "g1+bma", "output:input:head:silu", "value:query:r8:b1.5"])
@@ -69,7 +69,7 @@ def test_a_list_keeps_its_order_the_control_first():
 
 @pytest.mark.parametrize("text", ["", "none", "none,", " , "])
 def test_fewer_than_two_are_refused(text):
-    with pytest.raises(ValueError, match="--variants needs at least two, the control first"):
+    with pytest.raises(ValueError, match="variants must be at least two, the control first"):
         parse_variants(text)
 
 

@@ -1,0 +1,201 @@
+"""What is asked for: variants as the command line spells them, sizes to start from, and the request itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.gates import Gates
+from tidegate.lab.tasks.task import Task, TaskData, TaskKind
+from tidegate.lab.training.machine import require_device
+from tidegate.lab.training.records import Match, VariantPlan
+from tidegate.lab.training.run import ModelConfig, Run, Training
+
+OVERRIDES = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
+"""The options that a variant may set for itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A gate under a name, perhaps with training options of its own."""
+
+    name: str
+    gates: Gates
+    overrides: dict[str, float] = field(default_factory=dict)
+    first_seed: int = 0
+    """Its seeds begin here; the control's begin at 0, and only equal seeds share initial values and batches."""
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Read one variant; a `ValueError` says what is wrong with it."""
+        spelled, *options = text.split("@")
+        name, named, gate = spelled.rpartition("=")
+        if named and not name.strip():
+            raise ValueError(f"The variant {text!r} has an empty name. Write name=gate, or the gate alone.")
+        overrides = dict(_override(option, text) for option in options)
+        first_seed = overrides.pop("first_seed", 0.0)
+        if not first_seed.is_integer() or first_seed < 0:
+            raise ValueError(f"first_seed must be a whole number of at least 0; got {first_seed:g} in {text!r}.")
+        return cls(
+            name=name.strip() or text.strip(),
+            gates=Gates.parse(gate.strip()),
+            overrides=overrides,
+            first_seed=int(first_seed),
+        )
+
+    def plan(self) -> VariantPlan:
+        """As the records have it."""
+        seeds = {"first_seed": self.first_seed} if self.first_seed else {}
+        return VariantPlan(name=self.name, gate=str(self.gates), overrides=self.overrides | seeds)
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Read a list of variants, parted by commas; the first is the control. Names must differ."""
+    variants = tuple(Variant.parse(part) for part in text.split(",") if part.strip())
+    if len(variants) < 2:
+        raise ValueError(f"variants must be at least two, the control first, such as none,bma; got {text!r}.")
+    _require_distinct([variant.name for variant in variants])
+    return variants
+
+
+def _override(option: str, text: str) -> tuple[str, float]:
+    name, equals, value = option.partition("=")
+    name = name.strip().replace("-", "_")
+    if name not in OVERRIDES or not equals:
+        raise ValueError(
+            f"{option!r} in {text!r} is no option of a variant. Write @name=number, name one of {', '.join(OVERRIDES)}."
+        )
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} of the variant {text!r} must be a finite number; got {value!r}.")
+    return name, number
+
+
+def _require_distinct(names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"Two variants are called {', '.join(twice)}. Name them apart, as in first=none,second=none.")
+
+
+PresetName: TypeAlias = Literal["tiny", "small", "base"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A model's sizes and its training's."""
+
+    d_model: int
+    num_layers: int
+    num_heads: int
+    length: int | None = None
+    """Tokens of a training example; None leaves it to the task."""
+    batch_size: int
+    budget: int
+    """Tokens, or images, to train on."""
+    lr: float
+    patch_size: int = 4
+    """Of images."""
+
+    def model(self, task: Task, data: TaskData, gates: Gates) -> ModelConfig:
+        """The configuration of this size for a task."""
+        sizes: dict[str, Any] = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": self.num_heads}
+        if task.kind == "image":
+            size, channels = data.facts["image_size"], data.facts["channels"]
+            patch_size = self.patch_size if size % self.patch_size == 0 and size > 8 else 2 if size % 2 == 0 else 1
+            return VisionConfig(
+                gate=gates,
+                **sizes,
+                image_size=size,
+                patch_size=patch_size,
+                channels=channels,
+                num_classes=data.vocab_size,
+            )
+        return TransformerConfig(gate=gates, **sizes, vocab_size=data.vocab_size, max_length=task.length)
+
+    def training(self, task: Task, budget: int | None = None) -> Training:
+        """The training of this size: as many whole steps as the budget has, at least one."""
+        per_step = self.batch_size * task.length
+        return Training(
+            steps=max(1, round((self.budget if budget is None else budget) / per_step)),
+            batch_size=self.batch_size,
+            lr=self.lr,
+        )
+
+
+PRESETS: dict[TaskKind, dict[PresetName, Preset]] = {
+    "lm": {
+        # About 0.18, 1.0 and 14 million parameters with bytes as tokens.
+        "tiny": Preset(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16, budget=1_638_400, lr=3e-3),
+        "small": Preset(d_model=144, num_layers=4, num_heads=6, length=256, batch_size=16, budget=20_971_520, lr=3e-3),
+        "base": Preset(d_model=384, num_layers=8, num_heads=6, length=512, batch_size=32, budget=301_989_888, lr=1e-3),
+    },
+    "image": {
+        "tiny": Preset(d_model=48, num_layers=2, num_heads=4, batch_size=64, budget=64_000, lr=2e-3, patch_size=2),
+        "small": Preset(d_model=96, num_layers=4, num_heads=4, batch_size=64, budget=320_000, lr=1e-3),
+        "base": Preset(d_model=192, num_layers=8, num_heads=6, batch_size=128, budget=6_400_000, lr=1e-3),
+    },
+    "recall": {
+        "tiny": Preset(d_model=64, num_layers=2, num_heads=2, batch_size=64, budget=4_608_000, lr=2e-3),
+        "small": Preset(d_model=128, num_layers=2, num_heads=4, batch_size=64, budget=18_432_000, lr=1e-3),
+        "base": Preset(d_model=256, num_layers=4, num_heads=8, batch_size=128, budget=98_304_000, lr=1e-3),
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to compare."""
+
+    variants: tuple[Variant, ...]
+    """The first is the control."""
+    task: Task
+    preset: PresetName = "tiny"
+    num_seeds: int = 5
+    budget: int | None = None
+    """Tokens, or images, that the control is trained on; None takes the preset's."""
+    match: Match = "tokens"
+    tune_lr: bool = False
+    device: str = "cpu"
+    """Where models are trained, as PyTorch names it."""
+    margin: float = 0.005
+    """Differences below this share of the control's loss do not matter."""
+    command: str = ""
+    """What to type to get this again."""
+    study: tuple[Run, ...] = ()
+    """Runs that were made elsewhere; they take the place of all that the request would make."""
+
+    def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise ValueError(f"num_seeds must be at least 1; got {self.num_seeds}. Three are needed for a verdict.")
+        if self.budget is not None and self.budget < 1:
+            raise ValueError(f"budget must be at least 1; got {self.budget}.")
+        if not 0 <= self.margin < math.inf:
+            raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
+        if len(self.variants) < 2:
+            raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
+        if self.tune_lr and (own := [variant.name for variant in self.variants if "lr" in variant.overrides]):
+            raise ValueError(f"tune_lr chooses learning rates that {', '.join(own)} has set. Leave one of them out.")
+        _require_whole_study(self.study)
+        require_device(self.device)
+
+    @property
+    def control(self) -> Variant:
+        """What the others are compared with."""
+        return self.variants[0]
+
+
+def _require_whole_study(runs: Sequence[Run]) -> None:
+    """Refuse a study unless it has one run of each variant in each block, all of one task."""
+    blocks: dict[str, list[int]] = {}
+    for run in runs:
+        blocks.setdefault(run.variant, []).append(run.block)
+    if any(sorted(own) != list(range(len(runs) // len(blocks))) for own in blocks.values()):
+        raise ValueError(f"A study has one run of each variant in each block, blocks counted from 0; got {blocks}.")
+    if len({run.task for run in runs}) > 1 or any(run.role != "comparison" for run in runs):
+        raise ValueError("A study's runs are of one task, and all have the role 'comparison'.")
