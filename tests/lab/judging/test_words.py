@@ -52,7 +52,7 @@ def test_the_good_side_is_the_callers():
 def test_a_difference_inside_the_margin_is_said_to_be_there_and_not_to_matter():
     sentence = judge(margin=0.1)["g1"].sentence
     assert sentence.startswith("g1: equivalent to none within ±0.1512, difference -0.0124 nats (95 %")
-    assert sentence.endswith("; a difference there is, too small to matter")
+    assert sentence.endswith("; the difference is real but smaller than the margin")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _ROUNDS = 15
 
 
 def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
-    """Time, memory and decoding of one run of each variant, in turns, so that noise falls on all alike.
+    """Measure time, memory and decoding of one run of each variant, in turns, so that noise falls on all alike.
 
     runs    : one of each variant; all that is timed is a step of it
     request : what the costs are recorded under
@@ -72,7 +72,7 @@ def _step(run: Run) -> Callable[[], object]:
 
 
 def _decoding_step(run: Run) -> Callable[[], object] | None:
-    """The last token of a context of the training length, with a cache; None for models that do not generate."""
+    """Return a function that decodes one token after a full context, with a cache; None for models that cannot."""
     model = build_model(run.model, seed=run.seed).to(run.training.device).eval()
     if not isinstance(model, TransformerLM):
         return None
@@ -86,7 +86,7 @@ def _decoding_step(run: Run) -> Callable[[], object] | None:
     def step() -> None:
         with torch.no_grad():
             model(tokens[:, :1], caches=caches)
-        # Set back, so that all steps are alike.
+        # Shorten the cache again, so that all steps are alike.
         for cache in caches:
             cache.length = length
 
@@ -99,7 +99,7 @@ def _cache_bytes(run: Run) -> int:
 
 
 def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, once a round after a round that does not count, the order turning from round to round."""
+    """Time each once a round, after a round of warm-up, in an order that rotates from round to round."""
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -114,7 +114,7 @@ def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 
 
 def _peak_bytes(run: Run) -> int | None:
-    """Most memory of a training step above rest, in a process of its own; None where the system does not tell."""
+    """Measure the peak memory of a training step above rest, in a new process; None where the system does not tell."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     context = multiprocessing.get_context("spawn")
@@ -130,7 +130,7 @@ def _peak_bytes(run: Run) -> int | None:
             del os.environ[_THRESHOLD]
         else:
             os.environ[_THRESHOLD] = before
-    # Without this end of its own, a process that dies would be waited for in vain.
+    # Otherwise this process, holding the end too, would wait forever for one that died.
     sender.close()
     try:
         return receiver.recv()

@@ -113,7 +113,7 @@ def _means(rows: Sequence[Sequence[float | None]]) -> Numbers:
 
 
 def _known_columns(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Column by column what is known, as far as the shortest row goes; a column of gaps is empty."""
+    """Collect the numbers of each column, up to the length of the shortest row; a column of gaps is empty."""
     return [[value for value in column if value is not None] for column in zip(*rows, strict=False)]
 
 

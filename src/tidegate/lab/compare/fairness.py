@@ -21,7 +21,7 @@ _EPOCHS = 4
 
 
 def fairness_checks(summary: Summary) -> Checks:
-    """Every condition, red where one is violated."""
+    """Check every condition of a fair comparison against the records."""
     checks = (*_equal_conditions(summary), *_budgets(summary), *_trained_enough(summary), *_settings(summary))
     return Checks(items=tuple(checks))
 
@@ -37,28 +37,28 @@ def violations_in_words(checks: Checks) -> tuple[str, ...]:
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:
     seeds = [[record.run["seed"] for record in variant.records] for variant in summary.variants]
-    strangers = [v.name for v, own in zip(summary.variants, seeds, strict=True) if own != seeds[0]]
+    unpaired = [v.name for v, own in zip(summary.variants, seeds, strict=True) if own != seeds[0]]
     yield _check(
         "The same seeds",
-        not strangers,
-        f"seeds {_listed(seeds[0])} for every variant",
-        f"{_listed(strangers)} ran on other seeds than the control, so that nothing is paired",
+        not unpaired,
+        f"seeds {_join(seeds[0])} for every variant",
+        f"{_join(unpaired)} ran on other seeds than the control, so that nothing is paired",
     )
-    if not strangers:
-        yield from _shared(summary)
+    if not unpaired:
+        yield from _shared_starts_and_batches(summary)
     validations = {record.fingerprints["validation"] for record in _records(summary)}
     yield _check(
         "One evaluation set",
         len(validations) == 1,
         f"{summary.control.records[0].num_evaluated:,} targets, fingerprint {min(validations)}",
-        f"{len(validations)} different ones: {_listed(sorted(validations))}",
+        f"{len(validations)} different ones: {_join(sorted(validations))}",
     )
     held_out = summary.plan.task.get("held_out")
     if held_out:
         yield Check(name="Held-out data", state="note", detail=f"{held_out}; no training example comes from there")
 
 
-def _shared(summary: Summary) -> Iterator[Check]:
+def _shared_starts_and_batches(summary: Summary) -> Iterator[Check]:
     unequal_weights, unequal_batches = 0, 0
     for block in range(summary.plan.num_seeds):
         fingerprints = [variant.records[block].fingerprints for variant in summary.variants]
@@ -71,7 +71,7 @@ def _shared(summary: Summary) -> Iterator[Check]:
         "every weight that variants have in common has one start for each seed; wider layers begin like narrower ones",
         f"{unequal_weights} weights differ at the start",
     )
-    if len({variant.records[0].tokens for variant in summary.variants}) > 1 or _diverged(summary):
+    if len({variant.records[0].tokens for variant in summary.variants}) > 1 or _diverged_counts(summary):
         detail = "batches depend on seed and step alone; runs of different lengths share those that they have in common"
         yield Check(name="The same batches in the same order", state="note", detail=detail)
         return
@@ -85,7 +85,7 @@ def _shared(summary: Summary) -> Iterator[Check]:
 
 def _budgets(summary: Summary) -> Iterator[Check]:
     match = summary.plan.match
-    yield _budget(summary.examples.capitalize(), _planned, summary, match == "tokens", 0.0)
+    yield _budget(summary.examples.capitalize(), _planned_examples, summary, match == "tokens", 0.0)
     yield _budget("Parameters", lambda r: r.num_parameters, summary, match == "params", _PARAMETER_SHARE)
     yield _budget("Training FLOPs", _planned_flops, summary, match == "flops", _FLOPS_SHARE)
     if match == "time":
@@ -96,13 +96,13 @@ def _budgets(summary: Summary) -> Iterator[Check]:
         yield Check(name="Time", state="note", detail=detail)
 
 
-def _planned(record: Record) -> float:
-    """Examples that a run was to see: one that diverged saw fewer."""
+def _planned_examples(record: Record) -> float:
+    """Number of examples that a run was to see; one that diverged saw fewer."""
     return record.run["training"]["steps"] * record.run["training"]["batch_size"]
 
 
 def _planned_flops(record: Record) -> float:
-    return _planned(record) * record.flops / record.tokens if record.tokens else 0.0
+    return _planned_examples(record) * record.flops / record.tokens if record.tokens else 0.0
 
 
 def _budget(name: str, figure: Callable[[Record], float], summary: Summary, matched: bool, tolerance: float) -> Check:
@@ -118,7 +118,7 @@ def _budget(name: str, figure: Callable[[Record], float], summary: Summary, matc
 
 
 def _trained_enough(summary: Summary) -> Iterator[Check]:
-    diverged = _diverged(summary)
+    diverged = _diverged_counts(summary)
     words = ", ".join(f"{name} {number} of {summary.plan.num_seeds}" for name, number in diverged.items())
     yield Check(
         name="Runs that diverged",
@@ -140,7 +140,7 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
 
 
 def _late_gain(control: VariantSummary) -> Check:
-    """How much the loss still fell in the last fifth of the training."""
+    """Check that the loss hardly fell any more in the last fifth of the training."""
     gains: list[float] = []
     for record in control.finished:
         late = [point for point in record.curve if point.tokens >= 0.79 * record.tokens]
@@ -186,7 +186,7 @@ def _settings(summary: Summary) -> Iterator[Check]:
     if summary.plan.tuned_lr:
         tried = [record.run["training"]["lr"] for record in summary.tuning]
         ends = [name for name, rate in rates.items() if tried and rate in (min(tried), max(tried))]
-        advice = f"; {_listed(ends)} at an end of the grid: a better one may lie beyond" if ends else ""
+        advice = f"; {_join(ends)} at an end of the grid: a better one may lie beyond" if ends else ""
         detail = f"one grid, other seeds; chosen: {words}{advice}"
         yield Check(name="Learning rates tuned", state="warning" if ends else "holds", detail=detail)
     else:
@@ -218,10 +218,10 @@ def _losses(variant: VariantSummary) -> list[float]:
     return [record.loss for record in variant.finished if record.loss is not None]
 
 
-def _diverged(summary: Summary) -> dict[str, int]:
+def _diverged_counts(summary: Summary) -> dict[str, int]:
     counts = {variant.name: len(variant.records) - len(variant.finished) for variant in summary.variants}
     return {name: count for name, count in counts.items() if count}
 
 
-def _listed(items: Any) -> str:
+def _join(items: Any) -> str:
     return ", ".join(map(str, items))

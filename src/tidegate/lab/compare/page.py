@@ -71,7 +71,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
 
 
 def _layer_sections(summary: Summary) -> Iterator[Section]:
-    """What was measured on one trained model of each variant, that of its first run, and why what is missing is."""
+    """Show what was measured on the trained model of each variant's first run, and why something was not."""
     layers = {variant.name: variant.layers for variant in summary.variants}
     yield Section(
         title="How the layers bend",
@@ -94,7 +94,7 @@ def _layer_sections(summary: Summary) -> Iterator[Section]:
 
 
 def _reason_panels(reasons: Mapping[str, str]) -> Iterator[Prose]:
-    """Why something was not measured: one paragraph a reason, none if all was.
+    """Say why something was not measured, a paragraph for each reason.
 
     reasons : by variant; empty where there is a measurement
     """
@@ -245,7 +245,7 @@ def _mean_or_none(losses: Sequence[float | None]) -> float | None:
 
 
 def _caution(summary: Summary) -> Prose:
-    """A warning of one size, or of sizes that differ between variants; the records say which."""
+    """Warn that one size was run, or that sizes differ between variants."""
     sizes = {_size(record) for variant in summary.variants for record in variant.records}
     record = _longest(summary.control)
     if len(sizes) == 1:

@@ -62,7 +62,7 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """Where runs are done and recorded."""
+    """The records of a comparison under way, and what does its runs."""
 
     file: RecordFile
     lines: list[Line]

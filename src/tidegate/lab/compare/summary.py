@@ -119,7 +119,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
         raise ValueError("There is no plan among these records: they are not of a comparison.")
     runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
     records = {
-        variant.name: _in_blocks([record for record in runs if _is_compared(record, variant.name)])
+        variant.name: _by_block([record for record in runs if _is_compared(record, variant.name)])
         for variant in plan.variants
     }
     _require_complete(plan, records)
@@ -161,7 +161,7 @@ def _is_compared(record: Record, variant: str) -> bool:
     return record.run["role"] == "comparison" and record.run["variant"] == variant
 
 
-def _in_blocks(records: list[Record]) -> tuple[Record, ...]:
+def _by_block(records: list[Record]) -> tuple[Record, ...]:
     return tuple(sorted(records, key=lambda record: record.run["block"]))
 
 

@@ -56,7 +56,7 @@ def _sentence(variant: VariantResult, comparison: Comparison) -> str:
     control = comparison.control
     match variant.verdict:
         case "control":
-            return f"{variant.name}: the control, {_ended(variant, comparison)}"
+            return f"{variant.name}: the control, {_control_words(variant, comparison)}"
         case "identical":
             return f"{variant.name}: identical to {control}, and not judged"
         case "diverged":
@@ -66,10 +66,10 @@ def _sentence(variant: VariantResult, comparison: Comparison) -> str:
         case "undecided":
             return f"{variant.name}: no verdict, because {comparison.refusal}"
         case _:
-            return f"{variant.name}: {_judgement(variant, comparison)}"
+            return f"{variant.name}: {_judgement_words(variant, comparison)}"
 
 
-def _ended(variant: VariantResult, comparison: Comparison) -> str:
+def _control_words(variant: VariantResult, comparison: Comparison) -> str:
     show = _Writer(comparison)
     if variant.num_diverged:
         return f"diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}"
@@ -79,8 +79,8 @@ def _ended(variant: VariantResult, comparison: Comparison) -> str:
     )
 
 
-def _judgement(variant: VariantResult, comparison: Comparison) -> str:
-    """Better and worse are told by how much, as a positive number; the others with the sign of the difference."""
+def _judgement_words(variant: VariantResult, comparison: Comparison) -> str:
+    """Describe a verdict and its evidence; better and worse give a positive size, the others a signed difference."""
     show = _Writer(comparison)
     difference, low, high = _known(variant.difference), _known(variant.low), _known(variant.high)
     one_sided = variant.verdict in ("better", "worse")
@@ -97,7 +97,7 @@ def _judgement(variant: VariantResult, comparison: Comparison) -> str:
     if one_sided:
         return f"{variant.verdict} than {comparison.control} by {size} {evidence}"
     if variant.verdict == "equivalent":
-        real = "" if low <= 0 <= high else "; a difference there is, too small to matter"
+        real = "" if low <= 0 <= high else "; the difference is real but smaller than the margin"
         return f"equivalent to {comparison.control} within ±{margin}, difference {size} {evidence}{real}"
     return f"inconclusive against {comparison.control}, difference {size} {evidence}"
 
@@ -108,7 +108,7 @@ def _known(number: float | None) -> float:
 
 
 class _Writer:
-    """Writes numbers with four decimals, or as many as give the detectable difference two digits."""
+    """Write numbers with four decimals, or as many as give the detectable difference two digits."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.unit = _unit(comparison)

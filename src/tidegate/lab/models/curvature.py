@@ -102,7 +102,7 @@ def _summary(layer: int, values: NDArray[np.float64]) -> LayerCurvature:
 
 @contextmanager
 def _calls(layers: Sequence[nn.Module]) -> Generator[list[_Call]]:
-    """The call that each layer gets while a model runs, in the order of the layers."""
+    """Collect the call that each layer gets while a model runs, in the order of the layers."""
     calls: dict[int, _Call] = {}
 
     def keep(number: int) -> Callable[..., None]:
@@ -130,7 +130,7 @@ def _call(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):
-    """Computes SiLU by its formula: PyTorch's own has no second derivative in forward mode."""
+    """Compute SiLU by its formula: PyTorch's own has no second derivative in forward mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.silu:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidegate.lab.tasks.source import read_corpus, read_tokens, resolved, source_kind
+from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerLM, load_model
 
@@ -63,7 +63,7 @@ class LanguageModel:
 def load_language_model(
     path: str | Path, *, derivatives: bool = True, gates: str | Path | None = None
 ) -> LanguageModel:
-    """One of our checkpoints or a Hugging Face folder; a `ValueError` that says what is there if it is neither.
+    """Load one of our checkpoints or a Hugging Face folder; if it is neither, a `ValueError` says what is there.
 
     A folder whose weights have gates that its own class does not know is refused: without them it is another model.
 
@@ -88,7 +88,7 @@ def load_language_model(
 
 
 def language_model_of(model: TransformerLM, *, name: str, derivatives: bool = True) -> LanguageModel:
-    """One of ours in memory; it is copied, to float64 for `derivatives`, and stays as it is."""
+    """Wrap a copy of one of our models, in float64 for `derivatives`; the model itself stays as it is."""
     copied = copy.deepcopy(model).eval()
     if derivatives:
         copied.double()
@@ -115,7 +115,7 @@ def language_model_of(model: TransformerLM, *, name: str, derivatives: bool = Tr
 def token_windows(
     model: LanguageModel, data: str | None, *, length: int, count: int, field: str | None = None
 ) -> Tensor:
-    """Windows (count, length) of a text's tokens, evenly spread over it; fewer if they would overlap.
+    """Cut windows (count, length) of tokens, evenly spread over a text; fewer if they would overlap.
 
     data : None for Python's own sources, or what `--data` of a comparison takes
     """
@@ -137,7 +137,7 @@ def token_windows(
 
 
 def _tokens(model: LanguageModel, data: str | None, field: str | None, *, enough: int) -> NDArray[np.int64]:
-    source = resolved("stdlib" if data is None else data)
+    source = resolve_source("stdlib" if data is None else data)
     if source_kind(source) == "tokens":
         return read_tokens(source).tokens.astype(np.int64)
     corpus = read_corpus(source, field)
@@ -155,7 +155,7 @@ def _ours(path: Path, derivatives: bool) -> LanguageModel:
 
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
-    model, unknown = _pretrained(folder, derivatives, exact=derivatives and gates is None)
+    model, unknown = _load_pretrained(folder, derivatives, exact=derivatives and gates is None)
     if gates is not None:
         # They fit the model in its own dtype alone.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
@@ -166,14 +166,14 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
             "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR."
         )
     config: Any = model.config.get_text_config()
-    # Nobody reads the logits, which may take more memory than all else.
+    # The logits are not needed, and may take more memory than all else.
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
     def encode(text: bytes) -> list[int]:
         # Without a tokenizer a vocabulary of 256 is one of bytes, as that of our own models.
         if config.vocab_size == 256 and not any(folder.glob("tokenizer*")):
             return list(text)
-        return _tokenized(folder, text)
+        return _tokenize(folder, text)
 
     return LanguageModel(
         name=folder.resolve().name,
@@ -186,8 +186,8 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     )
 
 
-def _pretrained(folder: Path, derivatives: bool, *, exact: bool) -> tuple[Any, list[str]]:
-    """The model, and which of its weights its class does not know.
+def _load_pretrained(folder: Path, derivatives: bool, *, exact: bool) -> tuple[Any, list[str]]:
+    """Load the model, and list those of its weights that its class does not know.
 
     exact : whether it is read in float64
     """
@@ -213,7 +213,7 @@ def _pretrained(folder: Path, derivatives: bool, *, exact: bool) -> tuple[Any, l
     return model.eval(), sorted(notes["unexpected_keys"])
 
 
-def _tokenized(folder: Path, text: bytes) -> list[int]:
+def _tokenize(folder: Path, text: bytes) -> list[int]:
     from transformers import AutoTokenizer
 
     try:
@@ -228,7 +228,7 @@ def _tokenized(folder: Path, text: bytes) -> list[int]:
 
 @contextmanager
 def _without_bars() -> Generator[None]:
-    """Without the bars of transformers, which a command has its own of."""
+    """Hide the progress bars of transformers: a command shows its own."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

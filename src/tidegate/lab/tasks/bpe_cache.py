@@ -27,7 +27,7 @@ _FORMAT = 1
 
 
 class _Made(NamedTuple):
-    """What is kept."""
+    """What the cache holds of a text."""
 
     tokens: Tokens
     """Those trained on, then those held out."""
@@ -42,19 +42,19 @@ class _Made(NamedTuple):
 
 
 def merged_tokens(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> EncodedText:
-    """Byte pairs learnt from the training documents alone, and all documents as such; from the disk if they are there.
+    """Learn byte pairs from the training documents alone and encode all documents, or load both from the disk.
 
     A `DataError` if the package `tokenizers` is missing, or if a document is not UTF-8.
     """
     version = str(tokenizers_library(num_tokens).__version__)
     key = json.dumps([_FORMAT, fingerprint(training, held_out), num_tokens, version])
     place = _place(hashlib.sha256(key.encode()).hexdigest()[:32])
-    made = _kept(place) if place else None
+    made = _load(place) if place else None
     if made is None:
         made = _make(training, held_out, num_tokens)
         if place:
             _keep(place, made)
-            made = _kept(place) or made
+            made = _load(place) or made
     lengths = read_tokenizer(made.tokenizer, num_tokens).token_bytes
     return EncodedText(made.tokens[: made.num_training], made.tokens[made.num_training :], lengths)
 
@@ -73,8 +73,8 @@ def _place(name: str) -> Path | None:
         return None
 
 
-def _kept(place: Path) -> _Made | None:
-    """What is there, the tokens mapped and not read; None unless it is whole."""
+def _load(place: Path) -> _Made | None:
+    """Load what is on the disk, its tokens mapped instead of read; None unless both files are whole."""
     try:
         about: Any = json.loads(place.with_suffix(".json").read_bytes())
         tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
@@ -85,7 +85,7 @@ def _kept(place: Path) -> _Made | None:
 
 
 def _keep(place: Path, made: _Made) -> None:
-    """Write both files if that can be done; a text whose files cannot be written is made anew each time."""
+    """Write both files; if they cannot be written, the text is tokenised again each time."""
     about = {"num_training": made.num_training, "tokenizer": made.tokenizer, "checksum": made.checksum()}
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

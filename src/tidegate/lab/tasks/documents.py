@@ -51,7 +51,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; a `DataError` if that may not be known."""
+    """Whether there is such a file or folder; a `DataError` if we may not look."""
     try:
         return path.exists()
     except OSError as error:
@@ -143,10 +143,10 @@ def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Docu
         return
     for number, line in enumerate(BytesIO(content), start=1):
         if line.strip():
-            yield Document(f"{name}:{number}", record_text(_parsed(line, path, number), field, f"{path}:{number}"))
+            yield Document(f"{name}:{number}", record_text(_parse_json(line, path, number), field, f"{path}:{number}"))
 
 
-def _parsed(line: bytes, path: Path, number: int) -> Any:
+def _parse_json(line: bytes, path: Path, number: int) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
@@ -159,7 +159,7 @@ def _matches(pattern: Path, root: Path) -> list[Path]:
     below = pattern.relative_to(root)
     # Whether a last `**` means files as well depends on the version of Python.
     found = root.glob(str(below / "*" if below.name == "**" else below))
-    kept = (path for path in found if not _hidden(path.relative_to(root)) and path.is_file())
+    kept = (path for path in found if not _is_hidden(path.relative_to(root)) and path.is_file())
     files = [path for path in kept if not any(map(is_ours, _folders_between(root, path)))]
     if not files:
         raise DataError(f"--data {pattern} matches no file; quote the pattern, and check where it starts.")
@@ -171,12 +171,12 @@ def _folders_between(root: Path, path: Path) -> list[Path]:
     return [root / parent for parent in path.relative_to(root).parents if parent != Path()]
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
 def _fixed_part(pattern: Path) -> Path:
-    """The folder in which a pattern starts to be one."""
+    """The last folder of a pattern before its first wildcard."""
     return next(parent for parent in pattern.parents if not any(mark in str(parent) for mark in "*?["))
 
 

@@ -19,7 +19,7 @@ class Split(NamedTuple):
 
 
 def num_held_out(total: int, *, share: float, at_least: int) -> int:
-    """How much of a total is held out: a share of it, or `at_least` if that is more, but never more than half."""
+    """Return how much of a total to hold out: a share of it, or `at_least` if that is more, never more than half."""
     return min(max(round(share * total), at_least), total // 2)
 
 
@@ -36,7 +36,7 @@ def hold_out(documents: Sequence[Document], *, share: float, at_least: int) -> S
         sizes[digest] = sizes.get(digest, 0) + len(document.content)
     total = sum(sizes.values())
     wanted = num_held_out(total, share=share, at_least=at_least)
-    chosen = _chosen(sizes, wanted, limit=min(2 * wanted, total // 2))
+    chosen = _choose(sizes, wanted, limit=min(2 * wanted, total // 2))
     if sum(map(sizes.__getitem__, chosen)) < max(wanted // 2, min(at_least, wanted), 1):
         return _ends(documents, wanted / total)
     sides = [digest in chosen for digest in digests]
@@ -45,8 +45,8 @@ def hold_out(documents: Sequence[Document], *, share: float, at_least: int) -> S
     return Split(training, held_out, f"{len(held_out)} of {len(documents)} documents, chosen by a hash")
 
 
-def _chosen(sizes: Mapping[bytes, int], wanted: int, limit: int) -> set[bytes]:
-    """Digests in their order until the wanted number of bytes is there, those that would pass the limit left out."""
+def _choose(sizes: Mapping[bytes, int], wanted: int, limit: int) -> set[bytes]:
+    """Choose digests in their order until they have the wanted bytes, skipping those that would pass the limit."""
     chosen: set[bytes] = set()
     taken = 0
     for digest in sorted(sizes):

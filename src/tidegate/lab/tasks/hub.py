@@ -50,7 +50,7 @@ def _rows(name: str, field: str) -> Iterable[dict[str, Any]]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Keep the hub's client from telling of each attempt: the error at the end says it all."""
+    """Silence the hub's client, which logs every attempt: the error at the end says it all."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

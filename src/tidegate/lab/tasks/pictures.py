@@ -50,7 +50,7 @@ def digit_pictures() -> Pictures:
 
 
 def picture_folder(source: str) -> str:
-    """A folder with at least two folders in it, in full; a `DataError` if it is not that."""
+    """Return the absolute path of a folder with at least two class folders; a `DataError` if it is none."""
     folder = Path(source).expanduser().absolute()
     if not exists(folder):
         raise DataError(f"--data {source} does not exist; give a folder of images, or 'digits'.")
@@ -79,14 +79,14 @@ def folder_pictures(source: str, image_size: int) -> Pictures:
         content = read_bytes(path)
         # Hashes stand for the files, which together may be larger than the memory.
         documents.append(Document(path.relative_to(source).as_posix(), hashlib.sha256(content).digest()))
-        opened.append(_opened(path, content, image_size))
-    images = np.stack(opened if all(image.shape[0] == 1 for image in opened) else [_coloured(each) for each in opened])
+        opened.append(_read_image(path, content, image_size))
+    images = np.stack(opened if all(image.shape[0] == 1 for image in opened) else [_to_colour(each) for each in opened])
     names = tuple(folder.name for folder in folders)
     return Pictures(images, labels, names, _keys(documents), fingerprint(documents), f"Images of {Path(source).name}")
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    """Those that are neither hidden nor a comparison's."""
+    """Leave out hidden folders, and those that a comparison wrote to."""
     try:
         folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
@@ -104,7 +104,7 @@ def _require_two_each(folders: Sequence[Path], labels: npt.NDArray[np.int64]) ->
             raise DataError(f"--data {folder} holds {count} images; each class needs at least two, one to be held out.")
 
 
-def _opened(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     """(1, S, S) if the image is grey, else (3, S, S)."""
     from PIL import Image, ImageOps
 
@@ -118,7 +118,7 @@ def _opened(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8
     return array[None] if grey else np.moveaxis(array, -1, 0)
 
 
-def _coloured(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _to_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image
 
 

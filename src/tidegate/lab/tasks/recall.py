@@ -133,9 +133,9 @@ class RecallData:
     def _examples(self, purpose: Purpose, *, seed: int, step: int, size: int, times: int = 1) -> Batch:
         task, numbers = self._task, draws(purpose, seed=seed, step=step)
         P, Q = times * task.num_pairs, times * task.queries
-        keys_BP = _shuffled(numbers, size, task.num_keys)[:, :P]
+        keys_BP = _permutations(numbers, size, task.num_keys)[:, :P]
         values_BP = task.num_keys + numbers.integers(0, task.num_values, size=(size, P))
-        asked_BQ = _shuffled(numbers, size, P)[:, :Q]
+        asked_BQ = _permutations(numbers, size, P)[:, :Q]
         pairs_BT = np.stack((keys_BP, values_BP), axis=-1).reshape(size, 2 * P)
         inputs = np.concatenate((pairs_BT, np.take_along_axis(keys_BP, asked_BQ, axis=1)), axis=1)
         targets = np.full_like(inputs, NO_TARGET)
@@ -143,6 +143,6 @@ class RecallData:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def _shuffled(numbers: np.random.Generator, rows: int, count: int) -> npt.NDArray[np.int64]:
+def _permutations(numbers: np.random.Generator, rows: int, count: int) -> npt.NDArray[np.int64]:
     """(rows, count): in each row the numbers below `count`, in an order of its own."""
     return numbers.permuted(np.tile(np.arange(count), (rows, 1)), axis=1)

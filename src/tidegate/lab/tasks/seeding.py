@@ -13,7 +13,7 @@ _WORDS: dict[Purpose, int] = {"training": 0, "validation": 1, "probe": 2, "long"
 
 
 def draws(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
-    """A generator that is fixed by its arguments."""
+    """Return a generator that depends on its arguments alone."""
     for name, value in (("seed", seed), ("step", step)):
         if value < 0:
             raise ValueError(f"{name} must be at least 0; got {value!r}.")

@@ -30,7 +30,7 @@ class Corpus(NamedTuple):
 
     documents: tuple[Document, ...]
     held_out: tuple[Document, ...] | None
-    """Documents that are held out; None leaves the choice among `documents` to who divides them."""
+    """Documents that are held out; None if they are still to be chosen among `documents`."""
     fingerprint: str
     title: str
     """What it is, as the subject of a sentence."""
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
 
 
 class TokenFile(NamedTuple):
-    """Text that was made into tokens elsewhere, left on the disk."""
+    """Tokens that were made elsewhere, mapped from the disk."""
 
     tokens: npt.NDArray[np.integer[Any]]
     vocab_size: int
@@ -48,7 +48,7 @@ class TokenFile(NamedTuple):
 
 
 def source_kind(source: str) -> SourceKind:
-    """Which of the four a source is. What is neither there nor looks like a path is taken for a name on the hub."""
+    """Decide which of the four kinds a source is; what is neither there nor looks like a path is a name on the hub."""
     if not source:
         raise DataError("--data must name a file, a folder, a pattern or hf:NAME; got nothing.")
     if source == EMBEDDED:
@@ -63,8 +63,8 @@ def source_kind(source: str) -> SourceKind:
     return "hub"
 
 
-def resolved(source: str) -> str:
-    """The source as every process can find it: paths in full."""
+def resolve_source(source: str) -> str:
+    """Return the source as any process can find it: paths made absolute."""
     if source_kind(source) == "embedded":
         return source
     if source_kind(source) == "hub":
@@ -119,7 +119,7 @@ def read_tokens(source: str) -> TokenFile:
 
 
 def _looks_like_path(source: str, path: Path) -> bool:
-    """Whether someone who wrote this meant a file: an absolute path, an ending, a folder that is there."""
+    """Whether a source is meant as a path: it is absolute, has an ending, or begins with a folder that exists."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", source, re.ASCII):
         return True
     # Names on the hub end in versions, v1.2, and files in letters.

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class TaskData(Protocol):
-    """A task's examples, loaded. Nothing here depends on what was asked before: a run can go on at any step."""
+    """A task's examples, loaded. Batches depend on seed and step alone, so that a run can go on at any step."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -103,5 +103,5 @@ class Task(Protocol):
         ...
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
-        """As plain JSON values, `kind` among them; without what only says where the data lies if not `location`."""
+        """As plain JSON values, `kind` among them; without `location`, less what only says where the data lies."""
         ...

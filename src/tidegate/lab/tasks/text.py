@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tidegate.lab.tasks.seeding import draws
-from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolved, source_kind
+from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError
 from tidegate.lab.tasks.tokenizer import num_merged_tokens
@@ -41,7 +41,7 @@ class TextTask:
     length: int = DEFAULT_LENGTH
     """Tokens of a training window."""
     validation_share: float = 0.05
-    """How much of the text is held out, about; at least one window. The embedded corpus has a fixed list instead."""
+    """Approximate share of the text that is held out, at least one window; the embedded corpus has a fixed list."""
     num_validation_tokens: int = 32_768
     """How much of what is held out is evaluated, at most."""
     fingerprint: str = ""
@@ -74,7 +74,7 @@ def text_task(
     data      : None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub
     tokenizer : `.npy` files hold tokens already and admit none but the default
     """
-    source = resolved(EMBEDDED if data is None else data)
+    source = resolve_source(EMBEDDED if data is None else data)
     if source_kind(source) == "tokens":
         if field is not None or tokenizer not in ("bytes", "none"):
             option = f"--field {field}" if field is not None else f"--tokenizer {tokenizer}"
@@ -219,5 +219,5 @@ def _require_fingerprint(task: TextTask, found: str) -> None:
 
 
 def _sentence_case(title: str) -> str:
-    """A description begins with a capital; the name of a file stays as it is."""
+    """Capitalise the first letter of a description, unless it is the name of a file."""
     return title if "." in title.split()[0] else title[:1].upper() + title[1:]

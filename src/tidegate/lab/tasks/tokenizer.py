@@ -118,13 +118,16 @@ def _texts(documents: Iterable[Document]) -> Iterator[str]:
         content, start, stop = document.content, 0, -1
         while stop < len(content):
             stop = _slice_end(content, start)
-            text = _decoded(document, start, stop)
+            text = _decode(document, start, stop)
             yield text + _ending(content).decode() if stop == len(content) else text
             start = stop
 
 
 def _slice_end(content: Content, start: int) -> int:
-    """After a line break, else before a space, else before a character: pairs are seldom merged across those."""
+    """Choose where to cut: after a line break, else before a space, else before a character.
+
+    Pairs are seldom merged across those.
+    """
     first, last = start + _SLICE, min(start + 2 * _SLICE, len(content))
     if first >= len(content):
         return len(content)
@@ -137,7 +140,7 @@ def _slice_end(content: Content, start: int) -> int:
     return first + space if space >= 0 else character_start(content, last)
 
 
-def _decoded(document: Document, start: int, stop: int) -> str:
+def _decode(document: Document, start: int, stop: int) -> str:
     try:
         return bytes(document.content[start:stop]).decode()
     except UnicodeDecodeError as error:
