@@ -21,7 +21,7 @@ def model_observation(
     heat: bool = False,
     tell: Callable[[int, int], None] = lambda _done, _whole: None,
 ) -> Observation:
-    """What the model's attention does over all windows.
+    """Observe a model on all windows, batch by batch.
 
     windows : (count, length) tokens
     keys    : how many of the first keys are the sink; at most `length`
