@@ -73,9 +73,10 @@ def observe(
     threads: a transformers model needs `attn_implementation="sdpa"`.
 
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
-    a causal row, is left out of means and kept in curves by position. Padding is read from the masks: a key that no query of
-    its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000 down. Where
-    masks hide keys for other reasons give `padding`.
+    a causal row, is left out of means and kept in curves by position.
+
+    Padding is read from the masks: a key that no query of its row may see, and in self-attention the query at its
+    position. What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
     before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
@@ -92,8 +93,8 @@ def observe(
 
     Args:
         model: any module; names of layers are paths within it.
-        keys: the key set of mass, impact and contribution: how many of the first keys that are no padding, or positions in the row,
-            or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
+        keys: the key set of mass, impact and contribution: how many of the first keys that are no padding, or
+            positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
         heat: whether to see the largest score and the heat capacity too, which takes a blocked pass.
         residual: whether to see the residual stream after each block.
         padding: (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it
