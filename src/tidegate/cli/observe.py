@@ -62,10 +62,10 @@ def observe(
         with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
             seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
         page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
-        written = write_page(page, out)
+        page_file = write_page(page, out)
     except (ValueError, TypeError, OSError, ImportError) as problem:
         stop(problem)
     except KeyboardInterrupt:
         stop("nothing was written.", code=INTERRUPTED)
     console.print(seen.table(), soft_wrap=True, markup=False, emoji=False)
-    console.print(f"The page: {written}", soft_wrap=True, markup=False)
+    console.print(f"The page: {page_file}", soft_wrap=True, markup=False)

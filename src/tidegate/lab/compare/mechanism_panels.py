@@ -14,7 +14,7 @@ _AT_THE_END = ", at the end of the training"
 
 
 def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
-    """All of them; none for a comparison of which no run was observed."""
+    """Return maps and curves of gates and attention; none for a comparison of which no run was observed."""
     observed = [variant for variant in summary.variants if any(record.observations for record in variant.finished)]
     if not observed:
         return ()
@@ -111,7 +111,7 @@ def _course(
     x: Callable[[Record], list[float]],
     y: Callable[[Record], list[float | None]],
 ) -> View | None:
-    """One figure of every run; None if no run has it, as where nothing is gated."""
+    """Draw one figure of every run against its training; None if no run has it, as where nothing is gated."""
     series = tuple(
         line
         for line in seeds_and_mean(summary, lambda record: tuple(x(record)), y)

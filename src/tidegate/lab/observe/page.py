@@ -83,7 +83,7 @@ _STATISTICS = (
 
 
 def observation_page(observation: Observation, *, model: str, command: str, num_sequences: int, length: int) -> Page:
-    """The page of one model, observed on sequences of some length; a `ValueError` if no attention was seen.
+    """Return the page of one model, observed on sequences of some length; a `ValueError` if no attention was seen.
 
     Its data hold the observation, curves by position at most 128 points long.
     """
@@ -113,7 +113,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
 
 
 def observation_sections(observation: Observation) -> tuple[Section, ...]:
-    """Maps and curves of attention, of gates and the residual stream if they were seen; how to read them; tables."""
+    """Return maps and curves of what was seen, how to read them, and tables of all numbers."""
     parts: list[tuple[str, str, Iterator[View]]] = [
         ("Attention", "By layer and head", _attention_maps(observation)),
         ("Attention", "By position of the query", _position_curves(observation)),
@@ -125,7 +125,7 @@ def observation_sections(observation: Observation) -> tuple[Section, ...]:
     for section, title, views in parts:
         if shown := tuple(views):
             panels.setdefault(section, []).append(Views(title=title, views=shown))
-    panels["How to read it"] = [Prose(paragraphs=tuple(_reading(observation)))]
+    panels["How to read it"] = [Prose(paragraphs=tuple(_explanations(observation)))]
     panels["All numbers"] = [_head_table(observation), _layer_table(observation)]
     return tuple(Section(title=title, panels=tuple(inside)) for title, inside in panels.items())
 
@@ -175,7 +175,7 @@ def _head_table(observation: Observation) -> Table:
             float(head),
             *(_head_means(layer, each.key)[head] for each in statistics),
             *(finite(layer.heads[key][head].std) for key in ("mass", "entropy")),
-            *(_serving(layer, site, figure, head) for site in sites for _, _, figure in _GATE_FIGURES[:2]),
+            *(_gate_of_head(layer, site, figure, head) for site in sites for _, _, figure in _GATE_FIGURES[:2]),
         )
         for place, layer in enumerate(observation.layers)
         for head in range(layer.num_heads)
@@ -183,7 +183,7 @@ def _head_table(observation: Observation) -> Table:
     return Table(title="Heads: means over queries", columns=columns, rows=rows)
 
 
-def _serving(layer: LayerObservation, site: str, figure: _GateFigure, head: int) -> float | None:
+def _gate_of_head(layer: LayerObservation, site: str, figure: _GateFigure, head: int) -> float | None:
     """The number of the gate that serves a query head: its group's at a site with fewer heads."""
     values = _of_gate(layer, site, figure)
     return values[head * len(values) // layer.num_heads] if values else None
@@ -225,8 +225,8 @@ def _extremes(rows: Sequence[Numbers], digits: int) -> str:
     return f"{average:.{digits}f} on average, most {most:.{digits}f} (layer {place}, head {head})"
 
 
-def _reading(observation: Observation) -> Iterator[str]:
-    """What the numbers mean, for what was seen."""
+def _explanations(observation: Observation) -> Iterator[str]:
+    """Explain the numbers that the page shows."""
     yield (
         f"Sink mass is the share of a query's attention weight that falls on {observation.keys}. Sink impact weighs "
         "each key by the length of its value: the share of the sink in what the head takes in. Large mass with small "
@@ -268,14 +268,14 @@ def _position_curves(observation: Observation) -> Iterator[View]:
     for each in _shown_statistics(observation):
         lines = [
             _series(place, tuple(map(float, layer.positions)), _over_heads(layer, each.key))
-            for place, layer in _chosen(observation)
+            for place, layer in _layers_to_draw(observation)
             if layer.positions
         ]
         if lines:
             yield View(
                 label=each.name,
                 panel=Lines(
-                    title=f"{each.title.format(keys=observation.keys)}, by position{_choice(observation)}",
+                    title=f"{each.title.format(keys=observation.keys)}, by position{_name_choice(observation)}",
                     alternative=f"One line a layer, the mean over its heads, by position: {_ends(lines)}.",
                     x_label="position of the query",
                     y_label=f"{each.name}, mean over heads",
@@ -319,7 +319,7 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     edges = HISTOGRAM_EDGES[statistic.key]
     by_powers = statistic.key == "effective_keys"
     middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
-    counts = {place: _pooled(layer, statistic.key) for place, layer in _chosen(observation)}
+    counts = {place: _pool_heads(layer, statistic.key) for place, layer in _layers_to_draw(observation)}
     last = max((place for column in counts.values() for place, count in enumerate(column) if count), default=0)
     lines = tuple(
         _series(place, tuple(middles[: last + 1]), tuple(count / max(1, sum(column)) for count in column[: last + 1]))
@@ -327,7 +327,7 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     )
     peaks = ", ".join(f"{line.label} near {middles[_peak(line.y)]:.3g}" for line in lines)
     return Lines(
-        title=f"Where single queries stand{_choice(observation)}",
+        title=f"Where single queries stand{_name_choice(observation)}",
         alternative=f"Share of queries by {statistic.name}, one line a layer. Most queries: {peaks}.",
         x_label=f"{statistic.name} of a query",
         y_label="share of queries",
@@ -336,7 +336,7 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     )
 
 
-def _pooled(layer: LayerObservation, key: str) -> list[int]:
+def _pool_heads(layer: LayerObservation, key: str) -> list[int]:
     """The histogram of all heads together."""
     return [sum(counts) for counts in zip(*(moments.histogram for moments in layer.heads[key]), strict=True)]
 
@@ -345,7 +345,7 @@ def _peak(values: Numbers) -> int:
     return max(range(len(values)), key=lambda place: values[place] or 0.0)
 
 
-def _chosen(observation: Observation) -> list[tuple[int, LayerObservation]]:
+def _layers_to_draw(observation: Observation) -> list[tuple[int, LayerObservation]]:
     """Layers to draw, with their numbers: evenly spread where there are many, the first and the last among them."""
     count = len(observation.layers)
     places = (
@@ -354,7 +354,7 @@ def _chosen(observation: Observation) -> list[tuple[int, LayerObservation]]:
     return [(place, observation.layers[place]) for place in places]
 
 
-def _choice(observation: Observation) -> str:
+def _name_choice(observation: Observation) -> str:
     count = len(observation.layers)
     return f" ({_CURVES} of {count} layers)" if count > _CURVES else ""
 

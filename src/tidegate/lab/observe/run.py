@@ -20,7 +20,7 @@ def model_observation(
     heat: bool = False,
     tell: Tell = ignore,
 ) -> Observation:
-    """What the model's attention does over all windows.
+    """Observe a model on all windows, batch by batch.
 
     windows : (count, length) tokens
     keys    : how many of the first keys are the sink; at most `length`

@@ -34,7 +34,7 @@ class Past(NamedTuple):
 
 
 def past_after(call: AttentionCall, real_BP: Tensor) -> Past:
-    """The past of the call that comes next; the last key is that of the last position."""
+    """Return what to recognise the next call by; the last key is that of the last position."""
     # A view would keep all keys, and a static cache writes over them.
     return Past(call.key[:, 0, -1].clone(), real_BP)
 
@@ -101,7 +101,7 @@ def count_call(
     crossing: bool = False,
     num_added: int = 0,
 ) -> CountedCall:
-    """Compute the statistics of a call and settle what counts.
+    """Compute the statistics of a call and find out which of its queries count.
 
     A number in an additive mask of at most -10,000 forbids like -inf. Trailing keys that nobody in the batch may see,
     where there are more keys than queries, are a cache's unwritten places and left out.
@@ -142,7 +142,7 @@ def count_call(
 
 
 def keys_in_words(keys: Keys) -> str:
-    """The key set as a reader would say it."""
+    """Say in words which keys are in the key set."""
     if isinstance(keys, Tensor):
         return "a given set of keys"
     if isinstance(keys, int):
@@ -202,9 +202,9 @@ def _place_within(call: AttentionCall, padding: Tensor | None, past: Past | None
 
 
 def _place_after(call: AttentionCall, gone_BP: Tensor, padding: Tensor | None) -> _PlacedCall:
-    """A call after positions that are known: they say more of padding than a mask, which may have a window."""
+    """Place a call after positions that are known, which tell padding better than a mask that may have a window."""
     first, num_queries = gone_BP.shape[1], call.query.shape[2]
-    # A static cache that is turned has its unwritten places in front.
+    # The unwritten places of a static cache that rolls over stand in front.
     call = _with_last_keys(call, first + num_queries)
     real_BP = torch.cat((gone_BP, _visible_keys(call)[:, call.key.shape[2] - num_queries :]), dim=1)
     if padding is not None:
@@ -213,11 +213,11 @@ def _place_after(call: AttentionCall, gone_BP: Tensor, padding: Tensor | None) -
 
 
 def _place_after_unseen(call: AttentionCall, padding: Tensor | None) -> _PlacedCall:
-    """A call after positions that were not seen: there are as many as keys, or as padding says."""
+    """Place a call after positions that were not seen: as many as there are keys, or as padding says."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     if padding is None:
         real_BP = _visible_keys(call)
-        # It may be of another sequence.
+        # The queries may be of another sequence, of whose padding nothing is known.
         real_BT = real_BP.new_ones(len(real_BP), num_queries)
     else:
         real_BP = _padding_of_positions(padding, call, max(num_keys, padding.shape[1]))

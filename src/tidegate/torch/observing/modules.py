@@ -50,7 +50,7 @@ class ModuleFollower(Protocol):
 
 @contextmanager
 def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list[ModuleCall]]:
-    """The model's modules whose forward runs now, outermost first, as long as this is entered.
+    """Yield the stack of the model's modules whose forward runs now, outermost first.
 
     Names are paths within the model, whose own is empty; a module that is in it twice has its first. A module whose
     forward raises is not left, but taken off the stack. What other threads call is no part of it.
@@ -103,7 +103,7 @@ def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def block_of(model: nn.Module, name: str) -> str | None:
-    """The block that holds a layer: of the modules around it, the innermost that stands in an `nn.ModuleList`.
+    """Return the block that holds a layer: of the modules around it, the innermost that stands in an `nn.ModuleList`.
 
     Where there is no such list an `nn.Sequential` serves; None if there is neither. The layer itself does not count: a
     list of attention heads is no list of blocks.

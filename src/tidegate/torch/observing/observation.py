@@ -141,7 +141,7 @@ class Observation:
         return replace(self, layers=tuple(_curves_in_stretches(layer, num_points) for layer in self.layers))
 
     def to_json(self) -> str:
-        """The observation as JSON; a number that is not finite is null."""
+        """Return the observation as JSON; a number that is not finite is null."""
         return json.dumps(_finite_or_none(asdict(self)), allow_nan=False)
 
     @classmethod
@@ -153,7 +153,7 @@ class Observation:
             raise ValueError(f"text must be what Observation.to_json wrote: {error}") from error
 
     def figure(self) -> Figure:
-        """Maps of layers and heads, and curves over positions, as a matplotlib figure."""
+        """Draw maps of layers and heads, and curves over positions, as a matplotlib figure."""
         # Drawing needs matplotlib, which observing does not.
         from tidegate.torch.observing.figure import observation_figure
 

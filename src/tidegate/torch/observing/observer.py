@@ -1,4 +1,4 @@
-"""Observing a model while it trains: every so many steps, one step is watched."""
+"""Observe a model while it trains: every so many steps, one step is watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching the attention of any PyTorch model, unmodified, without the matrix of its weights.
+"""Watch the attention of any PyTorch model, unmodified, without the matrix of its weights.
 
 Legend: B batch, T query positions, S attended positions, H heads, D gated width, M model width.
 """
@@ -72,13 +72,16 @@ def observe(
     that a model spells out itself is not, nor is that of nested tensors, inside `torch.func` transforms and of other
     threads: a transformers model needs `attn_implementation="sdpa"`.
 
-    Queries that are padding, or may see nothing, are left out. Padding is read from the masks: a key that no query of
-    its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000 down. Where
-    masks hide keys for other reasons give `padding`.
+    Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
+    a causal row, is left out of means and kept in curves by position.
+
+    Padding is read from the masks: a key that no query of its row may see, and in self-attention the query at its
+    position. What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
     before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
-    a window. Of a sequence whose beginning was not seen, or that was cut back, the keys handed over are all there is.
+    a window. If the beginning of a sequence was not watched, or its cache was cut back, positions are counted from the
+    first key that is handed over.
 
     In cross-attention every query counts, at its position within the call, and padding is read for the keys alone. It
     is told by the arguments of the module: `nn.MultiheadAttention` whose key is not its query, and modules that are
@@ -90,8 +93,8 @@ def observe(
 
     Args:
         model: any module; names of layers are paths within it.
-        keys: the key set of mass and impact: how many of the first keys that are no padding, or positions in the row,
-            or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
+        keys: the key set of mass, impact and contribution: how many of the first keys that are no padding, or
+            positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
         heat: whether to see the largest score and the heat capacity too, which takes a blocked pass.
         residual: whether to see the residual stream after each block.
         padding: (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it
@@ -110,7 +113,7 @@ def observe(
     watcher = Watcher(model, keys=keys, heat=heat, residual=residual, padding=padding, crossing=crossing)
     _watched_models.add(model)
     try:
-        with _slow_path(), _uncompiled(), follow_modules(model, watcher) as stack, AttentionCalls(watcher.see):
+        with _disable_fast_path(), _force_eager(), follow_modules(model, watcher) as stack, AttentionCalls(watcher.see):
             watcher.follow(stack)
             yield watcher
     finally:
@@ -120,7 +123,7 @@ def observe(
 
 
 class Watcher:
-    """What has been seen so far; made by `observe`."""
+    """Keep what has been seen so far; made by `observe`."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class Watcher:
         self._padding = padding
 
     def observation(self) -> Observation:
-        """Everything seen so far, as plain data."""
+        """Return everything seen so far, as plain data."""
         tally = self._tally
         if not tally.layers:
             raise RuntimeError(
@@ -182,14 +185,14 @@ class Watcher:
         self._stack = stack
 
     def begin(self) -> None:
-        """A batch begins."""
+        """Keep the sums as they are before a batch."""
         if not in_backward():
             self._real.clear()
             self._branches.clear()
             self._before = self._tally.copy()
 
     def end(self) -> None:
-        """A batch has ended; what one that broke off has added is dropped."""
+        """Drop what a batch that broke off has added."""
         if self._before is not None:
             self._tally, self._before = self._before, None
 
@@ -291,7 +294,7 @@ class Watcher:
 
 
 @contextmanager
-def _slow_path() -> Generator[None]:
+def _disable_fast_path() -> Generator[None]:
     """Keep `nn.MultiheadAttention` and `nn.TransformerEncoder` from their fast path, which is no attention call."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -301,6 +304,6 @@ def _slow_path() -> Generator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def _force_eager() -> AbstractContextManager[Any]:
     """Run compiled functions uncompiled; where nothing has been compiled, do not import the compiler."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
