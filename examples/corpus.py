@@ -19,7 +19,7 @@ HELD_OUT = ("textwrap", "heapq")
 
 
 def read(modules: tuple[str, ...]) -> list[int]:
-    """The sources as one row of bytes."""
+    """Return the sources of these modules as one row of bytes."""
     return list(b"\n".join(Path(importlib.util.find_spec(name).origin).read_bytes() for name in modules))
 
 

@@ -7,6 +7,7 @@ from tidegate.torch.retrofit.probe import (
     answers,
     bitwise_equal,
     evaluation_mode,
+    exceeds_rounding,
     largest_change,
     largest_number,
     probe_inputs,
@@ -77,3 +78,11 @@ def test_nan_counts_where_it_stands_and_not_by_its_bits():
 
 def test_the_sign_of_zero_is_a_bit():
     assert not bitwise_equal([torch.zeros(1)], [-torch.zeros(1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_the_root_of_epsilon_of_the_size_and_nan_is_more(dtype):
+    bound = 3 * torch.finfo(dtype).eps ** 0.5
+    assert not exceeds_rounding(0.9 * bound, 3.0, dtype)
+    assert exceeds_rounding(1.1 * bound, 3.0, dtype)
+    assert exceeds_rounding(float("nan"), 3.0, dtype)

@@ -19,7 +19,14 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
-from tidegate.torch.retrofit.probe import answers, evaluation_mode, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.probe import (
+    answers,
+    evaluation_mode,
+    exceeds_rounding,
+    largest_change,
+    largest_number,
+    probe_inputs,
+)
 
 _AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
@@ -153,12 +160,12 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
 
 
 def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
-    """Refuse answers that differ by more than the square root of the dtype's epsilon times the largest number."""
+    """Refuse an export whose answers differ by more than rounding."""
     inputs = probe_inputs(model)
     with evaluation_mode(model), evaluation_mode(exported):
         theirs, ours = answers(model, inputs), answers(exported, inputs)
     change, size = largest_change(ours, theirs), largest_number(theirs)
-    if not change <= size * torch.finfo(model.dtype).eps ** 0.5:
+    if exceeds_rounding(change, size, model.dtype):
         raise ValueError(
             f"{type(model).__name__} computes something else than Qwen3-Next does with the same weights: answers of "
             f"size {size:.3g} differ by up to {change:.3g}."

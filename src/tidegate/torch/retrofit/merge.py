@@ -19,7 +19,14 @@ from tidegate.torch.precision import widened
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
-from tidegate.torch.retrofit.probe import answers, evaluation_mode, largest_change, largest_number, probe_inputs
+from tidegate.torch.retrofit.probe import (
+    answers,
+    evaluation_mode,
+    exceeds_rounding,
+    largest_change,
+    largest_number,
+    probe_inputs,
+)
 from tidegate.torch.retrofit.refusal import places_of_weights
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
@@ -50,8 +57,7 @@ def merge_gates(model: nn.Module) -> None:
             fold.apply()
         remove_gates(base)
         change, size = largest_change(answers(base, inputs), before), largest_number(before)
-    # The square root of the dtype's epsilon, of the largest number.
-    if not change <= size * torch.finfo(base.dtype).eps ** 0.5:
+    if exceeds_rounding(change, size, base.dtype):
         undo()
         raise ValueError(
             f"The gates of {type(base).__name__} cannot be merged: answers of size {size:.3g} would change by up to "

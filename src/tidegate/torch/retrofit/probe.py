@@ -87,6 +87,11 @@ def largest_number(found: Sequence[Tensor]) -> float:
     return max(float(_without_nan(each).abs().max()) for each in found)
 
 
+def exceeds_rounding(change: float, size: float, dtype: torch.dtype) -> bool:
+    """Tell whether numbers of this size changed by more than the root of the dtype's epsilon, or to nan."""
+    return not change <= size * torch.finfo(dtype).eps ** 0.5
+
+
 def _tensors(output: Any) -> list[Tensor]:
     return [value for value in output.to_tuple() if isinstance(value, Tensor)]
 
