@@ -123,7 +123,7 @@ def test_equal_options_are_one_key_however_they_are_spelled():
         ({"rope": 0}, TypeError, "rope must be a Rotary, True, False or None; got 0."),
         ({"rope": "yes"}, TypeError, "rope must be a Rotary, True, False or None; got 'yes'."),
         ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
-        ({"head_dim": 0}, ValueError, "head_dim must be a whole number of at least 1; got 0."),
+        ({"head_dim": 0}, ValueError, "head_dim must be a whole number of at least 1, or None; got 0."),
         ({"d_model": 25}, ValueError, "d_model must be a multiple of num_heads when head_dim is not given; "
          "got d_model=25, num_heads=4. Give head_dim, or change one of them."),
         ({"d_model": 20, "rope": True}, ValueError, "Rotary.fraction must select an even number of the head's "

@@ -171,7 +171,7 @@ def test_a_layer_starts_anew_in_every_part():
         ({"temperature": 0.0}, "temperature must be a finite number above 0; got 0.0."),
         ({"temperature": float("nan")}, "temperature must be a finite number above 0; got nan."),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads; got num_kv_heads=3, num_heads=4."),
-        ({"head_dim": 0}, "head_dim must be a whole number of at least 1; got 0."),
+        ({"head_dim": 0}, "head_dim must be a whole number of at least 1, or None; got 0."),
         ({"d_model": 25}, "d_model must be a multiple of num_heads when head_dim is not given; got d_model=25, "
          "num_heads=4. Give head_dim, or change one of them."),
         ({"gate": "bma:w9"}, "A preset's name stands alone; got 'bma:w9'. Spell it 'value:query:w9'."),

@@ -5,6 +5,7 @@ Legend: B batch, T positions, M model width.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -205,7 +206,7 @@ def stack_layers(layers: Sequence[Any]) -> Any:
 def unstack_layers(stacked: Any) -> list[Any]:
     """What `stack_layers` stacked."""
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
-    return [jax.tree.map(lambda array, i=layer: array[i], stacked) for layer in range(num_layers)]
+    return [jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers)]
 
 
 def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:

@@ -50,14 +50,14 @@ def apply_feedforward(params: Params, x_BTM: Array) -> Array:
     swiglu : (silu(x W_gate) ⊙ x W_up) W_down
     gelu   : gelu(x W_up) W_down, the exact gelu
     """
-    up_BTF = _projected(params["up_proj"], x_BTM)
+    up_BTF = _project(params["up_proj"], x_BTM)
     if "gate_proj" in params:
-        inner_BTF = jax.nn.silu(_projected(params["gate_proj"], x_BTM)) * up_BTF
+        inner_BTF = jax.nn.silu(_project(params["gate_proj"], x_BTM)) * up_BTF
     else:
         inner_BTF = jax.nn.gelu(up_BTF, approximate=False)
-    return _projected(params["down_proj"], inner_BTF)
+    return _project(params["down_proj"], inner_BTF)
 
 
-def _projected(projection: Mapping[str, Array], x: Array) -> Array:
+def _project(projection: Mapping[str, Array], x: Array) -> Array:
     y = x @ projection["kernel"]
     return y + projection["bias"] if "bias" in projection else y

@@ -102,12 +102,12 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
             source = reads.context if gate.on_source else reads.input
         case "query":
             # The heads of a group stand side by side, so that merging them is a change of shape.
-            source = _merged(reads.query, num_heads)
+            source = _merge_heads(reads.query, num_heads)
         case "value":
             source = jnp.repeat(reads.value, num_heads // reads.value.shape[-2], axis=-2)
         case "output":
             assert reads.output is not None
-            source = _merged(reads.output, 1)[..., 0, :] if gate.site == "dense" else reads.output
+            source = _merge_heads(reads.output, 1)[..., 0, :] if gate.site == "dense" else reads.output
     source = source if gate.width is None else source[..., : gate.width]
     if source.ndim == reads.input.ndim:
         return source
@@ -115,7 +115,7 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
     return source.reshape(*leading, num_matrices, num_heads // num_matrices, width)
 
 
-def _merged(x: Array, num_heads: int) -> Array:
+def _merge_heads(x: Array, num_heads: int) -> Array:
     """Heads (B, T, heads, D) side by side until `num_heads` are left; a batch may be empty, so no size is inferred."""
     *leading, heads, width = x.shape
     return x.reshape(*leading, num_heads, heads // num_heads * width)

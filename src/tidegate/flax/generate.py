@@ -49,18 +49,17 @@ def generate(
     Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and what a mask holds is
     not checked. Everything but the arrays is static, so that new options compile anew.
 
-    Args:
-        params: as `init_model` gives them.
-        prompt: (B, T) tokens.
-        config: static.
-        max_new_tokens: how many to add at most; fewer only once every row has stopped.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw from that many likeliest tokens.
-        top_p: draw from the nucleus, the fewest likeliest tokens that together have this probability.
-        stop_tokens: a row ends after the first of these that it draws, and goes on with `pad_token`.
-        key: draws the tokens; needed unless the temperature is 0.
-        prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
-        pad_token: what follows in a row that has stopped.
+    params         : as `init_model` gives them
+    prompt         : (B, T) tokens
+    config         : static
+    max_new_tokens : how many to add at most; fewer only once every row has stopped
+    temperature    : divides the logits; 0 takes the likeliest token
+    top_k          : draw from that many likeliest tokens
+    top_p          : draw from the nucleus, the fewest likeliest tokens that together have this probability
+    stop_tokens    : a row ends after the first of these that it draws, and goes on with `pad_token`
+    key            : draws the tokens; needed unless the temperature is 0
+    prompt_mask    : (B, T) bool, False where a shorter prompt is padded at its left; None has no padding
+    pad_token      : what follows in a row that has stopped
     """
     require_sampling(temperature, top_k, top_p)
     _check_request(prompt, config, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
@@ -74,7 +73,7 @@ def generate(
         stop_tokens=tuple(int(token) for token in stop_tokens),
         pad_token=pad_token,
     )
-    new_BN, num_drawn = _continued(params, prompt, prompt_mask, key, config, sampling)
+    new_BN, num_drawn = _generate(params, prompt, prompt_mask, key, config, sampling)
     if not isinstance(num_drawn, Tracer):
         new_BN = new_BN[:, : int(num_drawn)]
     return jnp.concatenate((prompt, new_BN), axis=1)
@@ -135,7 +134,7 @@ class _Progress(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("config", "sampling"))
-def _continued(
+def _generate(
     params: Params,
     prompt: Array,
     prompt_mask: Array | None,
@@ -146,9 +145,9 @@ def _continued(
     """The new tokens (B, max_new_tokens), and how many were drawn before every row had stopped."""
     batch, length = prompt.shape
     room = length + sampling.max_new_tokens - 1
-    mask_BS, positions_BS = (None, None) if prompt_mask is None else _padded(prompt_mask, room)
+    mask_BS, positions_BS = (None, None) if prompt_mask is None else _pad(prompt_mask, room)
 
-    def advanced(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
+    def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
         """Read tokens that begin at the position `start`, and draw the next ones."""
         positions = None
         if positions_BS is not None:
@@ -178,7 +177,7 @@ def _continued(
 
     def step(state: _Progress) -> _Progress:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.new_BN, state.num_drawn - 1, 1, axis=1)
-        return advanced(state, last_B1, length + state.num_drawn - 1)
+        return advance(state, last_B1, length + state.num_drawn - 1)
 
     start = _Progress(
         num_drawn=jnp.zeros((), jnp.int32),
@@ -187,7 +186,7 @@ def _continued(
         caches=_empty_caches(params, config, batch, room),
         key=key,
     )
-    end = jax.lax.while_loop(goes_on, step, advanced(start, prompt, 0))
+    end = jax.lax.while_loop(goes_on, step, advance(start, prompt, 0))
     return end.new_BN, end.num_drawn
 
 
@@ -209,7 +208,7 @@ def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Arr
     return jax.random.categorical(own, jnp.log(probabilities), axis=-1), key
 
 
-def _padded(prompt_mask: Array, room: int) -> tuple[Array, Array]:
+def _pad(prompt_mask: Array, room: int) -> tuple[Array, Array]:
     """Which keys exist (B, S), and the position of each, counted from its row's first token."""
     visible_BS = jnp.pad(prompt_mask, ((0, 0), (0, room - prompt_mask.shape[1])), constant_values=True)
     return visible_BS, jnp.maximum(jnp.cumsum(visible_BS, axis=1) - 1, 0)

@@ -6,6 +6,7 @@ The file has PyTorch's names and layouts; the tables here say what each is calle
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,7 +99,7 @@ def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) 
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error
     params = _from_torch(state, config, f"{path} does not fit its own configuration")
-    return config, params if dtype is None else jax.tree.map(lambda array: array.astype(dtype), params)
+    return config, params if dtype is None else jax.tree.map(operator.methodcaller("astype", dtype), params)
 
 
 def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:

@@ -6,7 +6,7 @@ What needs transformers is imported at its first use.
 import importlib
 from typing import TYPE_CHECKING
 
-from tidegate.config import Rotary, StackConfig, TransformerConfig, VisionConfig
+from tidegate.config import AttentionConfig, Rotary, StackConfig, TransformerConfig, VisionConfig
 from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.cache import KVCache
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AttentionConfig",
     "AttentionStatistics",
     "AttentionTrace",
     "BilinearlyModulatedAttention",

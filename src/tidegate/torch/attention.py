@@ -286,10 +286,12 @@ class GatedAttention(nn.Module):
         if gate is None:
             y_BTM = self.o_proj(reads.output.flatten(-2))
         else:
+
+            def gate_and_project(o_BTHD: Tensor, source: Tensor) -> Tensor:
+                return self.o_proj(gate.apply_to(o_BTHD, source).flatten(-2))
+
             # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
-            y_BTM = self._call_or_recompute(
-                lambda o, source: self.o_proj(gate.apply_to(o, source).flatten(-2)), reads.output, gate.source(reads)
-            )
+            y_BTM = self._call_or_recompute(gate_and_project, reads.output, gate.source(reads))
         return self._apply_gate("dense", y_BTM, reads)
 
     def _call_or_recompute(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class KVCache:
                 f"cache holds {_kind(self._key)}; got {_kind(key_BGTD)}. Each layer and each batch needs its own."
             )
         if self.max_length is None:
-            self._key, self._value = _appended(self._key, key_BGTD), _appended(self._value, value_BGTD)
+            self._key, self._value = _append(self._key, key_BGTD), _append(self._value, value_BGTD)
             self.length = self._key.shape[2]
             return self._key, self._value
         return self._write(key_BGTD, value_BGTD, self.max_length)
@@ -88,7 +88,7 @@ def _kind(x_BGTD: Tensor) -> str:
     return f"a batch of {batch} with {heads} heads of width {width} in {str(x_BGTD.dtype).removeprefix('torch.')}"
 
 
-def _appended(held: Tensor | None, new: Tensor) -> Tensor:
+def _append(held: Tensor | None, new: Tensor) -> Tensor:
     return new if held is None else torch.cat((held, new), dim=2)
 
 

@@ -69,8 +69,8 @@ class CachedKeys:
             mask = torch.where(filled_S, attention_mask, float("-inf"))
         return mask if self._order is None else mask[..., self._order]
 
-    def arranged(self, held_BGSD: Tensor, new_BGTD: Tensor) -> Tensor:
-        """What a layer attends to, of what its cache holds after the new positions came."""
+    def arrange(self, held_BGSD: Tensor, new_BGTD: Tensor) -> Tensor:
+        """Return the keys or values that a layer attends to, of those that its cache holds after the update."""
         if self._num_slots is None:
             return held_BGSD
         if self._fresh:
@@ -121,4 +121,4 @@ class LayerCache:
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new positions; returns the keys and values to attend to, (B, G, S, D)."""
         key_BGSD, value_BGSD = self._cache.update(key_BGTD, value_BGTD, self._layer)
-        return self._keys.arranged(key_BGSD, key_BGTD), self._keys.arranged(value_BGSD, value_BGTD)
+        return self._keys.arrange(key_BGSD, key_BGTD), self._keys.arrange(value_BGSD, value_BGTD)

@@ -144,7 +144,7 @@ class TidegateModel(TidegatePreTrainedModel):
         windowed = self.config.window is not None
         keys = CachedKeys(past_key_values, x_BTM.shape[1], windowed=windowed, device=x_BTM.device)
         if position_ids is None:
-            positions, documents = self._counted(attention_mask, keys, x_BTM.device), None
+            positions, documents = self._count_positions(attention_mask, keys, x_BTM.device), None
         else:
             positions = position_ids.expand(x_BTM.shape[:2])
             documents = F.pad(positions.diff(dim=1) != 1, (1, 0)).cumsum(dim=1) if packed else None
@@ -169,8 +169,8 @@ class TidegateModel(TidegatePreTrainedModel):
     def _kernel(self) -> AbstractContextManager[Any]:
         return plain_kernel() if self.config._attn_implementation == "eager" else nullcontext()
 
-    def _counted(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
-        """Positions (T,), or (B, T) that leave padding out."""
+    def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
+        """Return the positions (T,), or (B, T) that leave padding out."""
         if attention_mask is not None and attention_mask.ndim == 2:
             counted = (attention_mask != 0).cumsum(dim=1) - 1
             # What a mask counts is known only when it runs.
