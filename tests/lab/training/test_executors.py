@@ -181,7 +181,8 @@ class TestASignal:
 
         with pytest.raises(KeyboardInterrupt):
             list(SerialExecutor().execute(runs, checkpoints=folder, report=report))
-        assert [file.stem for file in folder.iterdir()] == [runs[1].id]
+        # The first one has ended; its trained model stays until it is forgotten.
+        assert {file.stem for file in folder.iterdir()} == {run.id for run in runs}
         again, told = done(SerialExecutor(), [runs[1]], folder)
         assert by_id(again) == by_id([executed(runs[1])])
         assert [progress.step for progress in told] == list(range(at + 1, lab_runs.STEPS + 1))
@@ -312,7 +313,7 @@ class TestAComparisonInProcesses:
         with pytest.raises(KeyboardInterrupt):
             compare(request, tmp_path / "out", executor=asked, tell=lambda _: None)
         assert sum(len(pickle.dumps(run)) for run in asked.runs.values()) > 65_536
-        stopped = [asked.runs[file.stem] for file in folder.iterdir()]
+        stopped = [asked.runs[file.stem] for file in folder.iterdir() if file.stem in asked.runs]
         assert 1 <= len(stopped) <= 2
         records, told = done(SerialExecutor(), stopped, folder)
         assert told[0].step > 1
