@@ -123,9 +123,9 @@ BAD = {
     "token numbers beyond every vocabulary": (["--data", "{numbers}"], "holds the token number 1,099,511,627,776"),
     "unknown tokenizer": (["--tokenizer", "words"], "words"),
     "a tokenizer for images": (["--task", "image", "--tokenizer", "bpe:300"], "no meaning"),
-    "a study that is no function": (["--study", "json"], "module:function"),
-    "a study that is not there": (["--study", "json:nothing"], "nothing"),
-    "a study of nothing": (["--study", "builtins:list"], "must give a list"),
+    "runs of no function": (["--runs", "json"], "module:function"),
+    "runs of a function that is not there": (["--runs", "json:nothing"], "nothing"),
+    "runs that are none": (["--runs", "builtins:list"], "must give a list"),
 }
 
 
@@ -156,7 +156,7 @@ def test_a_report_of_a_folder_without_records_says_so(tmp_path):
 
 def test_help_teaches_every_option():
     text = invoke("compare", "--help").output
-    options = ("variants", "data", "task", "preset", "seeds", "tokens", "match", "tune-lr", "out", "executor", "study")
+    options = ("variants", "data", "task", "preset", "seeds", "tokens", "match", "tune-lr", "out", "executor", "runs")
     for option in options:
         assert f"--{option}" in text
 
@@ -171,7 +171,7 @@ def test_help_needs_neither_torch_nor_plotly():
     assert done.stdout.strip() == "[]"
 
 
-STUDY = '''
+GIVEN_RUNS = '''
 from dataclasses import replace
 from tidegate.config import TransformerConfig
 from tidegate.lab.training.run import Run, Training
@@ -191,11 +191,11 @@ def gates():
 '''
 
 
-def test_a_study_is_compared_like_any_other(tmp_path, monkeypatch):
+def test_given_runs_are_compared_like_any_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
-    (tmp_path / "my_study.py").write_text(STUDY)
-    done = invoke("compare", "--study", "my_study:gates", "--out", "out", "--executor", "serial")
+    (tmp_path / "my_runs.py").write_text(GIVEN_RUNS)
+    done = invoke("compare", "--runs", "my_runs:gates", "--out", "out", "--executor", "serial")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [variant["name"] for variant in results["variants"]] == ["none", "bma"]
@@ -206,15 +206,15 @@ def test_a_study_is_compared_like_any_other(tmp_path, monkeypatch):
     ("change", "words"),
     [("block=seed", "blocks counted from 0"), ("seed=seed", "does not read --seeds")],
 )
-def test_a_study_that_is_no_design_or_has_options_that_it_does_not_read_is_refused(
-    change, words, tmp_path, monkeypatch
-):
+def test_given_runs_that_are_no_design_or_options_that_are_not_read_are_refused(change, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
-    name = f"study_{change.split('=')[0]}"
-    (tmp_path / f"{name}.py").write_text(STUDY.replace("block=seed", "block=0") if change == "block=seed" else STUDY)
+    name = f"runs_{change.split('=')[0]}"
+    (tmp_path / f"{name}.py").write_text(
+        GIVEN_RUNS.replace("block=seed", "block=0") if change == "block=seed" else GIVEN_RUNS
+    )
     options = ["--seeds", "3"] if change == "seed=seed" else []
-    done = invoke("compare", "--study", f"{name}:gates", "--out", "out", "--executor", "serial", *options)
+    done = invoke("compare", "--runs", f"{name}:gates", "--out", "out", "--executor", "serial", *options)
     assert done.exit_code == 2
     assert words in done.stderr
     assert not (tmp_path / "out").exists()

@@ -107,7 +107,7 @@ def compare(
     device: Annotated[
         str, typer.Option(help="Where models are trained, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
     ] = "cpu",
-    study: Annotated[
+    runs: Annotated[
         str | None,
         typer.Option(
             help="module:function that gives a list of Runs, to be compared instead.",
@@ -139,7 +139,7 @@ def compare(
         from tidegate.lab.training.executors.executor import executor_of
         from tidegate.report import write_page
 
-        if study is None:
+        if runs is None:
             if length is not None and length < 2:
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
@@ -157,7 +157,7 @@ def compare(
             )
         else:
             _require_no_other_options(context)
-            request = _study_request(study, margin=margin, command=command)
+            request = _given_request(runs, margin=margin, command=command)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
@@ -240,24 +240,24 @@ def _cells(variant: VariantSummary, summary: Summary) -> Iterator[str]:
 
 
 def _require_no_other_options(context: typer.Context) -> None:
-    """A study makes its own runs: what would make others is refused, and not left unread."""
-    unread = set(context.params) - {"study", "margin", "out", "executor", "quiet"}
+    """Refuse options that would make other runs than those given."""
+    unread = set(context.params) - {"runs", "margin", "out", "executor", "quiet"}
     sources = {name: context.get_parameter_source(name) for name in unread}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"--study makes its own runs and does not read {options}. Leave them out.")
+        raise ValueError(f"--runs gives all runs, so that {options} would not be read. Leave them out.")
 
 
-def _study_request(study: str, *, margin: float, command: str) -> Request:
-    """The request that a study's runs make: their variants in order, the first the control."""
+def _given_request(function: str, *, margin: float, command: str) -> Request:
+    """Return the request for given runs: their variants in order, the first the control."""
     from tidegate.gates import Gates
     from tidegate.lab.compare.request import Request, Variant
 
-    runs = _runs_of(study)
+    runs = _call_function(function)
     variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}
     if len(variants) < 2:
-        raise ValueError(f"--study {study} must give runs of several variants; got {list(variants)}.")
+        raise ValueError(f"--runs {function} must give runs of several variants; got {list(variants)}.")
     first = runs[0]
     return Request(
         variants=tuple(variants.values()),
@@ -266,23 +266,24 @@ def _study_request(study: str, *, margin: float, command: str) -> Request:
         budget=first.training.steps * first.training.batch_size * first.task.length,
         margin=margin,
         command=command,
-        study=tuple(runs),
+        runs=tuple(runs),
     )
 
 
-def _runs_of(study: str) -> list[Run]:
+def _call_function(name: str) -> list[Run]:
+    """Import module:function, also from the working folder, and return the runs that it gives."""
     from tidegate.lab.training.run import Run
 
-    if study.count(":") != 1:
-        raise ValueError(f"--study must be module:function; got {study!r}.")
+    if name.count(":") != 1:
+        raise ValueError(f"--runs must be module:function; got {name!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = pkgutil.resolve_name(study)
+        found = pkgutil.resolve_name(name)
     except AttributeError as problem:
-        raise ValueError(f"--study {study}: {problem}.") from None
+        raise ValueError(f"--runs {name}: {problem}.") from None
     if not callable(found):
-        raise ValueError(f"--study {study} is no function.")
+        raise ValueError(f"--runs {name} is no function.")
     given: Any = found()
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):
-        raise ValueError(f"--study {study} must give a list of tidegate.lab.training.run.Run; got {given!r}.")
+        raise ValueError(f"--runs {name} must give a list of tidegate.lab.training.run.Run; got {given!r}.")
     return cast("list[Run]", given)

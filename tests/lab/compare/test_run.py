@@ -266,14 +266,14 @@ class TestTheDesign:
         miniatures({"g1": 3.0, "bma": 3.0})
         assert pretended(request, tmp_path / "out") == []
 
-    def test_of_a_study_is_the_study(self, task, tmp_path, miniatures):
-        study = tuple(
+    def test_of_given_runs_are_these_runs(self, task, tmp_path, miniatures):
+        runs = tuple(
             run_of(task, variant=name, gate=name, seed=seed, block=seed) for seed in (0, 1) for name in ("none", "g1")
         )
-        request = request_of(task, "none,g1", num_seeds=2, study=study)
-        assert pretended(request, tmp_path) == list(study)
-        assert base_runs(request) == {"none": study[0], "g1": study[1]}
-        assert planned(request).request != planned(replace(request, num_seeds=1, study=study[:2])).request
+        request = request_of(task, "none,g1", num_seeds=2, runs=runs)
+        assert pretended(request, tmp_path) == list(runs)
+        assert base_runs(request) == {"none": runs[0], "g1": runs[1]}
+        assert planned(request).request != planned(replace(request, num_seeds=1, runs=runs[:2])).request
 
 
 class TestLayers:

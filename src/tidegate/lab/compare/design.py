@@ -27,19 +27,19 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         "match": request.match,
         "tune_lr": request.tune_lr,
         "margin": request.margin,
-        "study": [run.id for run in request.study],
+        "runs": [run.id for run in request.runs],
     }
     return Plan(
         command=request.command,
         variants=variants,
         control=request.control.name,
         num_seeds=request.num_seeds,
-        match="study" if request.study else request.match,
+        match="runs" if request.runs else request.match,
         margin=request.margin,
         tuned_lr=request.tune_lr,
         task=data.facts,
         description=data.description,
-        preset="study" if request.study else request.preset,
+        preset="runs" if request.runs else request.preset,
         budget=request.budget or PRESETS[request.task.kind][request.preset].budget,
         request=content_hash(decisive),
         environment=environment(),
@@ -48,9 +48,9 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
 
 def base_runs(request: Request) -> dict[str, Run]:
     """One run of each variant, its first, as it would be if nothing were matched or tuned."""
-    if request.study:
+    if request.runs:
         # Reversed, so that the first run of a variant is the one that stays.
-        return {run.variant: run for run in reversed(request.study)}
+        return {run.variant: run for run in reversed(request.runs)}
     data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
     training = preset.training(request.task, request.budget)
     runs = {

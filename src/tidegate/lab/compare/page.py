@@ -121,7 +121,7 @@ _MATCHED = {
     "params": "parameters and examples",
     "flops": "training FLOPs",
     "time": "training time",
-    "study": "what their study says",
+    "runs": "what their maker chose",
 }
 
 _LONG_EXAMPLES = {

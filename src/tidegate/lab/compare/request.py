@@ -167,7 +167,7 @@ class Request:
     """Differences below this share of the control's loss do not matter."""
     command: str = ""
     """What to type to get this again."""
-    study: tuple[Run, ...] = ()
+    runs: tuple[Run, ...] = ()
     """Runs that were made elsewhere; they take the place of all that the request would make."""
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Request:
             raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
         if self.tune_lr and (own := [variant.name for variant in self.variants if "lr" in variant.overrides]):
             raise ValueError(f"tune_lr chooses learning rates that {', '.join(own)} has set. Leave one of them out.")
-        _require_whole_study(self.study)
+        _require_design(self.runs)
         require_device(self.device)
 
     @property
@@ -190,12 +190,12 @@ class Request:
         return self.variants[0]
 
 
-def _require_whole_study(runs: Sequence[Run]) -> None:
-    """Refuse a study unless it has one run of each variant in each block, all of one task."""
+def _require_design(runs: Sequence[Run]) -> None:
+    """Refuse given runs unless there is one of each variant in each block, all of one task."""
     blocks: dict[str, list[int]] = {}
     for run in runs:
         blocks.setdefault(run.variant, []).append(run.block)
     if any(sorted(own) != list(range(len(runs) // len(blocks))) for own in blocks.values()):
-        raise ValueError(f"A study has one run of each variant in each block, blocks counted from 0; got {blocks}.")
+        raise ValueError(f"Given runs are one of each variant in each block, blocks counted from 0; got {blocks}.")
     if len({run.task for run in runs}) > 1 or any(run.role != "comparison" for run in runs):
-        raise ValueError("A study's runs are of one task, and all have the role 'comparison'.")
+        raise ValueError("Given runs are of one task, and all have the role 'comparison'.")

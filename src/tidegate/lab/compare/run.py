@@ -53,7 +53,7 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     costs = _costs(base, plan, work)
     if request.tune_lr:
         base = _tune_rates(request, base, work)
-    runs = list(request.study) or design_runs(request, base, costs)
+    runs = list(request.runs) or design_runs(request, base, costs)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
     firsts = [run for run in runs if run.block == 0]
     work.run_missing("comparing", runs, keep={run.id for run in firsts})

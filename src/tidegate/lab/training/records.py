@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from tidegate._json import read_as
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 
-Match: TypeAlias = Literal["tokens", "params", "flops", "time", "study"]
-"""What is made equal; a study makes its own runs."""
+Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
+"""What is made equal; `runs` were given, and equal in what their maker chose."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]
 
 
