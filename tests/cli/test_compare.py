@@ -171,7 +171,7 @@ def test_help_needs_neither_torch_nor_plotly():
     assert done.stdout.strip() == "[]"
 
 
-GIVEN_RUNS = '''
+RUNS = '''
 from dataclasses import replace
 from tidegate.config import TransformerConfig
 from tidegate.lab.training.run import Run, Training
@@ -194,7 +194,7 @@ def gates():
 def test_given_runs_are_compared_like_any_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
-    (tmp_path / "my_runs.py").write_text(GIVEN_RUNS)
+    (tmp_path / "my_runs.py").write_text(RUNS)
     done = invoke("compare", "--runs", "my_runs:gates", "--out", "out", "--executor", "serial")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -210,9 +210,7 @@ def test_given_runs_that_are_no_design_or_options_that_are_not_read_are_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("water goes where it may. " * 100)
     name = f"runs_{change.split('=')[0]}"
-    (tmp_path / f"{name}.py").write_text(
-        GIVEN_RUNS.replace("block=seed", "block=0") if change == "block=seed" else GIVEN_RUNS
-    )
+    (tmp_path / f"{name}.py").write_text(RUNS.replace("block=seed", "block=0") if change == "block=seed" else RUNS)
     options = ["--seeds", "3"] if change == "seed=seed" else []
     done = invoke("compare", "--runs", f"{name}:gates", "--out", "out", "--executor", "serial", *options)
     assert done.exit_code == 2
