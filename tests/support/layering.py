@@ -40,9 +40,15 @@ LIBRARY = (
     "tidegate.torch.retrofit",
     "tidegate.flax",
 )
-GROUPS = {"library": LIBRARY, "maths": MATHS, "vocabulary": VOCABULARY, "plumbing": PLUMBING}
 ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
 LOWER_ROOMS = ("tidegate.lab.judging", "tidegate.lab.training", "tidegate.lab.tasks", "tidegate.lab.models")
+GROUPS = {
+    "library": LIBRARY,
+    "maths": MATHS,
+    "vocabulary": VOCABULARY,
+    "plumbing": PLUMBING,
+    "lower rooms": LOWER_ROOMS,
+}
 UPPER_ROOM = (*LIBRARY, *LOWER_ROOMS, "tidegate.report.page", "torch", "numpy", "scipy")
 STUDY = (*UPPER_ROOM, "tidegate.lab.studies", "matplotlib")
 
@@ -57,15 +63,17 @@ QUESTIONS = {
 LAYERS: dict[str, Layer] = {
     "__init__": Layer(about="What `import tidegate` gives: the vocabulary, and nothing heavy.", allowed=VOCABULARY),
     "sizes": Layer(about="The sizes of a layer, with their defaults and checks."),
-    "gate": Layer(about="`Gate`: one point of the vocabulary, its spelling and its rules.", allowed=VOCABULARY[:1]),
-    "gates": Layer(about="`Gates`: the gates of one layer; presets.", allowed=VOCABULARY[:2]),
+    "gate": Layer(
+        about="`Gate`: one point of the vocabulary, its spelling, its rules, and the presets.", allowed=VOCABULARY[:1]
+    ),
+    "gates": Layer(about="`Gates`: the gates of one layer, at most one at each site.", allowed=VOCABULARY[:2]),
     "_verdict": Layer(about="The words of a verdict."),
     "config": Layer(
         about="The options of layers and models, each declared once.",
         allowed=(*VOCABULARY[:3], *PLUMBING),
     ),
     "_json": Layer(about="Frozen dataclasses from JSON."),
-    "_files": Layer(about="Files that are whole or not there; what a model's file says of itself."),
+    "_files": Layer(about="Writing files whole or not at all; the metadata of a model's file."),
     "_refusals": Layer(about="Checks of inputs, with one wording for every framework.", allowed=VOCABULARY[:3]),
     "tensors": Layer(
         about="Attention as mathematics on any array library: the reference for all else.",
@@ -120,11 +128,11 @@ LAYERS: dict[str, Layer] = {
         allowed=(*VOCABULARY, *PLUMBING, "numpy", "torch", "tokenizers", "datasets", "sklearn", "PIL"),
     ),
     "lab/judging": Layer(
-        about="Figures of runs to verdicts: distributions, judge, words. It knows no files and no pages.",
+        about="Turns the losses of runs into verdicts. It knows no files and no pages.",
         allowed=(*VOCABULARY, "tidegate._json", "numpy", "scipy"),
     ),
     "lab/training": Layer(
-        about="One `Run` to one `Record`: the loop, checkpoints, records, executors.",
+        about="Turns one `Run` into one `Record`: the loop, checkpoints, records, executors.",
         allowed=(*LIBRARY, "tidegate.lab.tasks", "torch", "numpy"),
         only_in={"checkpoint.py": ("safetensors",), "executors/ray.py": ("ray",)},
     ),
@@ -133,12 +141,16 @@ LAYERS: dict[str, Layer] = {
         allowed=(*LIBRARY, "tidegate.lab.tasks", "tidegate.lab.training", "tidegate.report.page", "torch", "numpy"),
         only_in={"language_models.py": ("transformers", "safetensors")},
     ),
-    "lab/compare": Layer(about="A request to runs, verdicts and a page.", allowed=UPPER_ROOM),
-    "lab/observe": Layer(about="A model observed on a text, and the page of it.", allowed=UPPER_ROOM),
+    "lab/compare": Layer(
+        about="`tidegate compare`: turns a request into runs, verdicts and a page.", allowed=UPPER_ROOM
+    ),
+    "lab/observe": Layer(
+        about="`tidegate observe`: observes a model on a text and makes a page of it.", allowed=UPPER_ROOM
+    ),
     "lab/studies": Layer(
         about="What a study is, and the list of all.",
         allowed=(*LIBRARY, "tidegate.lab.training", "tidegate.report.page", "torch", "matplotlib"),
-        only_in={"catalogue.py": tuple(f"tidegate.lab.studies.{name}" for name in (*QUESTIONS, "gate_tuning"))},
+        only_in={"catalogue.py": ("tidegate.lab.studies.*",)},
     ),
     **{f"lab/studies/{name}": Layer(about=question, allowed=STUDY) for name, question in QUESTIONS.items()},
     "lab/studies/gate_tuning": Layer(
@@ -146,7 +158,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "__main__": Layer(about="The command `tidegate`.", allowed=("tidegate.cli",), deferred=("tidegate.cli",)),
     "cli": Layer(
-        about="One file a verb; one progress display for all.",
+        about="The verbs of the command line, a file for each, and their one progress display.",
         allowed=("tidegate.*", "typer", "rich"),
         # Every verb imports what it needs, so that `tidegate --help` needs nothing.
         deferred=(*(name for name in LIBRARY if name != "tidegate._files"), "tidegate.lab.*", "tidegate.report"),
@@ -309,8 +321,10 @@ def _names(layer: Layer, *, own: bool) -> str:
             words.append(group)
             left = [name for name in left if name not in members]
     words += shown(left)
+    patterns: dict[str, list[str]] = {}
     for pattern, names in layer.only_in.items():
-        words += [f"{' and '.join(found)} (only `{pattern}`)" for found in [shown(names)] if found]
+        patterns.setdefault(" and ".join(shown(names)), []).append(f"`{pattern}`")
+    words += [f"{names} (only {' and '.join(files)})" for names, files in patterns.items() if names]
     return ", ".join(words)
 
 
