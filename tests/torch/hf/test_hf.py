@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def test_the_configuration_survives_json_and_comes_back_as_ours(tmp_path):
 
 def test_the_defaults_are_ours():
     assert TidegateConfig().transformer_config() == TransformerConfig()
+
+
+def test_every_field_of_ours_is_declared_and_none_besides_those_of_transformers():
+    renamed = {"temperature": "attention_temperature", "max_length": "max_position_embeddings"}
+    renamed["tie_embeddings"] = "tie_word_embeddings"
+    ours = {renamed.get(field.name, field.name) for field in dataclasses.fields(TransformerConfig)}
+    tokens = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+    declared = set(TidegateConfig.__annotations__) - {"model_type", "attribute_map", "keys_to_ignore_at_inference"}
+    assert declared == ours | tokens
 
 
 def test_the_names_that_others_look_for_are_there():
