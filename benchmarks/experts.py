@@ -19,14 +19,14 @@ from scipy.optimize import least_squares
 
 from tidegate.experts.estimate import ExpertExperiment, draw_cells
 from tidegate.experts.fitting import CellData, fit_batch
-from tidegate.experts.models import POSITIONS
+from tidegate.experts.models import PLACEMENTS
 
 TOLERANCE = 1e-7
 N = 10_000
 
 
 def problems(position: str, num_fits: int) -> tuple[ExpertExperiment, CellData, np.ndarray]:
-    experiment = ExpertExperiment(position=position, replicates=num_fits, ns=(N,))
+    experiment = ExpertExperiment(placement=position, replicates=num_fits, ns=(N,))
     rng = np.random.default_rng(0)
     truth = experiment.true_parameters.vector()
     starts = truth + experiment.radius * rng.standard_normal((num_fits, len(truth)))
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rows, marks = [], []
-    for position in POSITIONS:
+    for position in PLACEMENTS:
         experiment, cells, starts = problems(position, options.fits)
 
         def batched(experiment=experiment, cells=cells, starts=starts):

@@ -154,7 +154,8 @@ def weights_of_llama(length: int) -> Callable[[], list[dict[str, Tensor]]]:
             entropy = torch.special.entr(weights).sum(dim=-1)
             by_position = {"mass": weights[..., 0], "entropy": entropy, "effective_keys": entropy.exp()}
             found.append({name: values.mean(dim=0) for name, values in by_position.items()})
-            found[-1] |= {f"{name}, mean": values.mean(dim=(0, 2)) for name, values in by_position.items()}
+            # The first query sees itself alone, and is left out of means.
+            found[-1] |= {f"{name}, mean": values[..., 1:].mean(dim=(0, 2)) for name, values in by_position.items()}
         return found
 
     return run

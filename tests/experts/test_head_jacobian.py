@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from layers import make_layer
 
-from tidegate.experts.head_jacobian import spread_positions, value_singular_values
+from tidegate.experts.head_jacobian import evenly_spaced_positions, value_singular_values
 from tidegate.experts.torch_adapter import layer_jacobian
 
 SIZES = {
@@ -30,7 +30,7 @@ def test_singular_values_are_those_of_the_whole_jacobian(gate, options):
 
 
 def test_positions_are_spread_over_all_sequences():
-    rows, places = spread_positions((4, 10), 8)
+    rows, places = evenly_spaced_positions((4, 10), 8)
     assert set(rows) == {0, 1, 2, 3}
     assert len(rows) == len(places) == 8
-    assert len(spread_positions((2, 3), 100)[0]) == 6
+    assert len(evenly_spaced_positions((2, 3), 100)[0]) == 6

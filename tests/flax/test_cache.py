@@ -24,7 +24,9 @@ def test_an_empty_cache_has_room_and_holds_nothing(dtype):
 
 @pytest.mark.parametrize("max_length", [0, -1])
 def test_room_is_at_least_one_position(max_length):
-    with pytest.raises(ValueError, match=opening(f"max_length must be a whole number of at least 1; got {max_length}")):
+    with pytest.raises(
+        ValueError, match=opening(f"max_length must be a whole number of at least 1; got {max_length}.")
+    ):
         init_cache(SHAPE, batch=1, max_length=max_length)
 
 

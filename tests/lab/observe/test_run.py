@@ -29,8 +29,8 @@ def test_windows_in_batches_are_what_observe_sees_of_the_same_batches(model, win
 
 def test_the_listener_hears_of_every_batch(model, windows):
     heard = []
-    model_observation(model, windows, batch_size=2, tell=lambda done, whole: heard.append((done, whole)))
-    assert heard == [(2, 5), (4, 5), (5, 5)]
+    model_observation(model, windows, batch_size=2, tell=lambda event: heard.append((event.done, event.total)))
+    assert heard == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
 def test_observing_keeps_no_graph(model, windows):

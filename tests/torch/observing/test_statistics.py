@@ -204,7 +204,7 @@ def test_a_query_that_sees_nothing_has_the_documented_values(route):
     assert nothing == {name: [0.0] for name in zero} | {
         "log_partition": [-INF],
         "max_score": [-INF],
-        "empty": [True],
+        "num_keys": [0],
     }
 
 

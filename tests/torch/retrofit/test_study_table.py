@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs"
-RECORD = json.loads((DOCS / "records" / "retrofit" / "gate_tuning.json").read_text(encoding="utf-8"))["result"]
+RECORD = json.loads((DOCS / "records" / "retrofit" / "gate-tuning.json").read_text(encoding="utf-8"))["result"]
 ROWS = {row["remedy"]["name"]: row for row in RECORD["rows"]}
 CHANGES = {2: "loss", 3: "against_control", 4: "sink", 5: "strongest"}
 
