@@ -83,11 +83,18 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     """Leave out what only `--full` runs, and begin with the slowest files: the last to end should be a short one."""
     if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
+        kept = covers.without_most_eager_jax(map(law_of, items))
+        chosen = [keep and not item.get_closest_marker("full") for keep, item in zip(kept, items, strict=True)]
+        config.hook.pytest_deselected(items=[item for item, keep in zip(items, chosen, strict=True) if not keep])
+        items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
     order = {HERE / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def law_of(item):
+    """The file, the function and the array library of a test."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return str(item.path), item.originalname, getattr(parameters.get("library"), "name", None)
 
 
 @pytest.fixture(scope="session", params=covers.LIBRARY.values.values(), ids=covers.LIBRARY.values)

@@ -2,7 +2,7 @@ import inspect
 
 import pytest
 import torch
-from covers import DTYPE, GATE, HALF, LIBRARY, OPTION, SPELLING, TABLE, axis, rows, untouched
+from covers import DTYPE, GATE, HALF, LIBRARY, OPTION, SPELLING, TABLE, axis, rows, untouched, without_most_eager_jax
 from layers import EXOTIC
 from torch_layers import OPTIONS
 
@@ -62,8 +62,26 @@ def test_every_array_library_has_its_turn(library):
     assert LIBRARY.values[library.name] is library
 
 
+LAWS = [(file, law, name) for file in "ab" for law in ("first", "second") for name in LIBRARY.values]
+
+
+def test_every_law_runs_on_every_library_but_eager_jax_which_runs_one_of_each_file():
+    kept = [law for law, keep in zip(LAWS, without_most_eager_jax(LAWS), strict=True) if keep]
+    assert [law for law in LAWS if law not in kept] == [("a", "second", "jax"), ("b", "second", "jax")]
+
+
+def test_eager_jax_is_left_out_of_no_file_of_laws(request):
+    laws = [own.law_of(item) for own in plugins(request) for item in request.session.items]
+    files = {name: {file for file, _, library in laws if library == name} for name in LIBRARY.values}
+    assert files["jax"] == files["numpy"] == files["torch"] == files["jax-jit"]
+
+
+def plugins(request):
+    return [plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "SLOWEST")]
+
+
 def test_the_files_that_come_first_are_there(request):
-    (own,) = (plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "SLOWEST"))
+    (own,) = plugins(request)
     assert [name for name in own.SLOWEST if not (own.HERE / name).exists()] == []
 
 

@@ -27,10 +27,11 @@ def miniatures(monkeypatch):
     return with_miniatures(monkeypatch)
 
 
-def with_miniatures(patch):
+def with_miniatures(patch, *, layers=False):
     patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
     patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
-    lab_runs.use_miniatures()
+    patch.setattr(compare_module, "measure_run", compare_module.measure_run)
+    lab_runs.use_miniatures(layers=layers)
     return lab_runs.use_miniatures
 
 
@@ -39,7 +40,7 @@ def compared(tmp_path_factory):
     """The lines of a miniature comparison of three variants under three seeds."""
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
-        with_miniatures(patch)
+        with_miniatures(patch, layers=True)
         request = lab_runs.request_of(lab_runs.text_of(folder), "none,g1,bma-query", command="tidegate compare")
         lines = compare(request, folder / "out", executor=SerialExecutor(), tell=lambda _: None)
     return tuple(lines)

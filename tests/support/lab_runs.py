@@ -12,7 +12,7 @@ from tidegate.lab.compare.run import compare
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
-from tidegate.lab.training.records import Cost, Costs, Record
+from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Record
 from tidegate.lab.training.run import Run, Training
 from tidegate.lab.training.train import RunContext, execute_run
 
@@ -80,9 +80,16 @@ def request_of(task, variants="none,bma", **options):
     return Request(variants=parse_variants(variants), task=task, **({"num_seeds": 3} | options))
 
 
-def use_miniatures(ratios=None):
-    """Make `tiny` miniature, and give every variant made-up costs: a step of it takes `ratios` of the control's."""
+measure_run = compare_module.measure_run
+
+
+def use_miniatures(ratios=None, *, layers=False):
+    """Make `tiny` miniature, and give every variant made-up costs: a step of it takes `ratios` of the control's.
+
+    The trained layers, which take longer to measure than to train, are measured only if `layers` says so.
+    """
     PRESETS["lm"]["tiny"] = MINIATURE
+    compare_module.measure_run = measure_run if layers else leave_unmeasured
 
     def made_up(runs, *, control, request):
         return Costs(
@@ -90,6 +97,10 @@ def use_miniatures(ratios=None):
         )
 
     compare_module.measure_costs = made_up
+
+
+def leave_unmeasured(run, checkpoint):
+    return LayerMeasurements(id=run.id, curvature_reason="not asked for", gauge_reason="not asked for")
 
 
 def cost_of(variant, ratio=1.0):

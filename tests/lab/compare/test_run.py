@@ -277,6 +277,10 @@ class TestTheDesign:
 
 
 class TestLayers:
+    @pytest.fixture(autouse=True)
+    def measured(self, miniatures):
+        miniatures(layers=True)
+
     def measurements(self, lines):
         return [line for line in lines if isinstance(line, LayerMeasurements)]
 
