@@ -98,7 +98,7 @@ class ModelFigures:
     loss: float
     """Nats a byte."""
     sink: float
-    """Attention to the start of the window, the mean over layers, heads and queries."""
+    """Attention to the start of the window, the mean over layers, heads and all queries but the first."""
     strongest: float
     """The same in the head that has most of it."""
     movement: float | None
