@@ -39,9 +39,9 @@ class Deadly(str):
         return os._exit, (7,)
 
 
-def long_run(task):
-    """A run that takes seconds."""
-    return run_of(task, variant="long", steps=2000)
+def long_runs(task):
+    """Two runs that take seconds."""
+    return [run_of(task, variant=f"long {seed}", seed=seed, steps=400) for seed in (0, 1)]
 
 
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -95,21 +95,21 @@ class TestEveryExecutor:
     @pytest.fixture(scope="class")
     @classmethod
     def in_processes(cls, runs, tmp_path_factory):
-        """Records of the runs, of one that ends its process and of one whose process is killed; and what was told of.
+        """Records of the runs, of one that ends its process and of two, one of which is killed; and what was told of.
 
-        The last to begin is the one to be killed, once its process is the only one that is left.
+        The two begin first, side by side, and one of their processes is killed as soon as either is heard of.
         """
-        deadly, long = replace(runs[0], variant=Deadly("deadly")), long_run(runs[0].task)
-        told = set()
+        deadly, pair = replace(runs[0], variant=Deadly("deadly")), long_runs(runs[0].task)
+        told, killed = set(), []
 
         def report(progress):
             told.add(progress.run)
-            processes = multiprocessing.active_children()
-            if progress.run == long.id and len(processes) == 1:
-                os.kill(processes[0].pid, signal.SIGKILL)
+            if not killed:
+                killed.append(multiprocessing.active_children()[0].pid)
+                os.kill(killed[0], signal.SIGKILL)
 
         folder = tmp_path_factory.mktemp("checkpoints")
-        return list(ProcessExecutor(2).execute([*runs, deadly, long], checkpoints=folder, report=report)), told
+        return list(ProcessExecutor(2).execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told
 
     def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
         assert {record.run["variant"]: record.status for record in alone} == STATUSES
@@ -126,7 +126,7 @@ class TestEveryExecutor:
         expected = by_id(alone)
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
-        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], long_run(runs[0].task))}
+        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], *long_runs(runs[0].task))}
         assert "Traceback" in next(record for record in records if record.run["variant"] == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
@@ -134,13 +134,13 @@ class TestEveryExecutor:
         (deadly,) = (record for record in records if record.run["variant"] == "deadly")
         assert deadly.status == "failed"
         assert deadly.error == "The process of this run was ended from outside: exit code 7."
-        assert len(records) == len(runs) + 2
+        assert len(records) == len(runs) + 3
 
-    def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record(self, in_processes):
+    def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record_and_the_other_goes_on(self, in_processes):
         records, _ = in_processes
-        (killed,) = (record for record in records if record.run["variant"] == "long")
-        assert killed.status == "failed"
-        assert "ended from outside: signal 9" in killed.error
+        pair = {record.status: record for record in records if record.run["variant"].startswith("long")}
+        assert sorted(pair) == ["failed", "finished"]
+        assert "ended from outside: signal 9" in pair["failed"].error
 
     def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         pytest.importorskip("ray")
