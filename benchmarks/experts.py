@@ -14,7 +14,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from harness import interleave, markdown_table, marks_table, paired_ratio, surroundings
+from harness import interleave, machine_record, markdown_table, marks_table, paired_ratio
 from scipy.optimize import least_squares
 
 from tidegate.experts.estimate import ExpertExperiment, draw_cells
@@ -82,7 +82,7 @@ def main() -> None:
     header = ["position", "batched, ms a fit", "scipy, ms a fit", "ratio", "same objective", "as low or lower"]
     print(markdown_table(header, rows), end="\n\n")
     print(marks_table(marks), end="\n\n")
-    print(surroundings(("numpy", "scipy")))
+    print(machine_record(("numpy", "scipy")))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def compare(
             )
         else:
             _require_no_other_options(context)
-            request = _given_request(runs, margin=margin, command=command)
+            request = _request_of_runs(runs, margin=margin, command=command)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
@@ -249,7 +249,7 @@ def _require_no_other_options(context: typer.Context) -> None:
         raise ValueError(f"--runs gives all runs, so that {options} would not be read. Leave them out.")
 
 
-def _given_request(function: str, *, margin: float, command: str) -> Request:
+def _request_of_runs(function: str, *, margin: float, command: str) -> Request:
     """Return the request for given runs: their variants in order, the first the control."""
     from tidegate.gates import Gates
     from tidegate.lab.compare.request import Request, Variant

@@ -18,7 +18,7 @@ from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache
 from tidegate.flax.feedforward import apply_feedforward, init_feedforward
-from tidegate.flax.gate import widened
+from tidegate.flax.gate import widen
 from tidegate.flax.initialize import initialize
 from tidegate.flax.params import Params
 from tidegate.gate import Site
@@ -213,7 +213,7 @@ def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
     """The root-mean-square or layer norm over the last axis, in float32 or better; of x's dtype."""
     if kind == "rms":
         return rms_norm(x, params["scale"], epsilon=_EPSILON[kind])
-    centred = widened(x) - jnp.mean(widened(x), axis=-1, keepdims=True)
+    centred = widen(x) - jnp.mean(widen(x), axis=-1, keepdims=True)
     normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + _EPSILON[kind])
     scaled = normed.astype(x.dtype) * params["scale"]
     return scaled + params["bias"] if "bias" in params else scaled

@@ -103,7 +103,7 @@ def silu(x: Tensor) -> Tensor:
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)
 
 
-def unfollowed(*tensors: Tensor) -> bool:
+def is_untracked(*tensors: Tensor) -> bool:
     """Whether neither autograd nor a transform nor the compiler follows what is done with these tensors.
 
     False also for tensors of other kinds than PyTorch's own, which may follow it in ways of theirs.

@@ -142,7 +142,9 @@ def _specialisation(variants: Sequence[VariantSummary]) -> Table:
             means, spreads = _gate_means(variant, site, "mean"), _gate_means(variant, site, "spread")
             rows += [
                 (_site_label(variant, site, sites), float(layer), fmean(mean), pstdev(mean), fmean(spread))
-                for layer, (mean, spread) in enumerate(zip(map(_known, means), map(_known, spreads), strict=True))
+                for layer, (mean, spread) in enumerate(
+                    zip(map(_drop_none, means), map(_drop_none, spreads), strict=True)
+                )
             ]
     return Table(
         title="Do heads specialise, and do deeper layers gate by the token?",
@@ -183,10 +185,10 @@ def _mean(rows: LayerByHead) -> float | None:
     return mean_of_known(value for row in rows for value in row)
 
 
-def _known(row: Iterable[float | None]) -> list[float]:
+def _drop_none(row: Iterable[float | None]) -> list[float]:
     return [value for value in row if value is not None]
 
 
 def _range(maps: Iterable[LayerByHead]) -> str:
-    numbers = [value for rows in maps for row in rows for value in _known(row)]
+    numbers = [value for rows in maps for row in rows for value in _drop_none(row)]
     return f"from {min(numbers):.3f} to {max(numbers):.3f}"

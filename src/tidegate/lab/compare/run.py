@@ -39,7 +39,7 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    with file.locked():
+    with file.lock():
         lines = file.read()
         _require_same(lines, plan, folder)
         work = _Work(file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, tell=tell)

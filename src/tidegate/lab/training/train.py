@@ -172,10 +172,10 @@ class _Trainer:
     def _look(self, step: int) -> None:
         """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
-        if options.observed(step):
+        if options.observes_after(step):
             observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
             state.observations += [] if observation is None else [observation]
-        if not options.evaluated(step):
+        if not options.evaluates_after(step):
             return
         self.evaluation = evaluate(self.model, self.validation)
         loss = self.evaluation.loss

@@ -61,7 +61,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """Of each thread: who watches, and whether what runs now is part of a call that was seen, or our own work."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Here(threading.local):
         self.hidden = False
 
 
-_here = _Here()
+_state = _ThreadState()
 
 
 class AttentionCalls(TorchDispatchMode):
@@ -92,12 +92,12 @@ class AttentionCalls(TorchDispatchMode):
 
     def __enter__(self) -> AttentionCalls:
         _kernel.acquire()
-        _here.watching.append(self)
+        _state.watching.append(self)
         return super().__enter__()
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        _here.watching.remove(self)
+        _state.watching.remove(self)
         _kernel.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,10 +112,10 @@ class AttentionCalls(TorchDispatchMode):
         """Hand the call on, unless it is not to be counted."""
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        if _here.hidden or _is_left_out(named["query"]):
+        if _state.hidden or _is_left_out(named["query"]):
             return
         # Nor is our own work worth the way through this mode, operator by operator.
-        with _hidden(), _disable_current_modes():
+        with _hide_calls(), _disable_current_modes():
             # A fused kernel returns its log-partition too.
             self._see(_as_call(named, result[0] if isinstance(result, tuple) else result))
 
@@ -149,20 +149,20 @@ _kernel = _WholeCallKernel()
 
 def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
     # The fused kernel inside is the same call again.
-    with _hidden():
+    with _hide_calls():
         result = _whole.decompose(*args, **kwargs)
-    for watcher in _here.watching:
+    for watcher in _state.watching:
         watcher.look(_whole, args, kwargs, result)
     return result
 
 
 @contextmanager
-def _hidden() -> Generator[None]:
-    before, _here.hidden = _here.hidden, True
+def _hide_calls() -> Generator[None]:
+    before, _state.hidden = _state.hidden, True
     try:
         yield
     finally:
-        _here.hidden = before
+        _state.hidden = before
 
 
 def _is_left_out(query: Tensor) -> bool:

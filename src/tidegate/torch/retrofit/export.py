@@ -16,7 +16,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 from tidegate.gate import Activation
 from tidegate.torch.convert import to_fused_query_gate
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
 from tidegate.torch.retrofit.probe import (
@@ -74,7 +74,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     state = dict(attention)
     for name, tensor in model.state_dict().items():
         if f".{GATES_NAME}." not in name and name not in state:
-            state[name] = (widened(tensor) - 1).to(tensor.dtype) if name in scales else tensor
+            state[name] = (widen(tensor) - 1).to(tensor.dtype) if name in scales else tensor
     try:
         exported.load_state_dict(state)
     except RuntimeError as error:
@@ -123,13 +123,13 @@ def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
     inner, outer = _AS_SIGMOID[gate.activation]
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
-    weight = widened(first)
+    weight = widen(first)
     for factor in rest:
-        weight = weight @ widened(factor)
+        weight = weight @ widen(factor)
     weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
     repeats, width = module.num_heads // module.num_matrices, shape.head_dim
     weight = weight.repeat_interleave(repeats, dim=0).expand(-1, -1, width)
-    bias = None if gate.bias is None else widened(module.get_parameter("bias"))
+    bias = None if gate.bias is None else widen(module.get_parameter("bias"))
     bias = None if bias is None else inner * bias.repeat_interleave(repeats, dim=0).expand(-1, width)
     return inner * weight, bias, outer
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tidegate.torch.gate import AttentionGate, activate
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
@@ -72,7 +72,7 @@ def constant_values(gate: AttentionGate) -> Tensor | None:
     if all(weight.any() for weight in weights.values()):
         return None
     logits = next(reversed(weights.values())).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
-    logits = widened(logits if bias is None else bias.detach())
+    logits = widen(logits if bias is None else bias.detach())
     return activate(gate.gate.activation, logits).repeat_interleave(gate.num_heads // gate.num_matrices, dim=0)
 
 
@@ -90,10 +90,10 @@ class _Fold:
         weight = cast("Tensor", self.projection.weight)
         # A Linear keeps its matrix results first, a Conv1D inputs first.
         along_rows = self.of_input == isinstance(self.projection, Conv1D)
-        weight.copy_(widened(weight) * (self.factors[:, None] if along_rows else self.factors))
+        weight.copy_(widen(weight) * (self.factors[:, None] if along_rows else self.factors))
         bias: Tensor | None = self.projection.bias
         if bias is not None and not self.of_input:
-            bias.copy_(widened(bias) * self.factors)
+            bias.copy_(widen(bias) * self.factors)
 
 
 class _Undo:

@@ -77,7 +77,7 @@ class _Board:
         latest, self._latest = list(self._latest.values()), {}
         return latest
 
-    def stopped(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether tasks are to stop."""
         return self._stopped
 
@@ -97,7 +97,7 @@ def _result(reference: Any, run: Run) -> Record | None:
 def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
     """One run; None if it was stopped."""
     posted = 0.0
-    stopped = bool(ray.get(board.stopped.remote()))
+    stopped = bool(ray.get(board.should_stop.remote()))
     if stopped:
         return None
 
