@@ -189,7 +189,7 @@ def apply_stack(
 
     # With caches nothing is learned, and a cache can refuse what it has no room for only while its length is known.
     if config.checkpoint_blocks and caches is None:
-        # Inside a scan nothing can be merged across the recomputation, so that nothing need prevent it.
+        # A scan already prevents common-subexpression merging.
         step = jax.checkpoint(step, prevent_cse=not scanned)
     own_key, keys = (None, None) if dropout_key is None else _split_for_stack(dropout_key, num_layers)
     x_BTM = drop(x_BTM, config.dropout, own_key)
@@ -231,7 +231,7 @@ def _loop(
     x_BTM: Array,
     layers: tuple[Any, ...],
 ) -> tuple[Array, tuple[list[KVCache] | None, list[dict[Site, Array]]]]:
-    """Do what `jax.lax.scan` does, over sequences and unrolled; None is None at every step, and None comes back."""
+    """Run `step` over sequences like an unrolled `lax.scan`; a None input stays None."""
     num_layers = max(len(each) for each in layers if each is not None)
     given = [[None] * num_layers if each is None else each for each in layers]
     caches: list[KVCache] = []

@@ -73,7 +73,7 @@ class SwitchedModule(nnx.Module):
 
 
 def check_or_draw(params: Params | None, draw: Callable[[], Params]) -> Params:
-    """The parameters that were given, if they are like those that would be drawn, or those that are drawn."""
+    """Return the given parameters after checking their shapes; draw them if None."""
     if params is None:
         return draw()
     require_params(params, named_shapes(jax.eval_shape(draw)))

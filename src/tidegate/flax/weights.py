@@ -179,6 +179,6 @@ def _to_layout(array: Array, layout: Layout) -> Array:
 
 
 def _copy(value: Any) -> Array:
-    # PyTorch's bfloat16 has no NumPy twin, so that tensors come by their memory; a copy keeps theirs and ours apart.
+    # NumPy has no bfloat16: convert through DLPack, and copy so the arrays share no memory.
     shared = value if isinstance(value, Array) or not hasattr(value, "__dlpack__") else jnp.from_dlpack(value)
     return jnp.array(shared, copy=True)

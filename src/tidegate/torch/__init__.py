@@ -74,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Asked for what is not there yet; of the public names those are the ones that need transformers.
+    # Public names not imported above need transformers: import them now.
     if name in __all__:
         return getattr(importlib.import_module("tidegate.torch.retrofit"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from tidegate.torch.kernel import is_untracked, silu
 from tidegate.torch.precision import widen
 
 _LARGE = 2**16
-"""Numbers from which on memory of its own costs a result more than finding out that it needs none."""
+"""From this size on, checking whether a result can be written in place pays off."""
 
 
 class Readable(Protocol):
@@ -181,7 +181,7 @@ class AttentionGate(nn.Module):
         return source.reshape(batch, positions, self.num_matrices, *sharing, merged)
 
     def _may_overwrite(self, values: Tensor, target: Tensor) -> bool:
-        """Whether nobody else has these values, and they have room for the result."""
+        """Whether `values` is unshared and has the shape and dtype of the result."""
         if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
             return False
         # PyTorch has no public way to ask for hooks on every module.
@@ -258,7 +258,7 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _overwritable(result: Tensor, *others: Tensor) -> bool:
-    """Whether a result of ours is large enough to be written over, and nothing follows it or the others."""
+    """Whether a result is large enough to overwrite and nothing tracks it or its inputs."""
     # First what is quick to ask: steps of a single position are many and short.
     if result.shape[1] == 1 or not is_untracked(result, *others):
         return False
@@ -275,7 +275,7 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
     batch, positions, *heads, width = reads.shape
     matrices, _, gated_width = weight.shape
     if positions == 1 and batch == 1:
-        # A single position has its matrices first as it is, and laying them side by side would cost more than they do.
+        # One position: batch over matrices directly; joining them would cost more than the products.
         rows = reads.reshape(matrices, -1, width) if heads else reads.expand(matrices, -1, -1)
         return torch.bmm(rows, weight).view(1, 1, matrices, *heads[1:], gated_width)
     if not heads:

@@ -104,9 +104,9 @@ def silu(x: Tensor) -> Tensor:
 
 
 def is_untracked(*tensors: Tensor) -> bool:
-    """Whether neither autograd nor a transform nor the compiler follows what is done with these tensors.
+    """Whether no autograd, transform or compiler tracks these tensors.
 
-    False also for tensors of other kinds than PyTorch's own, which may follow it in ways of theirs.
+    False also for tensors of other kinds than PyTorch's own, which may track it in ways of their own.
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return False

@@ -87,7 +87,7 @@ class _Work:
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.append(record)
-            # Not before: until the record is on the disk, the checkpoint is all that there is of the run.
+            # Delete the checkpoint only after the record is on disk.
             if record.status != "finished" or record.id not in keep:
                 forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []

@@ -43,7 +43,7 @@ _DIVERGED = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
-    """What surrounds a run: where it saves checkpoints, whom it tells, when it stops. None of it changes a number."""
+    """Where a run saves checkpoints, reports and is stopped. Changes no number."""
 
     folder: Path | None = None
     """Where the run saves its checkpoints, the last at its end; None saves none."""
@@ -202,7 +202,7 @@ class _Trainer:
         if not evaluation.loss <= _DIVERGED * blind:
             guess = f"a blind guess has {blind:.3f}"
             return self._diverged_record(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
-        # The trained model: what is measured after the runs reads it, until whoever asked for the run forgets it.
+        # Save the trained model: the caller measures it, then deletes the checkpoint.
         self._save()
         long = self.data.long()
         return self._record(

@@ -1,4 +1,4 @@
-"""The way of a layer's attention output to its output projection: whether a gate acts on it, and which.
+"""Find what reaches the output projection: the attention output, or that under an output gate.
 
 What the heads hand on is known if it is seen twice: as the result of the attention call, and as the input of the output
 projection, which must be that result, or that result under an output gate of ours. Anything in between that is not a

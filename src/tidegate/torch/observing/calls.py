@@ -1,4 +1,4 @@
-"""Seeing every attention call that PyTorch's dispatcher is asked for, whoever asks and whichever kernel serves it.
+"""Intercept every attention call at PyTorch's dispatcher, whatever the caller and kernel.
 
 A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
 it apart first: into one fused kernel, which the mode sees, or into plain matrix products, in which it can no longer be
@@ -62,7 +62,7 @@ def in_backward() -> bool:
 
 
 class _ThreadState(threading.local):
-    """Of each thread: who watches, and whether what runs now is part of a call that was seen, or our own work."""
+    """Per-thread state: active watchers, and whether calls are ignored now."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
@@ -109,12 +109,12 @@ class AttentionCalls(TorchDispatchMode):
         return result
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Hand the call on, unless it is not to be counted."""
+        """Report the call, unless it is hidden or left out."""
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if _state.hidden or _is_left_out(named["query"]):
             return
-        # Nor is our own work worth the way through this mode, operator by operator.
+        # Run our own operators outside this mode: dispatching each would be slow.
         with _hide_calls(), _disable_current_modes():
             # A fused kernel returns its log-partition too.
             self._see(_as_call(named, result[0] if isinstance(result, tuple) else result))

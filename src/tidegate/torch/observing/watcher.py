@@ -281,7 +281,7 @@ class Watcher:
         stream = result[0] if isinstance(result, tuple | list) else result
         if not isinstance(stream, Tensor) or stream.ndim < 2:
             return
-        # A layer that attends elsewhere knows nothing of the padding of its queries.
+        # Cross-attention gives no padding for its queries: use masks of matching shape only.
         same = [each for each in real if each.shape == stream.shape[:2]]
         rows = tokens_of(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
         self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))
