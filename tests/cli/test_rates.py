@@ -50,7 +50,7 @@ def test_quiet_shows_the_result_alone(miniature, tmp_path):
 
 BAD = {
     "unknown position": (["--positions", "none,sideways"], "--positions must be among"),
-    "a position twice": (["--positions", "g1,g1"], "--positions must be different"),
+    "a position twice": (["--positions", "g1,g1"], "--positions must have at least one value and no duplicates"),
     "no position": (["--positions", ","], "at least one"),
     "a negative seed": (["--seed", "-1"], "--seed must be at least 0"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),

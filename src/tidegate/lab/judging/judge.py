@@ -85,7 +85,7 @@ class Comparison:
     pooled: bool = True
     """Whether all are judged by the table's residual; if spreads are unequal, each is by its own differences."""
     degrees_of_freedom: int | None = None
-    """Degrees of freedom of the judging error; this and the next are None if nothing was judged."""
+    """Degrees of freedom of the judging error; this and the next three are None if nothing was judged."""
     residual_sd: float | None = None
     critical_value: float | None = None
     """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""

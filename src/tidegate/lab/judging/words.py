@@ -40,8 +40,7 @@ def rule_text(comparison: Comparison) -> str:
     return (
         f"{text} Here the residual has a standard deviation of {show(comparison.residual_sd)}. {judged}, with "
         f"{comparison.degrees_of_freedom} degrees of freedom and the critical value {comparison.critical_value:.3f}; a "
-        f"true difference of {show(comparison.detectable)} would be told from zero with a chance of 80 % (noncentral "
-        "t)."
+        f"true difference of {show(comparison.detectable)} would be detected with 80 % power (noncentral t)."
     )
 
 
