@@ -197,7 +197,7 @@ def _name_option(message: str) -> str:
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
-    from tidegate.lab.compare.fairness import violations_in_words
+    from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 
     table = Table(
         title="Validation loss (nats)",
@@ -219,7 +219,7 @@ def _print_summary(console: Console, summary: Summary) -> None:
     if summary.plan.tuned_lr:
         rates = (f"{variant.name} {variant.records[0].run['training']['lr']:g}" for variant in summary.variants)
         console.print(f"Learning rates chosen: {', '.join(rates)}", soft_wrap=True)
-    for sentence in violations_in_words(summary.checks):
+    for sentence in violations_in_words(fairness_checks(summary)):
         console.print(sentence, soft_wrap=True)
 
 
