@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from tidegate._verdict import VerdictWord
 from tidegate.lab.judging.distributions import (
+    Array,
     detectable_noncentrality,
     dunnett_critical_value,
     dunnett_p_value,
@@ -26,8 +26,6 @@ from tidegate.lab.judging.distributions import (
     student_critical_value,
     student_p_value,
 )
-
-Array: TypeAlias = NDArray[np.float64]
 
 Row: TypeAlias = tuple[float | None, ...]
 """One figure of a variant for each seed; None where the run diverged."""

@@ -16,10 +16,11 @@ from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.checkpoint import load_checkpoint
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
-from tidegate.lab.training.model import Model, build_model
+from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements
 from tidegate.lab.training.run import Run
 from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.weights import Model
 
 _NUM_SEQUENCES = 2
 _LENGTH = 32

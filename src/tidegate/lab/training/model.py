@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
-
-Model: TypeAlias = TransformerLM | VisionTransformer
+from tidegate.torch.weights import Model
 
 _LOGIT_BYTES = 1 << 28
 """As much as the logits of one forward pass without gradients may take."""
