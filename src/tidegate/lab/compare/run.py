@@ -9,7 +9,7 @@ from pathlib import Path
 from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.compare.design import base_runs, choose_rates, design_runs, make_plan, tuning_runs
 from tidegate.lab.compare.request import Request
-from tidegate.lab.models.curvature_and_gauge import measure_run
+from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor

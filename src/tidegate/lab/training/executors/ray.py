@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.5
 class RayExecutor:
     """Does runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
-    The checkpoints' folder must be one that all machines see, if a stopped run is to go on elsewhere; without one it
-    begins anew, and ends with the same numbers.
+    The checkpoints' folder should be one that all machines see. Without it a stopped run begins anew, and ends with
+    the same numbers, and the layers of trained models are not measured.
     """
 
     def execute(
