@@ -172,7 +172,9 @@ def compare(
     except OSError as problem:
         stop(problem)
     except RuntimeError as problem:
-        stop(f"{problem} See {out / 'records.jsonl'}; the same command tries them again.", code=FAILED)
+        from tidegate.lab.training.records import records_path
+
+        stop(f"{problem} See {records_path(out)}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
     _print_summary(console, summary)

@@ -9,6 +9,7 @@ from tidegate.lab.compare.curve_panels import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
+from tidegate.torch.observing import CLOSED_BELOW
 
 _AT_THE_END = ", at the end of the training"
 
@@ -31,7 +32,7 @@ def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
 def _gate_maps(variants: Sequence[VariantSummary]) -> list[View]:
     figures = (
         ("mean gate", "How open the gates stand, on average", "mean"),
-        ("share below 0.1", "How often gates are shut", "below"),
+        (f"share below {CLOSED_BELOW}", "How often gates are shut", "below"),
         ("spread over tokens", "How much gates depend on the token", "spread"),
     )
     views: list[View] = []

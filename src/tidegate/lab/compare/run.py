@@ -13,7 +13,7 @@ from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
-from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Plan, Record, RecordFile
+from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.run import Run, run_label
 
 CHECKPOINTS = "checkpoints"
@@ -22,11 +22,6 @@ CHECKPOINTS = "checkpoints"
 
 class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
     """Runs ended with an error: their records hold the tracebacks."""
-
-
-def records_path(folder: Path) -> Path:
-    """Where a folder's records lie."""
-    return folder / "records.jsonl"
 
 
 def compare(request: Request, folder: Path, *, executor: Executor, tell: Callable[[Event], None]) -> list[Line]:

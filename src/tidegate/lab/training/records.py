@@ -205,6 +205,11 @@ Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 _SEARCHED_BYTES = 4096
 
 
+def records_path(folder: Path) -> Path:
+    """Return where the records of a comparison lie in its folder."""
+    return folder / "records.jsonl"
+
+
 class RecordFile:
     """A file of records that is only ever appended to. A line that was cut off by a crash is as if never written."""
 

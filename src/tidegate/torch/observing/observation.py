@@ -111,6 +111,10 @@ class LayerObservation:
     """By site; of several gates at one site the last."""
     residual: ResidualSummary | None
 
+    def head_means(self, statistic: str) -> tuple[float, ...]:
+        """Return the statistic's mean for each head, nan where no query was counted; empty if it was not seen."""
+        return tuple(moments.mean if moments.count else math.nan for moments in self.heads.get(statistic, ()))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
