@@ -33,6 +33,7 @@ class SwitchedModule(nnx.Module):
         self.decode = decode
         self.rngs = stream
 
+    # `nnx.view_info` reads the section `Args:` of this docstring.
     def set_view(self, deterministic: bool | None = None, decode: bool | None = None) -> None:
         """Set the switches; what `nnx.view` calls.
 

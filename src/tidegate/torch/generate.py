@@ -41,17 +41,16 @@ def generate(
 ) -> Tensor:
     """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
 
-    Args:
-        model: in evaluation mode, if it has dropout.
-        prompt: (B, T) tokens.
-        max_new_tokens: how many to add at most; fewer only once every row has stopped.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw from that many likeliest tokens.
-        top_p: draw from the nucleus, the fewest likeliest tokens that together have this probability.
-        stop_tokens: a row ends after the first of these that it draws, and goes on with `pad_token`.
-        generator: draws the tokens; None is PyTorch's global one.
-        prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
-        pad_token: what follows in a row that has stopped.
+    model          : in evaluation mode, if it has dropout
+    prompt         : (B, T) tokens
+    max_new_tokens : how many to add at most; fewer only once every row has stopped
+    temperature    : divides the logits; 0 takes the likeliest token
+    top_k          : draw from that many likeliest tokens
+    top_p          : draw from the nucleus, the fewest likeliest tokens that together have this probability
+    stop_tokens    : a row ends after the first of these that it draws, and goes on with `pad_token`
+    generator      : draws the tokens; None is PyTorch's global one
+    prompt_mask    : (B, T) bool, False where a shorter prompt is padded at its left; None has no padding
+    pad_token      : what follows in a row that has stopped
     """
     require_sampling(temperature, top_k, top_p)
     _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))

@@ -38,12 +38,10 @@ def merge_gates(model: nn.Module) -> None:
     the columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
     model computes the same as before but for rounding, which a probe makes sure of.
 
-    Args:
-        model: of transformers, or adapters around one.
+    model : of transformers, or adapters around one
 
-    Raises:
-        ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix or is used in
-            another place too; it names the layer. And if the probe's answers change.
+    Raises a `ValueError` if a gate is not constant or does not multiply, or a projection is no plain matrix or is used
+    in another place too; it names the layer. And if the probe's answers change.
     """
     base = unwrap_model(model)
     folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _gates(layer)]
