@@ -21,6 +21,7 @@ from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
 
 if TYPE_CHECKING:
+    from tidegate.torch.observing.trainer_callback import ObserverCallback
     from tidegate.torch.retrofit import (
         RetrofitReport,
         add_gates,
@@ -42,6 +43,7 @@ __all__ = [
     "MultiHeadAttention",
     "Observation",
     "Observer",
+    "ObserverCallback",
     "PostGatedAttention",
     "RetrofitReport",
     "Rotary",
@@ -76,5 +78,6 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # Public names not imported above need transformers: import them now.
     if name in __all__:
-        return getattr(importlib.import_module("tidegate.torch.retrofit"), name)
+        home = "observing.trainer_callback" if name == "ObserverCallback" else "retrofit"
+        return getattr(importlib.import_module(f"tidegate.torch.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
