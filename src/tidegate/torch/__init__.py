@@ -77,7 +77,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # Public names not imported above need transformers: import them now.
+    if name == "ObserverCallback":
+        return importlib.import_module("tidegate.torch.observing.trainer_callback").ObserverCallback
     if name in __all__:
-        home = "observing.trainer_callback" if name == "ObserverCallback" else "retrofit"
-        return getattr(importlib.import_module(f"tidegate.torch.{home}"), name)
+        return getattr(importlib.import_module("tidegate.torch.retrofit"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
