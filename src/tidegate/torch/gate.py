@@ -185,7 +185,7 @@ class AttentionGate(nn.Module):
         if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
             return False
         # PyTorch has no public way to ask for hooks on every module.
-        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()
+        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()  # pyright: ignore[reportPrivateUsage]
         replaced = getattr(self.forward, "__func__", None) is not AttentionGate.forward
         return not (hooked or replaced)
 

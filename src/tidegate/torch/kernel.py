@@ -118,6 +118,7 @@ def inside_transform(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     # PyTorch has no public way to ask for an active transform.
-    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore
+    level = torch._C._functorch.maybe_current_level()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    if level is not None:
         return True
     return any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

@@ -41,7 +41,6 @@ def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = 
 def batch_loss(model: Model, batch: Batch) -> Tensor:
     """Mean cross-entropy of the targets, in nats."""
     logits = model(batch.inputs)
-    assert isinstance(logits, Tensor)
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=NO_TARGET)
 
 
@@ -64,7 +63,6 @@ def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
     model.eval()
     for part in (part for batch in batches for part in row_parts(model, batch)):
         logits = model(part.inputs)
-        assert isinstance(logits, Tensor)
         targets = part.targets
         loss += F.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"

@@ -69,7 +69,6 @@ def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], .
 def _losses(model: Model, batch: Batch) -> Tensor:
     """(B, T), 0 where there is no target."""
     logits = model(batch.inputs)
-    assert isinstance(logits, Tensor)
     return F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
 
 

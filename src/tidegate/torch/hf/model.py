@@ -166,7 +166,9 @@ class TidegateModel(TidegatePreTrainedModel):
         )
 
     def _kernel(self) -> AbstractContextManager[Any]:
-        return plain_kernel() if self.config._attn_implementation == "eager" else nullcontext()
+        # transformers has no public way to ask.
+        implementation = self.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+        return plain_kernel() if implementation == "eager" else nullcontext()
 
     def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
         """Return the positions (T,), or (B, T) that leave padding out."""

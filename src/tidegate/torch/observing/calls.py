@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]: it has no public twin
+)
 
 from tidegate.torch.kernel import inside_transform
 
@@ -58,7 +61,7 @@ _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread, in which checkpointing calls modules again."""
     # PyTorch has no public way to ask.
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
 class _ThreadState(threading.local):
