@@ -1,9 +1,9 @@
 from tidegate.lab.compare.gauge_panels import gauge_panels
-from tidegate.lab.training.measurements import LayerFreedom
+from tidegate.lab.training.measurements import LayerGauge
 
 
 def layer(free, values, predicted):
-    return LayerFreedom(layer="0", free=free, predicted=predicted, singular_values=tuple(map(tuple, values)))
+    return LayerGauge(layer="0", free=free, predicted=predicted, singular_values=tuple(map(tuple, values)))
 
 
 NONE = layer((4, 4), [[0.0] * 4] * 2, 4)
