@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import in_fresh_process, marks_table, peak_above_rest, ratio_in_turns, surroundings
+from harness import in_fresh_process, machine_record, marks_table, peak_above_rest, ratio_in_turns
 
 from tidegate.geometry import (
     gaussian_curvature,
@@ -67,7 +67,7 @@ def measure(rounds: int, sample: int) -> dict[str, Any]:
         used = in_fresh_process(__file__, "--peak-of", name) / GIB
         marks.append((f"{PLANES} planes of a {name} of d = {D_MODEL}, T = {LENGTH}, GiB above rest", used, "≤ 2"))
     packages = ("torch", "numpy", "scipy", "tidegate")
-    return {"surroundings": surroundings(packages), "rounds": rounds, "sample": sample, "marks": marks}
+    return {"surroundings": machine_record(packages), "rounds": rounds, "sample": sample, "marks": marks}
 
 
 def slice_mark(gate: str, rounds: int) -> tuple[str, float, str]:

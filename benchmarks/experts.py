@@ -14,7 +14,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from harness import interleave, markdown_table, marks_table, paired_ratio, surroundings
+from harness import interleave, machine_record, markdown_table, marks_table, paired_ratio
 from scipy.optimize import least_squares
 
 from tidegate.experts.estimate import ExpertExperiment, draw_cells
@@ -25,8 +25,8 @@ TOLERANCE = 1e-7
 N = 10_000
 
 
-def problems(position: str, num_fits: int) -> tuple[ExpertExperiment, CellData, np.ndarray]:
-    experiment = ExpertExperiment(placement=position, replicates=num_fits, ns=(N,))
+def problems(placement: str, num_fits: int) -> tuple[ExpertExperiment, CellData, np.ndarray]:
+    experiment = ExpertExperiment(placement=placement, replicates=num_fits, ns=(N,))
     rng = np.random.default_rng(0)
     truth = experiment.true_parameters.vector()
     starts = truth + experiment.radius * rng.standard_normal((num_fits, len(truth)))
@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rows, marks = [], []
-    for position in PLACEMENTS:
-        experiment, cells, starts = problems(position, options.fits)
+    for placement in PLACEMENTS:
+        experiment, cells, starts = problems(placement, options.fits)
 
         def batched(experiment=experiment, cells=cells, starts=starts):
             return fit_batch(experiment.model, experiment.design, cells, starts, tolerance=TOLERANCE)
@@ -76,13 +76,13 @@ def main() -> None:
         ratio = paired_ratio(timings, "loop", "batched")
         per_fit = [1e3 * timings[name].median / options.fits for name in ("batched", "loop")]
         rows.append(
-            [position, *(f"{taken:.3f}" for taken in per_fit), f"{ratio:.1f}", f"{same:.0%}", f"{not_worse:.0%}"]
+            [placement, *(f"{taken:.3f}" for taken in per_fit), f"{ratio:.1f}", f"{same:.0%}", f"{not_worse:.0%}"]
         )
-        marks.append((f"scipy loop over batched, {position}", ratio, "≥ 5"))
-    header = ["position", "batched, ms a fit", "scipy, ms a fit", "ratio", "same objective", "as low or lower"]
+        marks.append((f"scipy loop over batched, {placement}", ratio, "≥ 5"))
+    header = ["placement", "batched, ms a fit", "scipy, ms a fit", "ratio", "same objective", "as low or lower"]
     print(markdown_table(header, rows), end="\n\n")
     print(marks_table(marks), end="\n\n")
-    print(surroundings(("numpy", "scipy")))
+    print(machine_record(("numpy", "scipy")))
 
 
 if __name__ == "__main__":

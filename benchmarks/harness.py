@@ -110,7 +110,7 @@ def in_fresh_process(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def surroundings(packages: Iterable[str]) -> dict[str, Any]:
+def machine_record(packages: Iterable[str]) -> dict[str, Any]:
     """Versions and machine, for the record."""
     return {
         "python": platform.python_version(),

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from harness import as_json, interleave, markdown_table, marks_table, paired_ratio, ratio_in_turns, surroundings
+from harness import as_json, interleave, machine_record, markdown_table, marks_table, paired_ratio, ratio_in_turns
 from jax import Array
 
 from tidegate.flax import AttentionConfig, gated_attention, init_attention
@@ -58,7 +58,7 @@ def check_values() -> None:
 
 
 def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
-    record: dict[str, Any] = {"surroundings": surroundings(("jax", "jaxlib", "flax", "tidegate")), "rounds": rounds}
+    record: dict[str, Any] = {"surroundings": machine_record(("jax", "jaxlib", "flax", "tidegate")), "rounds": rounds}
     record |= {"lengths": list(lengths), "forward": {}, "gradient": {}, "marks": []}
     layers = contenders()
     for length in lengths:

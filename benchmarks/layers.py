@@ -21,12 +21,12 @@ from harness import (
     in_fresh_process,
     interleave,
     kept_bytes,
+    machine_record,
     markdown_table,
     marks_table,
     paired_ratio,
     peak_above_rest,
     ratio_in_turns,
-    surroundings,
 )
 from peers import D_MODEL, NUM_HEADS, OURS, RECOMPUTING, ScoreMatrixAttention, contenders
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     layers = {name: build() for name, build in contenders().items()}
     packages = ("torch", "transformers", "x-transformers", "tidegate")
-    record: dict[str, Any] = {"surroundings": surroundings(packages), "rounds": rounds, "lengths": list(lengths)}
+    record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "lengths": list(lengths)}
     record |= {"forward": {}, "training": {}, "kept_bytes": {}, "peak_bytes": {}, "marks": []}
     for length in lengths:
         x = torch.randn(1, length, D_MODEL, requires_grad=True)

@@ -19,12 +19,12 @@ from harness import (
     as_json,
     in_fresh_process,
     interleave,
+    machine_record,
     markdown_table,
     marks_table,
     paired_ratio,
     peak_above_rest,
     resident_bytes,
-    surroundings,
 )
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -182,7 +182,7 @@ def check_values() -> None:
 @torch.no_grad()
 def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
     packages = ("torch", "transformers", "tidegate")
-    record: dict[str, Any] = {"surroundings": surroundings(packages), "rounds": rounds, "lengths": lengths}
+    record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "lengths": lengths}
     print(f"one attention call, T = {LENGTH}", flush=True)
     calls = one_call(LENGTH)
     record["call"] = interleave({name: calls[name] for name in ("attention", "statistics", "observed")}, rounds=rounds)

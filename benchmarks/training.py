@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import interleave, markdown_table, marks_table, ratio_in_turns, surroundings
+from harness import interleave, machine_record, markdown_table, marks_table, ratio_in_turns
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -85,7 +85,7 @@ def contenders(preset: str) -> dict[str, Callable[[], None]]:
 
 def measure(presets: list[str], rounds: int) -> dict[str, Any]:
     packages = ("torch", "transformers", "tidegate")
-    record: dict[str, Any] = {"surroundings": surroundings(packages), "rounds": rounds, "marks": [], "steps": {}}
+    record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "marks": [], "steps": {}}
     torch.set_num_threads(1)
     for preset in presets:
         print(f"{preset}: training steps on one thread", flush=True)

@@ -14,6 +14,17 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def without_nan(value: Any) -> Any:
+    """Return a value of JSON with None in place of every nan and infinity; tuples become lists."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in cast("list[Any]", value)]
+    return value
+
+
 def read_as(kind: Any, value: Any) -> Any:
     """Build a value of the annotated type from JSON: dataclasses, tuples and dictionaries of them, and unions.
 

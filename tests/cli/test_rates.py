@@ -25,11 +25,11 @@ def miniature(monkeypatch):
 
 
 def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
-    done = invoke("rates", "--quick", "--positions", "none, g1", "--seed", 3, "--out", tmp_path / "out")
+    done = invoke("rates", "--quick", "--placements", "none, g1", "--seed", 3, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())["result"]
     table = (tmp_path / "out" / "report.md").read_text()
-    assert results["options"]["positions"] == ["none", "g1"]
+    assert results["options"]["placements"] == ["none", "g1"]
     assert results["options"]["seed"] == 3
     for found in results["rates"]:
         for metric in ("expert", "regression"):
@@ -42,16 +42,16 @@ def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
 
 
 def test_quiet_shows_the_result_alone(miniature, tmp_path):
-    done = invoke("rates", "--quick", "--quiet", "--positions", "g1", "--out", tmp_path)
+    done = invoke("rates", "--quick", "--quiet", "--placements", "g1", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     assert "The page:" in done.output
 
 
 BAD = {
-    "unknown position": (["--positions", "none,sideways"], "--positions must be among"),
-    "a position twice": (["--positions", "g1,g1"], "--positions must be different"),
-    "no position": (["--positions", ","], "at least one"),
+    "unknown placement": (["--placements", "none,sideways"], "--placements must be among"),
+    "a placement twice": (["--placements", "g1,g1"], "--placements must have at least one value and no duplicates"),
+    "no placement": (["--placements", ","], "at least one"),
     "a negative seed": (["--seed", "-1"], "--seed must be at least 0"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),
     "a folder with a comparison": (["--out", "{comparison}"], "holds a comparison"),
@@ -86,5 +86,5 @@ def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):
 
 def test_help_teaches_every_option():
     text = invoke("rates", "--help").output
-    for option in ("positions", "quick", "seed", "out", "quiet"):
+    for option in ("placements", "quick", "seed", "out", "quiet"):
         assert f"--{option}" in text

@@ -9,7 +9,7 @@ from lab_runs import cost_of
 from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.request import Preset, parse_variants
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.models.curvature_and_gauge import measure_run
+from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.checkpoint import checkpoint_path
 from tidegate.lab.training.records import Costs, Plan

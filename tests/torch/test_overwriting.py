@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_layers import every_dtype, make, sample
 
 from tidegate.torch import GatedAttention, gate
-from tidegate.torch.kernel import unfollowed
+from tidegate.torch.kernel import is_untracked
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def test_a_transform_may_batch_the_target_alone(gate):
 
 def test_what_is_followed_and_what_is_of_another_kind():
     plain, parameter = torch.zeros(3), nn.Parameter(torch.zeros(3))
-    assert unfollowed(plain)
-    assert not unfollowed(plain, parameter)
+    assert is_untracked(plain)
+    assert not is_untracked(plain, parameter)
     with torch.no_grad():
-        assert unfollowed(plain, parameter)
+        assert is_untracked(plain, parameter)
 
         class Kind(torch.Tensor):
             pass
 
-        assert not unfollowed(plain.as_subclass(Kind))
-        assert torch.func.vmap(lambda x: x + unfollowed(plain))(torch.zeros(2)).sum() == 0
+        assert not is_untracked(plain.as_subclass(Kind))
+        assert torch.func.vmap(lambda x: x + is_untracked(plain))(torch.zeros(2)).sum() == 0
         with torch.autograd.forward_ad.dual_level():
-            assert not unfollowed(torch.autograd.forward_ad.make_dual(plain, torch.ones(3)))
+            assert not is_untracked(torch.autograd.forward_ad.make_dual(plain, torch.ones(3)))

@@ -157,7 +157,7 @@ def compare(
             )
         else:
             _require_no_other_options(context)
-            request = _given_request(runs, margin=margin, command=command)
+            request = _request_of_runs(runs, margin=margin, command=command)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
@@ -172,7 +172,9 @@ def compare(
     except OSError as problem:
         stop(problem)
     except RuntimeError as problem:
-        stop(f"{problem} See {out / 'records.jsonl'}; the same command tries them again.", code=FAILED)
+        from tidegate.lab.training.records import records_path
+
+        stop(f"{problem} See {records_path(out)}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
     _print_summary(console, summary)
@@ -197,7 +199,7 @@ def _name_option(message: str) -> str:
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
-    from tidegate.lab.compare.fairness import violations_in_words
+    from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 
     table = Table(
         title="Validation loss (nats)",
@@ -219,7 +221,7 @@ def _print_summary(console: Console, summary: Summary) -> None:
     if summary.plan.tuned_lr:
         rates = (f"{variant.name} {variant.records[0].run['training']['lr']:g}" for variant in summary.variants)
         console.print(f"Learning rates chosen: {', '.join(rates)}", soft_wrap=True)
-    for sentence in violations_in_words(summary.checks):
+    for sentence in violations_in_words(fairness_checks(summary)):
         console.print(sentence, soft_wrap=True)
 
 
@@ -249,7 +251,7 @@ def _require_no_other_options(context: typer.Context) -> None:
         raise ValueError(f"--runs gives all runs, so that {options} would not be read. Leave them out.")
 
 
-def _given_request(function: str, *, margin: float, command: str) -> Request:
+def _request_of_runs(function: str, *, margin: float, command: str) -> Request:
     """Return the request for given runs: their variants in order, the first the control."""
     from tidegate.gates import Gates
     from tidegate.lab.compare.request import Request, Variant

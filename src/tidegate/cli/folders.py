@@ -28,5 +28,7 @@ def require_writable(folder: Path) -> None:
 
 def require_no_comparison(folder: Path) -> None:
     """Refuse the folder of a comparison, whose page would be written over."""
-    if (folder / "records.jsonl").exists():
+    from tidegate.lab.training.records import records_path
+
+    if records_path(folder).exists():
         raise ValueError(f"--out {folder} holds a comparison, whose page would be lost. Choose another place.")

@@ -122,7 +122,7 @@ class _Bars:
         elif isinstance(event, PartsDone):
             self._parts(event)
         else:
-            self._ended(event)
+            self._show_end(event)
 
     def _parts(self, event: PartsDone) -> None:
         if event.work not in self.tasks:
@@ -145,11 +145,11 @@ class _Bars:
         if event.run not in self.tasks:
             self.tasks[event.run] = self.bars.add_task(_run_words(event), total=1.0, note="", style="")
         self.remaining.progress(event)
-        note = f"loss {event.loss:.3f}  {_speed(event, self.examples)}  {_clock(_left(event))} left"
+        note = f"loss {event.loss:.3f}  {_speed(event, self.examples)}  {_clock(_seconds_left(event))} left"
         self.bars.update(self.tasks[event.run], completed=event.step / event.steps, note=note)
         self._overall()
 
-    def _ended(self, event: Ended) -> None:
+    def _show_end(self, event: Ended) -> None:
         if (task := self.tasks.pop(event.run, None)) is not None:
             self.bars.remove_task(task)
         self.remaining.end(event)
@@ -189,13 +189,13 @@ class _Lines:
         else:
             self.remaining.end(event)
             count = f"{self.remaining.ended} of {self.remaining.total}"
-            self._write(f"{_end_line(event)} ({count}{self._left()})")
+            self._write(f"{_end_line(event)} ({count}{self._time_left()})")
 
     def _progress(self, event: RunProgress) -> None:
         self.remaining.progress(event)
         if time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
             run = f"{_run_words(event)}: step {event.step} of {event.steps}"
-            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event, self.examples)}{self._left()}")
+            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event, self.examples)}{self._time_left()}")
 
     def _parts(self, event: PartsDone) -> None:
         seconds = self.clock.seconds(event)
@@ -206,7 +206,7 @@ class _Lines:
             item = f" ({event.item})" if event.item else ""
             self._write(f"{event.work}: {event.done} of {event.total} {event.unit}{item}{left}")
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         seconds = self.remaining.seconds()
         return "" if not seconds else f", about {_clock(seconds)} left in all"
 
@@ -257,7 +257,7 @@ def _speed(event: RunProgress, examples: str) -> str:
     return f"{event.tokens / event.seconds:,.0f} {examples}/s" if event.seconds else f"0 {examples}/s"
 
 
-def _left(event: RunProgress) -> float:
+def _seconds_left(event: RunProgress) -> float:
     return event.seconds / event.step * (event.steps - event.step)
 
 

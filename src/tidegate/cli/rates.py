@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rates(
-    positions: Annotated[
+    placements: Annotated[
         str,
         typer.Option(
             help="Where the gate stands, several parted by commas: none, query, key, dense, g1, g2, bma, bma-query."
@@ -42,10 +42,10 @@ def rates(
     from tidegate.lab.studies.rates import STUDY
 
     # The options check the words themselves.
-    chosen: Any = tuple(word.strip() for word in positions.split(",") if word.strip())
+    chosen: Any = tuple(word.strip() for word in placements.split(",") if word.strip())
     full_or_quick = STUDY.quick if quick and STUDY.quick is not None else STUDY.options
     try:
-        options = replace(full_or_quick, positions=chosen, seed=seed)
+        options = replace(full_or_quick, placements=chosen, seed=seed)
     except ValueError as problem:
         stop(f"--{problem}")
     _print_slopes(answer_study(STUDY, options, out, quiet=quiet))
@@ -69,5 +69,5 @@ def _print_slopes(result: RatesResult) -> None:
             for slope in (expert, regression)
             for text in (f"{slope.slope:+.3f}", f"{slope.low:+.3f}…{slope.high:+.3f}")
         )
-        table.add_row(found.position, expert.verdict, *numbers)
+        table.add_row(found.placement, expert.verdict, *numbers)
     Console(highlight=False).print(table)

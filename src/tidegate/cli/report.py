@@ -17,9 +17,8 @@ def report(
 ) -> None:
     """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
     from tidegate.lab.compare.page import comparison_page
-    from tidegate.lab.compare.run import records_path
     from tidegate.lab.compare.summary import summarise
-    from tidegate.lab.training.records import RecordFile
+    from tidegate.lab.training.records import RecordFile, records_path
     from tidegate.report import write_page
 
     path = records_path(folder)

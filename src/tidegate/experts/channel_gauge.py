@@ -38,8 +38,8 @@ class ChannelGauge:
     predicted: int | None
     """The theory's number for every group: h² or h; None where it is silent."""
     singular_values: Floats
-    """(G, h²), falling: change of the output along the orbit for a unit change of the parameters, over that for a unit
-    change of the output projection where it tells most."""
+    """(G, h²), falling: change of the output along the orbit for a unit change of the parameters, relative to the
+    largest change that a unit change of W_O causes."""
 
 
 def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:

@@ -20,7 +20,7 @@ METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 together, of the regression function, and of the score matrix."""
 
 _INDISTINGUISHABLE = 0.1
-"""Fits whose objectives, twice the log-likelihood, differ by less are the same to the data."""
+"""Objectives (2 log-likelihood) closer than this count as equal fits."""
 _NEAR_GATES = 0.2
 _VALLEY_PATIENCE = 5
 """Surplus experts make valleys in which a fit may pause."""

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from tidegate.experts.canonical import canonical_layer
 from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.torch.attention import GatedAttention, bias_by_head, weight_by_head
+from tidegate.torch.attention import PROJECTIONS, GatedAttention, bias_by_head, weight_by_head
 from tidegate.torch.forward_mode import load_forward_mode
 
 _CHUNK = 256
 """Directions taken at once: memory grows with it."""
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("q_norm", "k_norm")
 
 
@@ -78,7 +77,7 @@ def attention_layers(model: Any) -> list[FoundLayer]:
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention layer that is known here: neither GatedAttention nor a module "
-            f"with {', '.join(_PROJECTIONS)}."
+            f"with {', '.join(PROJECTIONS)}."
         )
     return found
 
@@ -123,7 +122,7 @@ def attention_inputs(model: Any, tokens: Any) -> list[tuple[str, AttentionArrays
 def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
     if isinstance(module, GatedAttention):
         yield FoundLayer(name=name, arrays=module.arrays(), query_side_known=True)
-    elif all(isinstance(getattr(module, projection, None), nn.Linear) for projection in _PROJECTIONS):
+    elif all(isinstance(getattr(module, projection, None), nn.Linear) for projection in PROJECTIONS):
         yield FoundLayer(name=name, arrays=_foreign_arrays(module, name), query_side_known=False)
     else:
         for child_name, child in module.named_children():
@@ -131,13 +130,13 @@ def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
 
 
 def _foreign_arrays(module: nn.Module, name: str) -> AttentionArrays:
-    known = (*_PROJECTIONS, *_NORMS)
+    known = (*PROJECTIONS, *_NORMS)
     if strange := [own for own, _ in module.named_parameters() if own.split(".")[0] not in known]:
         raise ValueError(
             f"Module {name!r} has parameters beside its projections, {', '.join(strange)}, whose part in the attention "
             "is not known."
         )
-    q, k, v, o = (cast("nn.Linear", getattr(module, projection)) for projection in _PROJECTIONS)
+    q, k, v, o = (cast("nn.Linear", getattr(module, projection)) for projection in PROJECTIONS)
     width = getattr(module, "head_dim", None)
     if not isinstance(width, int) or q.out_features != o.in_features or k.out_features != v.out_features:
         raise ValueError(

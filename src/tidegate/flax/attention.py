@@ -188,7 +188,7 @@ def run_attention(
     y_BTM = _apply_gate("output", reads.output, reads, params, config, then=project)
     y_BTM = _apply_gate("dense", y_BTM, reads, params, config)
     if cache is not None:
-        # A traced length cannot be refused; what would be wrong in silence is nan instead.
+        # A traced length cannot be checked here: overflow gives nan.
         y_BTM = jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM)
     return LayerResult(y_BTM, cache, _gate_values(params, config, reads) if trace else {})
 
@@ -292,7 +292,7 @@ def _apply_gate(
     *,
     then: Callable[[Array], Array] = lambda gated: gated,
 ) -> Array:
-    """The target under the site's gate, if there is one, through a function that would keep what the gate made."""
+    """Apply the site's gate, if any, then `then`; recompute both in the backward pass if the config says so."""
     if (gate := config.gates.at(site)) is None:
         return then(target)
 

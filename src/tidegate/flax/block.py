@@ -18,7 +18,7 @@ from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache
 from tidegate.flax.feedforward import apply_feedforward, init_feedforward
-from tidegate.flax.gate import widened
+from tidegate.flax.gate import widen
 from tidegate.flax.initialize import initialize
 from tidegate.flax.params import Params
 from tidegate.gate import Site
@@ -189,7 +189,7 @@ def apply_stack(
 
     # With caches nothing is learned, and a cache can refuse what it has no room for only while its length is known.
     if config.checkpoint_blocks and caches is None:
-        # Inside a scan nothing can be merged across the recomputation, so that nothing need prevent it.
+        # A scan already prevents common-subexpression merging.
         step = jax.checkpoint(step, prevent_cse=not scanned)
     own_key, keys = (None, None) if dropout_key is None else _split_for_stack(dropout_key, num_layers)
     x_BTM = drop(x_BTM, config.dropout, own_key)
@@ -213,7 +213,7 @@ def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
     """The root-mean-square or layer norm over the last axis, in float32 or better; of x's dtype."""
     if kind == "rms":
         return rms_norm(x, params["scale"], epsilon=_EPSILON[kind])
-    centred = widened(x) - jnp.mean(widened(x), axis=-1, keepdims=True)
+    centred = widen(x) - jnp.mean(widen(x), axis=-1, keepdims=True)
     normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + _EPSILON[kind])
     scaled = normed.astype(x.dtype) * params["scale"]
     return scaled + params["bias"] if "bias" in params else scaled
@@ -231,7 +231,7 @@ def _loop(
     x_BTM: Array,
     layers: tuple[Any, ...],
 ) -> tuple[Array, tuple[list[KVCache] | None, list[dict[Site, Array]]]]:
-    """Do what `jax.lax.scan` does, over sequences and unrolled; None is None at every step, and None comes back."""
+    """Run `step` over sequences like an unrolled `lax.scan`; a None input stays None."""
     num_layers = max(len(each) for each in layers if each is not None)
     given = [[None] * num_layers if each is None else each for each in layers]
     caches: list[KVCache] = []

@@ -49,11 +49,11 @@ def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:
     if needed > room:
         raise ValueError(f"cache has room for max_length={room} positions; {needed} are needed. Make it longer.")
 
-    def written(held: Array, update: Array) -> Array:
+    def write_at(held: Array, update: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(held, update.astype(held.dtype), cache.length, axis=1)
 
     return KVCache(
-        key=written(cache.key, key_BTGD),
-        value=written(cache.value, value_BTGD),
+        key=write_at(cache.key, key_BTGD),
+        value=write_at(cache.value, value_BTGD),
         length=cache.length + new,
     )

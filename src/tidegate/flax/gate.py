@@ -57,11 +57,11 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
     """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
     matrices = [parameters["weight"]] if gate.rank is None else [parameters["weight_down"], parameters["weight_up"]]
     num_heads = _num_heads(gate, reads)
-    logits = widened(_source(gate, reads, num_heads, num_matrices=matrices[0].shape[0]))
+    logits = widen(_source(gate, reads, num_heads, num_matrices=matrices[0].shape[0]))
     for weight in matrices:
-        logits = _product(logits, widened(weight))
+        logits = _product(logits, widen(weight))
     if gate.bias is not None:
-        logits = logits + widened(parameters["bias"])[:, None, :]
+        logits = logits + widen(parameters["bias"])[:, None, :]
     *leading, num_matrices, _, width = logits.shape
     every_head = (*leading, num_matrices, num_heads // num_matrices, width)
     return jnp.broadcast_to(logits, every_head).reshape(*leading, num_heads, width)
@@ -84,7 +84,7 @@ def activate(activation: Activation, logits: Array) -> Array:
             return logits
 
 
-def widened(x: Array) -> Array:
+def widen(x: Array) -> Array:
     """The same numbers in float32 or better."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

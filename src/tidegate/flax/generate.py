@@ -26,7 +26,7 @@ from tidegate._refusals import (
 from tidegate.config import TransformerConfig
 from tidegate.flax.block import Caches, stack_layers
 from tidegate.flax.decoder import apply_model, init_caches
-from tidegate.flax.gate import widened
+from tidegate.flax.gate import widen
 from tidegate.flax.params import Params
 
 
@@ -92,8 +92,8 @@ def next_token_probabilities(
     """
     require_sampling(temperature, top_k, top_p)
     # Not `jax.lax.top_k`, which ranks 0 above -0.
-    order = jnp.argsort(widened(logits), axis=-1, descending=True, stable=True)
-    ranked = jnp.take_along_axis(widened(logits), order, axis=-1)
+    order = jnp.argsort(widen(logits), axis=-1, descending=True, stable=True)
+    ranked = jnp.take_along_axis(widen(logits), order, axis=-1)
     rank = jnp.arange(logits.shape[-1])
     if temperature == 0:
         top_k, temperature = 1, 1.0

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from tidegate.flax.params import Params, dotted
+from tidegate.flax.params import Params, dotted_path
 
 _STD = 0.02
 _MATRICES = ("kernel", "embedding")
@@ -29,8 +29,8 @@ def initialize(key: Array, params: Params, *, num_layers: int) -> Params:
     num_layers : n
     """
 
-    def drawn(path: tuple[Any, ...], array: Array) -> Array:
-        name = dotted(path)
+    def draw(path: tuple[Any, ...], array: Array) -> Array:
+        name = dotted_path(path)
         *_, owner, leaf = name.split(".")
         if leaf not in _MATRICES:
             return array
@@ -38,4 +38,4 @@ def initialize(key: Array, params: Params, *, num_layers: int) -> Params:
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
         return std * jax.random.normal(own, array.shape, array.dtype)
 
-    return jax.tree_util.tree_map_with_path(drawn, params)
+    return jax.tree_util.tree_map_with_path(draw, params)

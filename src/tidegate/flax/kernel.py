@@ -185,7 +185,7 @@ def _both(first: Array | None, second: Array | None) -> Array | None:
 
 
 def _zero_where_empty(o_BTHD: Array, allowed: Array) -> Array:
-    """The kernel lets a row that may see nothing attend to everything alike; here it gives 0."""
+    """Set rows with no visible key to 0; the kernel would average all keys."""
     sees_BHT = jnp.any(allowed, axis=-1)
     sees_BHT = jnp.broadcast_to(sees_BHT, (o_BTHD.shape[0], o_BTHD.shape[2], o_BTHD.shape[1]))
     return jnp.where(jnp.swapaxes(sees_BHT, 1, 2)[..., None], o_BTHD, 0)

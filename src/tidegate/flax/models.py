@@ -19,7 +19,7 @@ from tidegate.flax.decoder import init_model, run_model
 from tidegate.flax.generate import generate
 from tidegate.flax.modules import GatedAttention, require_bool_mask
 from tidegate.flax.params import Params, cast_params
-from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
+from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 
 
 class TransformerBlock(SwitchedModule):
@@ -43,7 +43,7 @@ class TransformerBlock(SwitchedModule):
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
         key = rngs.params()
-        params = given_or_drawn(params, lambda: init_block(key, config, dtype=param_dtype))
+        params = check_or_draw(params, lambda: init_block(key, config, dtype=param_dtype))
         self.attention_norm = as_variables(params["attention_norm"], axis=mesh_axis)
         self.attention = GatedAttention.from_config(
             config.attention,
@@ -108,7 +108,7 @@ class TransformerLM(SwitchedModule):
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
         key = rngs.params()
-        params = given_or_drawn(params, lambda: init_model(key, config, dtype=param_dtype))
+        params = check_or_draw(params, lambda: init_model(key, config, dtype=param_dtype))
         blocks = [
             TransformerBlock(
                 config.block(index),

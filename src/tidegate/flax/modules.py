@@ -17,7 +17,7 @@ from tidegate.config import AttentionConfig, CommonOptions, accept_options, defa
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.params import Params, cast_params
-from tidegate.flax.variables import SwitchedModule, as_variables, given_or_drawn, plain_params
+from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 from tidegate.gate import Site
 from tidegate.gates import GateLike
 from tidegate.sizes import require_sizes
@@ -94,7 +94,7 @@ class GatedAttention(SwitchedModule):
             **options,
         )
         key = rngs.params()
-        params = given_or_drawn(params, lambda: init_attention(key, config, dtype=param_dtype))
+        params = check_or_draw(params, lambda: init_attention(key, config, dtype=param_dtype))
         self.param_dtype = params["q_proj"]["kernel"].dtype
         for part, variables in as_variables(params, axis=mesh_axis).items():
             setattr(self, part, variables)

@@ -13,14 +13,14 @@ Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""
 
 
-def dotted(path: tuple[Any, ...]) -> str:
+def dotted_path(path: tuple[Any, ...]) -> str:
     """The path of a leaf, its parts joined by dots."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def named_shapes(params: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every array by its dotted path."""
-    return {dotted(path): tuple(array.shape) for path, array in jax.tree_util.tree_leaves_with_path(params)}
+    return {dotted_path(path): tuple(array.shape) for path, array in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def require_params(params: Any, expected: dict[str, tuple[int, ...]]) -> None:
@@ -37,7 +37,7 @@ def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
         return params
 
     def cast(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
-        is_gate = "attn_gate" in dotted(path).split(".")
+        is_gate = "attn_gate" in dotted_path(path).split(".")
         return array.astype(jnp.promote_types(dtype, jnp.float32) if is_gate else dtype)
 
     return jax.tree_util.tree_map_with_path(cast, params)

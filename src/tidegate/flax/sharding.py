@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from tidegate.config import AttentionConfig, TransformerConfig
 from tidegate.flax.attention import init_attention
 from tidegate.flax.decoder import init_model
-from tidegate.flax.params import Params, dotted
+from tidegate.flax.params import Params, dotted_path
 
 _GATES = "attn_gate"
 _SPLIT_AXES: dict[tuple[str, ...], int] = {
@@ -53,7 +53,7 @@ def specs_for(params: Params, *, axis: str) -> Params:
     """The same for parameters, or their shapes, that are there; blocks not stacked."""
 
     def spec(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> PartitionSpec:
-        names = dotted(path).split(".")
+        names = dotted_path(path).split(".")
         split = 0 if _GATES in names else _SPLIT_AXES.get(tuple(names[-2:]))
         if split is None or array.shape[split] == 1:
             return PartitionSpec()

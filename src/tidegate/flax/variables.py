@@ -33,6 +33,7 @@ class SwitchedModule(nnx.Module):
         self.decode = decode
         self.rngs = stream
 
+    # `nnx.view_info` reads the section `Args:` of this docstring.
     def set_view(self, deterministic: bool | None = None, decode: bool | None = None) -> None:
         """Set the switches; what `nnx.view` calls.
 
@@ -72,8 +73,8 @@ class SwitchedModule(nnx.Module):
         return stream()
 
 
-def given_or_drawn(params: Params | None, draw: Callable[[], Params]) -> Params:
-    """The parameters that were given, if they are like those that would be drawn, or those that are drawn."""
+def check_or_draw(params: Params | None, draw: Callable[[], Params]) -> Params:
+    """Return the given parameters after checking their shapes; draw them if None."""
     if params is None:
         return draw()
     require_params(params, named_shapes(jax.eval_shape(draw)))
@@ -86,7 +87,7 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     axis : of a mesh, that heads are spread over: each variable then says how it is partitioned
     """
     if axis is None:
-        return _nested(jax.tree.map(nnx.Param, params))
+        return _nest(jax.tree.map(nnx.Param, params))
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if axis not in kinds:
@@ -100,11 +101,11 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
             f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
         )
 
-    def spread(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
+    def place(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
         # Arrays from outside the mesh are on one device, from where the variable itself would not fetch them.
         return nnx.Param(jax.device_put(array, spec), out_sharding=spec)
 
-    return _nested(jax.tree.map(spread, params, specs_for(params, axis=axis)))
+    return _nest(jax.tree.map(place, params, specs_for(params, axis=axis)))
 
 
 def plain_params(module: nnx.Module) -> Params:
@@ -112,8 +113,8 @@ def plain_params(module: nnx.Module) -> Params:
     return {name: _plain(part) for name, part in vars(module).items() if isinstance(part, nnx.Param | nnx.Module)}
 
 
-def _nested(tree: Mapping[str, Any]) -> nnx.Dict[Any]:
-    return nnx.Dict({name: _nested(part) if isinstance(part, Mapping) else part for name, part in tree.items()})
+def _nest(tree: Mapping[str, Any]) -> nnx.Dict[Any]:
+    return nnx.Dict({name: _nest(part) if isinstance(part, Mapping) else part for name, part in tree.items()})
 
 
 def _plain(part: nnx.Param[Any] | nnx.Module) -> Any:

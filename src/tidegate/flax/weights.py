@@ -22,7 +22,7 @@ from tidegate._files import file_metadata, require_metadata, require_shapes, wri
 from tidegate.config import TransformerConfig
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
-from tidegate.flax.params import Params, dotted
+from tidegate.flax.params import Params, dotted_path
 from tidegate.gate import SITE_ORDER
 
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
@@ -107,8 +107,8 @@ def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:
 
     params : as `init_model` gives them for the configuration; stacked blocks are taken apart
     """
-    named = _named(params)
-    expected = {name: tuple(array.shape) for name, array in _named(_skeleton(config)).items()}
+    named = _by_path(params)
+    expected = {name: tuple(array.shape) for name, array in _by_path(_skeleton(config)).items()}
     require_shapes(
         {name: tuple(array.shape) for name, array in named.items()},
         expected,
@@ -129,16 +129,16 @@ def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: 
     skeleton = _skeleton(config)
     shapes = {
         _torch_name(name).name: _torch_shape(tuple(array.shape), _torch_name(name).layout)
-        for name, array in _named(skeleton).items()
+        for name, array in _by_path(skeleton).items()
     }
     require_shapes({name: tuple(array.shape) for name, array in state.items()}, shapes, complaint=complaint)
 
-    def taken(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
-        torch_name = _torch_name(dotted(path))
-        array = _copied(state[torch_name.name])
+    def take(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
+        torch_name = _torch_name(dotted_path(path))
+        array = _copy(state[torch_name.name])
         return (array.T if torch_name.layout in ("inward", "outward") else array).reshape(wanted.shape)
 
-    return jax.tree_util.tree_map_with_path(taken, skeleton)
+    return jax.tree_util.tree_map_with_path(take, skeleton)
 
 
 def _skeleton(config: TransformerConfig) -> Params:
@@ -146,11 +146,11 @@ def _skeleton(config: TransformerConfig) -> Params:
     return jax.eval_shape(lambda: init_model(jax.random.key(0), config))
 
 
-def _named(params: Params) -> dict[str, Any]:
+def _by_path(params: Params) -> dict[str, Any]:
     """Every array by its dotted path."""
     if isinstance(params["stack"]["blocks"], Mapping):
         params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
-    return {dotted(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
+    return {dotted_path(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def _torch_name(name: str) -> TorchName:
@@ -178,7 +178,7 @@ def _to_layout(array: Array, layout: Layout) -> Array:
     return array.reshape(shape[::-1]).T if layout in ("inward", "outward") else array.reshape(shape)
 
 
-def _copied(value: Any) -> Array:
-    # PyTorch's bfloat16 has no NumPy twin, so that tensors come by their memory; a copy keeps theirs and ours apart.
+def _copy(value: Any) -> Array:
+    # NumPy has no bfloat16: convert through DLPack, and copy so the arrays share no memory.
     shared = value if isinstance(value, Array) or not hasattr(value, "__dlpack__") else jnp.from_dlpack(value)
     return jnp.array(shared, copy=True)

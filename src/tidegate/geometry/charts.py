@@ -87,7 +87,7 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
     trace = layer.trace(x)
     num_heads = layer.shape.num_heads
 
-    def frozen(inputs: Array) -> Array:
+    def output_at(inputs: Array) -> Array:
         xp = namespace_of(inputs)
         query, value = project(inputs, layer.W_Q, layer.b_Q), project(inputs, layer.W_V, layer.b_V)
         sources = GateSources(input=inputs, query=query, value=value)
@@ -99,7 +99,7 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
         return layer.apply_gate_at("dense", projected, sources)
 
     return _sequence_chart(
-        "frozen-weight chart", frozen, x, moving, _onlookers(layer, x, moving), "the attention weights stay"
+        "frozen-weight chart", output_at, x, moving, _onlookers(layer, x, moving), "the attention weights stay"
     )
 
 

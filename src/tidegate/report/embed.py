@@ -6,19 +6,19 @@ import base64
 import gzip
 import hashlib
 import json
-from typing import Any, cast
+from typing import Any
 
-from tidegate._json import finite
+from tidegate._json import without_nan
 
 
 def json_text(value: Any) -> str:
     """Write any JSON value as text; nan and infinities, which JSON does not have, become null."""
-    return json.dumps(_without_nan(value), allow_nan=False, ensure_ascii=False, indent=1)
+    return json.dumps(without_nan(value), allow_nan=False, ensure_ascii=False, indent=1)
 
 
 def embedded_json(value: Any) -> str:
     """JSON for a script element of a data type: the same value, without the letters that HTML would read."""
-    text = json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(without_nan(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -30,13 +30,3 @@ def compress_text(text: str) -> str:
 def script_hash(source: str) -> str:
     """A script's name in a Content-Security-Policy: only scripts that are named there run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return finite(value)
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in cast(dict[str, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in cast(list[Any], value)]
-    return value

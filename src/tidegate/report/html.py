@@ -53,7 +53,7 @@ def html_page(page: Page) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Here and below imported late: whoever only describes a page, as worker processes do, need not load what draws it.
+    # Import late, here and below: worker processes build pages without drawing them.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

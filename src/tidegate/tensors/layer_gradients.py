@@ -110,9 +110,9 @@ def layer_backward(
     gated_key = layer.apply_gate_at("key", raw_key, sources)
     dL_dquery, dL_dkey, dL_dvalue = _attention_backward(layer, trace, dL_doutput)
     dL_dquery, metric = _metric_backward(layer, layer.norm_and_rotate(gated_query, layer.q_norm, positions), dL_dquery)
-    dL_dquery, found["q_norm"] = _located_backward(layer, gated_query, layer.q_norm, positions, dL_dquery)
+    dL_dquery, found["q_norm"] = _norm_and_rotate_backward(layer, gated_query, layer.q_norm, positions, dL_dquery)
     key_positions = positions if context is None else None
-    dL_dkey, found["k_norm"] = _located_backward(layer, gated_key, layer.k_norm, key_positions, dL_dkey)
+    dL_dkey, found["k_norm"] = _norm_and_rotate_backward(layer, gated_key, layer.k_norm, key_positions, dL_dkey)
 
     dL_dquery, dL_dkey = ungate("query", dL_dquery, sources.query), ungate("key", dL_dkey, raw_key)
     dL_dvalue = ungate("value", dL_dvalue, sources.value) + through_gates.get("value", 0)
@@ -232,10 +232,10 @@ def _metric_backward(layer: AttentionArrays, query: Array, dL: Array) -> tuple[A
     return dL, {}
 
 
-def _located_backward(
+def _norm_and_rotate_backward(
     layer: AttentionArrays, x: Array, norm: Array | None, positions: Array | None, dL: Array
 ) -> tuple[Array, Array | None]:
-    """Backward pass of `AttentionArrays.located`: turn back, then through the norm; and the norm's scale."""
+    """Backward pass of `AttentionArrays.norm_and_rotate`: turn back, then through the norm; and the norm's scale."""
     xp = namespace_of(x)
     if layer.rotary is not None:
         dL = rotate(dL, -layer.angles(x, positions))

@@ -319,7 +319,7 @@ def _draw_energy_plane(axes: Any, patterns: Any, path: Any, beta: float) -> None
     origin, directions, title, names = _plane(patterns)
     on_plane = (patterns - origin) @ directions.T
     trail = None if path is None else (path - origin) @ directions.T
-    across, up = _surroundings(on_plane if trail is None else np.concatenate([on_plane, trail]))
+    across, up = _limits_around(on_plane if trail is None else np.concatenate([on_plane, trail]))
     states = origin + across[None, :, None] * directions[0] + up[:, None, None] * directions[1]
     contours = axes.contourf(across, up, modern_hopfield_energy(states, patterns, beta), levels=20, cmap="cividis")
     axes.figure.colorbar(contours, ax=axes, label="energy")
@@ -340,7 +340,7 @@ def _plane(patterns: Any) -> tuple[Any, Any, str, tuple[str, str]]:
     return mean, np.linalg.svd(patterns - mean)[2][:2], "Energy on the patterns' principal plane", names
 
 
-def _surroundings(points: Any) -> list[Any]:
+def _limits_around(points: Any) -> list[Any]:
     """120 values of each coordinate that span the points (point, 2) with room around them."""
     margin = 0.25 * max(float(np.ptp(points, axis=0).max()), 1e-3)
     return [np.linspace(float(line.min()) - margin, float(line.max()) + margin, 120) for line in points.T]

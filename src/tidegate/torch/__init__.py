@@ -21,6 +21,7 @@ from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
 
 if TYPE_CHECKING:
+    from tidegate.torch.observing.trainer_callback import ObserverCallback
     from tidegate.torch.retrofit import (
         RetrofitReport,
         add_gates,
@@ -42,6 +43,7 @@ __all__ = [
     "MultiHeadAttention",
     "Observation",
     "Observer",
+    "ObserverCallback",
     "PostGatedAttention",
     "RetrofitReport",
     "Rotary",
@@ -74,7 +76,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Asked for what is not there yet; of the public names those are the ones that need transformers.
+    # Public names not imported above need transformers: import them now.
+    if name == "ObserverCallback":
+        return importlib.import_module("tidegate.torch.observing.trainer_callback").ObserverCallback
     if name in __all__:
         return getattr(importlib.import_module("tidegate.torch.retrofit"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

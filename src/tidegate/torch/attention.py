@@ -25,6 +25,8 @@ from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Names of the linear maps, as in models of transformers."""
 _GATE: GateLike = default_of("gate")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tidegate.gate import PRESETS
 from tidegate.sizes import HeadShape
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 
 _Layout: TypeAlias = dict[str, tuple[str, ...]]
 """What a state dict holds: each tensor's axes by name. An axis is a product, such as 2HD."""
@@ -53,13 +53,13 @@ def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     shape = _require_layout(state, _whole_layout(_FUSED, _FUSED_BIASES, state))
     own = {name: tensor for name, tensor in state.items() if not name.startswith("q_proj.")}
     for name in ("q_norm.weight", "k_norm.weight"):
-        own[name] = 1 + widened(state[name])
+        own[name] = 1 + widen(state[name])
     query_HDM, gate_HDM = _split_heads(state["q_proj.weight"], shape)
     own["q_proj.weight"], own["attn_gate.output.weight"] = query_HDM.flatten(0, 1), gate_HDM.transpose(1, 2)
     if "q_proj.bias" in state:
         query_HD, own["attn_gate.output.bias"] = _split_heads(state["q_proj.bias"], shape)
         own["q_proj.bias"] = query_HD.flatten()
-    return _owned(own)
+    return _copy_contiguous(own)
 
 
 def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -74,12 +74,12 @@ def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     shape = _require_layout(state, _whole_layout(_OWN, _OWN_BIASES, state))
     fused = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
     for name in ("q_norm.weight", "k_norm.weight"):
-        fused[name] = (widened(state[name]) - 1).to(state["q_proj.weight"].dtype)
+        fused[name] = (widen(state[name]) - 1).to(state["q_proj.weight"].dtype)
     gate_HDM = state["attn_gate.output.weight"].transpose(1, 2)
     fused["q_proj.weight"] = _join_heads(state["q_proj.weight"], gate_HDM, shape)
     if "q_proj.bias" in state:
         fused["q_proj.bias"] = _join_heads(state["q_proj.bias"], state["attn_gate.output.bias"], shape)
-    return _owned(fused)
+    return _copy_contiguous(fused)
 
 
 def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-query"] = "bma") -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-q
         parts = _bias(state, "qkv").chunk(3)
         own |= {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
         own["o_proj.bias"] = _bias(state, "out")
-    return _owned(own)
+    return _copy_contiguous(own)
 
 
 def _split_heads(fused: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ def _bias(state: Mapping[str, Tensor], projection: str) -> Tensor:
     return state.get(f"{projection}.bias", weight.new_zeros(weight.shape[0]))
 
 
-def _owned(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_contiguous(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same numbers in memory of their own, in order: what a file of weights can hold."""
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from tidegate.gate import Activation, Gate, Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
-from tidegate.torch.kernel import silu, unfollowed
-from tidegate.torch.precision import widened
+from tidegate.torch.kernel import is_untracked, silu
+from tidegate.torch.precision import widen
 
 _LARGE = 2**16
-"""Numbers from which on memory of its own costs a result more than finding out that it needs none."""
+"""From this size on, checking whether a result can be written in place pays off."""
 
 
 class Readable(Protocol):
@@ -139,11 +139,11 @@ class AttentionGate(nn.Module):
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return self.logits(source)
-        logits = widened(source)
+        logits = widen(source)
         for name in self._matrix_names:
-            logits = _product(logits, widened(self._learned(name)))
+            logits = _product(logits, widen(self._parameter(name)))
         if self.gate.bias is not None:
-            bias = widened(self._learned("bias"))
+            bias = widen(self._parameter("bias"))
             logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])
         if logits.ndim == 5:
             return logits.flatten(2, 3)
@@ -159,7 +159,7 @@ class AttentionGate(nn.Module):
 
     def matrices(self) -> list[Tensor]:
         """What the reads pass through, one after the other: `weight`, or `weight_down` and `weight_up`."""
-        return [self._learned(name) for name in self._matrix_names]
+        return [self._parameter(name) for name in self._matrix_names]
 
     @property
     def num_products(self) -> int:
@@ -181,15 +181,15 @@ class AttentionGate(nn.Module):
         return source.reshape(batch, positions, self.num_matrices, *sharing, merged)
 
     def _may_overwrite(self, values: Tensor, target: Tensor) -> bool:
-        """Whether nobody else has these values, and they have room for the result."""
+        """Whether `values` is unshared and has the shape and dtype of the result."""
         if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
             return False
         # PyTorch has no public way to ask for hooks on every module.
-        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()
+        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()  # pyright: ignore[reportPrivateUsage]
         replaced = getattr(self.forward, "__func__", None) is not AttentionGate.forward
         return not (hooked or replaced)
 
-    def _learned(self, name: str) -> Tensor:
+    def _parameter(self, name: str) -> Tensor:
         # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
         return getattr(self, name)
 
@@ -258,9 +258,9 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _overwritable(result: Tensor, *others: Tensor) -> bool:
-    """Whether a result of ours is large enough to be written over, and nothing follows it or the others."""
+    """Whether a result is large enough to overwrite and nothing tracks it or its inputs."""
     # First what is quick to ask: steps of a single position are many and short.
-    if result.shape[1] == 1 or not unfollowed(result, *others):
+    if result.shape[1] == 1 or not is_untracked(result, *others):
         return False
     # Heads that share a matrix may share their memory too, and then the result is not contiguous.
     return result.numel() >= _LARGE and result.is_contiguous()
@@ -275,14 +275,14 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
     batch, positions, *heads, width = reads.shape
     matrices, _, gated_width = weight.shape
     if positions == 1 and batch == 1:
-        # A single position has its matrices first as it is, and laying them side by side would cost more than they do.
+        # One position: batch over matrices directly; joining them would cost more than the products.
         rows = reads.reshape(matrices, -1, width) if heads else reads.expand(matrices, -1, -1)
         return torch.bmm(rows, weight).view(1, 1, matrices, *heads[1:], gated_width)
     if not heads:
         flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
         return flat.view(batch, positions, matrices, gated_width)
     rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
-    if len(heads) == 1 and unfollowed(reads, weight):
+    if len(heads) == 1 and is_untracked(reads, weight):
         # Written where it belongs: a product with the matrices first would have to be copied before it is projected.
         product = rows.new_empty(batch, positions, matrices, gated_width)
         torch.bmm(rows, weight, out=product.view(-1, matrices, gated_width).transpose(0, 1))

@@ -29,11 +29,10 @@ def gate_optimizer_groups(
     Gates have a learning rate of their own and no decay; matrices decay, biases and norms do not. Parameters that
     require no gradient are left out, and so are groups without parameters.
 
-    Args:
-        model: with gates.
-        lr: of all but the gates.
-        gate_lr: of the gates; None is ten times `lr`, since a gate that starts at zero moves slowly.
-        weight_decay: of the matrices that are no gates.
+    model        : with gates
+    lr           : of all but the gates
+    gate_lr      : of the gates; None is ten times `lr`, since a gate that starts at zero moves slowly
+    weight_decay : of the matrices that are no gates
     """
     gates = [gate for gate in gate_parameters(model) if gate.requires_grad]
     known = set(gate_parameters(model))

@@ -19,7 +19,7 @@ from tidegate._refusals import (
     require_room,
     require_sampling,
 )
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 
 if TYPE_CHECKING:
     from tidegate.torch.decoder import TransformerLM
@@ -41,17 +41,16 @@ def generate(
 ) -> Tensor:
     """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
 
-    Args:
-        model: in evaluation mode, if it has dropout.
-        prompt: (B, T) tokens.
-        max_new_tokens: how many to add at most; fewer only once every row has stopped.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw from that many likeliest tokens.
-        top_p: draw from the nucleus, the fewest likeliest tokens that together have this probability.
-        stop_tokens: a row ends after the first of these that it draws, and goes on with `pad_token`.
-        generator: draws the tokens; None is PyTorch's global one.
-        prompt_mask: (B, T) bool, False where a shorter prompt is padded at its left; None has no padding.
-        pad_token: what follows in a row that has stopped.
+    model          : in evaluation mode, if it has dropout
+    prompt         : (B, T) tokens
+    max_new_tokens : how many to add at most; fewer only once every row has stopped
+    temperature    : divides the logits; 0 takes the likeliest token
+    top_k          : draw from that many likeliest tokens
+    top_p          : draw from the nucleus, the fewest likeliest tokens that together have this probability
+    stop_tokens    : a row ends after the first of these that it draws, and goes on with `pad_token`
+    generator      : draws the tokens; None is PyTorch's global one
+    prompt_mask    : (B, T) bool, False where a shorter prompt is padded at its left; None has no padding
+    pad_token      : what follows in a row that has stopped
     """
     require_sampling(temperature, top_k, top_p)
     _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
@@ -59,7 +58,7 @@ def generate(
     caches = model.new_caches(room)
     stops = torch.tensor(stop_tokens, dtype=prompt.dtype, device=prompt.device)
     stopped_B1 = torch.zeros_like(prompt[:, :1], dtype=torch.bool)
-    visible, positions = (None, None) if prompt_mask is None else _padded(prompt_mask, room)
+    visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
     tokens, new = prompt, prompt
     for end in range(length, room + 1):
         logits_B1V = model(
@@ -90,7 +89,7 @@ def next_token_probabilities(
     returns : (..., V), in float32 or better
     """
     require_sampling(temperature, top_k, top_p)
-    ranked, order = widened(logits).sort(dim=-1, descending=True, stable=True)
+    ranked, order = widen(logits).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -116,7 +115,7 @@ def _draw(
     return torch.multinomial(probabilities, 1, generator=generator)
 
 
-def _padded(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
+def _key_positions(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
     """Which keys exist (B, room), and the position of each, counted from its row's first token."""
     visible = F.pad(prompt_mask, (0, room - prompt_mask.shape[1]), value=True)
     return visible, (visible.cumsum(dim=1) - 1).clamp(min=0)

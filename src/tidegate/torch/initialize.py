@@ -36,7 +36,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
             continue
         twin = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
         with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(_derived(seed, name))
+            torch.default_generator.manual_seed(_module_seed(seed, name))
             _reset(twin, std, writes=module in writers)
         module.load_state_dict(twin.state_dict())
 
@@ -65,6 +65,6 @@ def _rows_in_turn(like: torch.Tensor, std: float) -> torch.Tensor:
     return torch.empty(rows, padded, device=like.device, dtype=like.dtype).normal_(std=std)[:, :columns]
 
 
-def _derived(seed: int, name: str) -> int:
+def _module_seed(seed: int, name: str) -> int:
     """A seed for one module, the same in every process; 32 bits are all that PyTorch's generator takes."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=4).digest())

@@ -103,10 +103,10 @@ def silu(x: Tensor) -> Tensor:
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)
 
 
-def unfollowed(*tensors: Tensor) -> bool:
-    """Whether neither autograd nor a transform nor the compiler follows what is done with these tensors.
+def is_untracked(*tensors: Tensor) -> bool:
+    """Whether no autograd, transform or compiler tracks these tensors.
 
-    False also for tensors of other kinds than PyTorch's own, which may follow it in ways of theirs.
+    False also for tensors of other kinds than PyTorch's own, which may track it in ways of their own.
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return False
@@ -118,6 +118,7 @@ def inside_transform(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     # PyTorch has no public way to ask for an active transform.
-    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore
+    level = torch._C._functorch.maybe_current_level()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    if level is not None:
         return True
     return any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

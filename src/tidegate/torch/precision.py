@@ -13,6 +13,6 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def widened(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """The same numbers in float32 or better."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x.dtype))

@@ -9,7 +9,7 @@ from tidegate.lab.training.records import Plan, Record
 
 
 def checks(lines):
-    return {check.name: check for check in fairness_checks(summarise(lines)).items}
+    return {check.name: check for check in fairness_checks(summarise(lines))}
 
 
 def states(lines):

@@ -5,12 +5,9 @@ from statistics import fmean, stdev
 import pytest
 from lab_runs import cost_of, tampered
 
-from tidegate.lab.compare import summary as summary_module
-from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import compare_to_control
 from tidegate.lab.training.records import Costs, Plan, Record
-from tidegate.report.page import Checks
 
 NAMES = ("none", "g1", "bma-query")
 
@@ -145,12 +142,3 @@ def test_the_results_are_json_and_agree_with_the_summary(compared):
         assert "accuracy" not in variant
     means = [variant["mean"] for variant in data["comparison"]["variants"]]
     assert means == [pytest.approx(fmean(variant["losses"])) for variant in data["variants"]]
-
-
-def test_fairness_is_checked_once(compared, monkeypatch):
-    calls = []
-    monkeypatch.setattr(summary_module, "fairness_checks", lambda summary: calls.append(summary) or Checks(items=()))
-    summary = summarise(compared)
-    comparison_page(summary)
-    assert summary.checks == Checks(items=())
-    assert calls == [summary]

@@ -12,7 +12,7 @@ from tidegate.lab.training.events import PartsDone
 
 TINY = replace(
     QUICK,
-    positions=("none", "g1"),
+    placements=("none", "g1"),
     ns=(1_000, 10_000, 100_000),
     replicates=12,
     limit_replicates=8,
@@ -34,7 +34,7 @@ def result(steps):
 
 
 def test_the_gated_expert_is_identified_and_the_other_is_not(result):
-    verdicts = {found.position: found.slopes["expert"].verdict for found in result.rates}
+    verdicts = {found.placement: found.slopes["expert"].verdict for found in result.rates}
     assert verdicts == {"none": "not identified", "g1": "identified"}
     assert all(abs(found.slopes["regression"].slope + 0.5) < 0.15 for found in result.rates)
 
@@ -63,7 +63,7 @@ def test_the_error_follows_the_start_only_without_a_gate(result):
 
 def test_gates_that_nearly_coincide_lose_the_advantage(result):
     near, far = result.near_gates
-    assert (near.position, near.distance, far.distance) == ("g1", 0.1, 1.6)
+    assert (near.placement, near.distance, far.distance) == ("g1", 0.1, 1.6)
     assert near.error > 10 * far.error
     assert near.slope.verdict != "identified"
 
@@ -99,7 +99,7 @@ def test_every_part_tells_how_far_it_is_up_to_its_end(result, steps):
 
 
 def test_the_same_options_give_the_same_numbers():
-    options = replace(TINY, positions=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
+    options = replace(TINY, placements=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
     assert run_rates(options) == run_rates(options)
 
 
@@ -110,9 +110,9 @@ def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_d
     found = read_record(STUDY, DOCUMENTS / "records" / "experts" / "rates.json")
     text = (DOCUMENTS / "experts.md").read_text().replace("\u2212", "-")
     assert found.options == RatesOptions()
-    for position in found.rates:
-        slope = position.slopes["expert"]
-        row = re.search(rf"\| {position.position} \| (.*) \| (.*) to (.*) \| (.*) \|", text)
+    for placement in found.rates:
+        slope = placement.slopes["expert"]
+        row = re.search(rf"\| {placement.placement} \| (.*) \| (.*) to (.*) \| (.*) \|", text)
         assert [float(cell) for cell in row.groups()[:3]] == pytest.approx(
             [slope.slope, slope.low, slope.high], abs=6e-4
         )
@@ -122,9 +122,9 @@ def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_d
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"positions": ()}, "at least one"),
-        ({"positions": ("g1", "g1")}, "different"),
-        ({"positions": ("g1", "nowhere")}, "nowhere"),
+        ({"placements": ()}, "at least one"),
+        ({"placements": ("g1", "g1")}, "no duplicates"),
+        ({"placements": ("g1", "nowhere")}, "nowhere"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"layouts": ("plain", "odd")}, "layouts must be among plain"),
         ({"ns": (100, 1000)}, "at least 3 sizes"),

@@ -21,7 +21,7 @@ from tidegate.lab.studies.rates.result import (
     ModulusCurve,
     NearGates,
     OtherTruth,
-    PositionRates,
+    PlacementRates,
     RatesOptions,
     RatesResult,
     Slope,
@@ -32,7 +32,7 @@ from tidegate.lab.studies.rates.run import list_names
 from tidegate.report.page import Intervals, Lines, Table
 
 NS = (1_000, 10_000, 100_000)
-OPTIONS = RatesOptions(positions=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
+OPTIONS = RatesOptions(placements=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
 
 
 def slope(value, verdict, *, converged=1.0):
@@ -53,12 +53,12 @@ def curve(*median, x=NS):
     )
 
 
-def position(name, *, gated):
+def placement(name, *, gated):
     expert = slope(-0.5, "identified") if gated else slope(0.0, "not identified")
     falling = slope(-0.5, "identified")
     errors = curve(0.1, 0.03, 0.01) if gated else curve(0.4, 0.4, 0.4)
-    return PositionRates(
-        position=name,
+    return PlacementRates(
+        placement=name,
         gated=gated,
         num_parameters=12,
         rank=12,
@@ -82,26 +82,26 @@ def count(gate, measured, predicted):
 
 RESULT = RatesResult(
     options=OPTIONS,
-    rates=(position("none", gated=False), position("g1", gated=True)),
+    rates=(placement("none", gated=False), placement("g1", gated=True)),
     gauge=(count("none", 36, 36), count("g1", 24, 23), count("odd", 5, None)),
     modulus=(
-        ModulusCurve(position="none", radii=(0.1, 0.3), values=(0.0, 1e-16), exponent=None),
-        ModulusCurve(position="g1", radii=(0.1, 0.3), values=(0.02, 0.06), exponent=1.0),
+        ModulusCurve(placement="none", radii=(0.1, 0.3), values=(0.0, 1e-16), exponent=None),
+        ModulusCurve(placement="g1", radii=(0.1, 0.3), values=(0.02, 0.06), exponent=1.0),
     ),
     start_radius=(
-        StartRadius(position="none", error=curve(0.1, 0.4, x=(0.05, 0.2))),
-        StartRadius(position="g1", error=curve(0.01, 0.01, x=(0.05, 0.2))),
+        StartRadius(placement="none", error=curve(0.1, 0.4, x=(0.05, 0.2))),
+        StartRadius(placement="g1", error=curve(0.01, 0.01, x=(0.05, 0.2))),
     ),
     near_gates=(
-        NearGates(position="g1", distance=0.1, slope=slope(-0.1, "inconclusive", converged=0.7), error=1.1),
-        NearGates(position="g1", distance=1.6, slope=slope(-0.5, "identified"), error=0.01),
+        NearGates(placement="g1", distance=0.1, slope=slope(-0.1, "inconclusive", converged=0.7), error=1.1),
+        NearGates(placement="g1", distance=1.6, slope=slope(-0.5, "identified"), error=0.01),
     ),
     truths=(
-        OtherTruth(position="none", number=0, slope=slope(0.0, "not identified")),
-        OtherTruth(position="g1", number=0, slope=slope(-0.4, "inconclusive", converged=0.5)),
-        OtherTruth(position="g1", number=1, slope=slope(-0.5, "identified")),
+        OtherTruth(placement="none", number=0, slope=slope(0.0, "not identified")),
+        OtherTruth(placement="g1", number=0, slope=slope(-0.4, "inconclusive", converged=0.5)),
+        OtherTruth(placement="g1", number=1, slope=slope(-0.5, "identified")),
     ),
-    surplus=(Surplus(position="g1", kind="raw", slope=slope(-0.01, "inconclusive", converged=0.8)),),
+    surplus=(Surplus(placement="g1", kind="raw", slope=slope(-0.01, "inconclusive", converged=0.8)),),
 )
 
 

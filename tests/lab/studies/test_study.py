@@ -52,7 +52,7 @@ MINIATURES = {
         "num_points": 3,
     },
     "rates": {
-        "positions": ("none", "g1"),
+        "placements": ("none", "g1"),
         "ns": (1_000, 10_000, 100_000),
         "replicates": 8,
         "limit_replicates": 4,

@@ -121,9 +121,9 @@ def test_a_line_of_an_unknown_kind_is_refused(file):
 
 def test_two_cannot_work_on_one_file_at_once(tmp_path):
     file = RecordFile(tmp_path / "records.jsonl")
-    with file.locked(), pytest.raises(ValueError, match="Another command is at work"), file.locked():
+    with file.lock(), pytest.raises(ValueError, match="Another command is at work"), file.lock():
         pass
-    with file.locked():
+    with file.lock():
         assert file.read() == []
 
 

@@ -167,8 +167,8 @@ class TestLooks:
     @pytest.mark.parametrize("times", [1, 3, 10])
     def test_there_are_as_many_as_asked_for_evenly_spread_the_last_at_the_end(self, steps, times):
         training = Training(steps=steps, num_evaluations=times, num_observations=times)
-        marks = [step for step in range(steps) if training.evaluated(step)]
-        assert marks == [step for step in range(steps) if training.observed(step)]
+        marks = [step for step in range(steps) if training.evaluates_after(step)]
+        assert marks == [step for step in range(steps) if training.observes_after(step)]
         assert len(marks) == min(times, steps)
         assert marks[-1] == steps - 1
         gaps = [later - earlier for earlier, later in zip([-1, *marks], marks, strict=False)]

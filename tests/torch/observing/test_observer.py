@@ -23,9 +23,8 @@ from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.run import Run, Training
 from tidegate.lab.training.train import make_optimizer, train_step
-from tidegate.torch import TransformerLM
+from tidegate.torch import ObserverCallback, TransformerLM
 from tidegate.torch.observing.observer import Observer
-from tidegate.torch.observing.trainer_callback import ObserverCallback
 
 TOKENS = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(0))
 

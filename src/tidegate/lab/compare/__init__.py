@@ -9,8 +9,9 @@ from __future__ import annotations
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.request import PRESETS, Preset, Request, Variant, parse_variants
-from tidegate.lab.compare.run import Failed, compare, records_path
+from tidegate.lab.compare.run import Failed, compare
 from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
+from tidegate.lab.training.records import records_path
 
 __all__ = [
     "PRESETS",

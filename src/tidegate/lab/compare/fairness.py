@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import Record
-from tidegate.report.page import Check, Checks
-
-if TYPE_CHECKING:
-    from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.report.page import Check
 
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
@@ -20,19 +18,18 @@ TOKENS_PER_PARAMETER = 5
 _EPOCHS = 4
 
 
-def fairness_checks(summary: Summary) -> Checks:
+def fairness_checks(summary: Summary) -> tuple[Check, ...]:
     """Check every condition of a fair comparison against the records."""
-    checks = (*_equal_conditions(summary), *_budgets(summary), *_trained_enough(summary), *_settings(summary))
-    return Checks(items=tuple(checks))
+    return (*_equal_conditions(summary), *_budgets(summary), *_trained_enough(summary), *_settings(summary))
 
 
-def violations_in_words(checks: Checks) -> tuple[str, ...]:
+def violations_in_words(checks: Sequence[Check]) -> tuple[str, ...]:
     """One sentence on the conditions that were violated; none if all hold."""
-    violated = [check for check in checks.items if check.state == "violated"]
+    violated = [check for check in checks if check.state == "violated"]
     if not violated:
         return ()
     words = "; ".join(f"{check.name} ({check.detail})" for check in violated)
-    return (f"{len(violated)} of {len(checks.items)} checks of fairness and training are violated: {words}.",)
+    return (f"{len(violated)} of {len(checks)} checks of fairness and training are violated: {words}.",)
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:
@@ -106,10 +103,10 @@ def _planned_flops(record: Record) -> float:
 
 
 def _budget(name: str, figure: Callable[[Record], float], summary: Summary, matched: bool, tolerance: float) -> Check:
-    control = figure(_longest(summary.control))
+    control = figure(summary.control.longest)
     if not control:
         return Check(name=name, state="note", detail="the control diverged at its first step: nothing to compare with")
-    shares = {v.name: figure(_longest(v)) / control - 1 for v in summary.variants if v.name != summary.plan.control}
+    shares = {v.name: figure(v.longest) / control - 1 for v in summary.variants if v.name != summary.plan.control}
     widest = max(shares.values(), key=abs, default=0.0)
     words = ", ".join(f"{variant} {share:+.2%}" for variant, share in shares.items() if share) or "equal for all"
     if not matched:
@@ -157,7 +154,7 @@ def _late_gain(control: VariantSummary) -> Check:
 
 
 def _amounts(summary: Summary) -> Iterator[Check]:
-    record = _longest(summary.control)
+    record = summary.control.longest
     if summary.examples == "tokens":
         ratio = record.tokens / record.num_parameters
         yield Check(
@@ -207,11 +204,6 @@ def _check(name: str, holds: bool, good: str, bad: str) -> Check:
 
 def _records(summary: Summary) -> list[Record]:
     return [record for variant in summary.variants for record in variant.records]
-
-
-def _longest(variant: VariantSummary) -> Record:
-    """The run that went farthest: one that diverged stopped early."""
-    return max(variant.records, key=lambda record: record.tokens)
 
 
 def _losses(variant: VariantSummary) -> list[float]:

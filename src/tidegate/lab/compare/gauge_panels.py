@@ -34,7 +34,7 @@ def _table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
             help="Median over directions and heads: change of the output along them, over that of the output "
             "projection where it tells most.",
         ),
-        Column(title="weakest hold", help="Of the directions that are not free, the one that is told worst."),
+        Column(title="weakest hold", help="Smallest singular value among the directions that are not free."),
     )
     rows = [
         (name, float(place), *_layer_cells(layer))
@@ -82,9 +82,9 @@ def _fall(models: Mapping[str, Sequence[LayerGauge]]) -> Lines:
         if line.y[0] is not None
     )
     return Lines(
-        title="How firmly the data hold each mixture of channels, from the best told to the worst",
+        title="Singular values of each mixture of channels, in falling order",
         alternative=f"Singular values along the gauge orbit, medians over heads. First values: {words or 'all free'}.",
-        x_label="direction, best told first",
+        x_label="direction, in falling order",
         y_label="change of the output, relative",
         series=series,
         log_y=True,

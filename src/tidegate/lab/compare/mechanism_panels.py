@@ -9,6 +9,7 @@ from tidegate.lab.compare.curve_panels import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
+from tidegate.torch.observing import CLOSED_BELOW
 
 _AT_THE_END = ", at the end of the training"
 
@@ -31,7 +32,7 @@ def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
 def _gate_maps(variants: Sequence[VariantSummary]) -> list[View]:
     figures = (
         ("mean gate", "How open the gates stand, on average", "mean"),
-        ("share below 0.1", "How often gates are shut", "below"),
+        (f"share below {CLOSED_BELOW}", "How often gates are shut", "below"),
         ("spread over tokens", "How much gates depend on the token", "spread"),
     )
     views: list[View] = []
@@ -142,7 +143,9 @@ def _specialisation(variants: Sequence[VariantSummary]) -> Table:
             means, spreads = _gate_means(variant, site, "mean"), _gate_means(variant, site, "spread")
             rows += [
                 (_site_label(variant, site, sites), float(layer), fmean(mean), pstdev(mean), fmean(spread))
-                for layer, (mean, spread) in enumerate(zip(map(_known, means), map(_known, spreads), strict=True))
+                for layer, (mean, spread) in enumerate(
+                    zip(map(_drop_none, means), map(_drop_none, spreads), strict=True)
+                )
             ]
     return Table(
         title="Do heads specialise, and do deeper layers gate by the token?",
@@ -183,10 +186,10 @@ def _mean(rows: LayerByHead) -> float | None:
     return mean_of_known(value for row in rows for value in row)
 
 
-def _known(row: Iterable[float | None]) -> list[float]:
+def _drop_none(row: Iterable[float | None]) -> list[float]:
     return [value for value in row if value is not None]
 
 
 def _range(maps: Iterable[LayerByHead]) -> str:
-    numbers = [value for rows in maps for row in rows for value in _known(row)]
+    numbers = [value for rows in maps for row in rows for value in _drop_none(row)]
     return f"from {min(numbers):.3f} to {max(numbers):.3f}"

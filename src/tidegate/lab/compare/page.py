@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
-from tidegate.lab.compare.fairness import violations_in_words
+from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
 from tidegate.lab.compare.summary import Summary, VariantSummary
@@ -16,6 +16,8 @@ from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record
 from tidegate.report.page import (
     CellValue,
+    Check,
+    Checks,
     Column,
     Estimate,
     Intervals,
@@ -41,7 +43,8 @@ def comparison_page(summary: Summary) -> Page:
 
 
 def _sections(summary: Summary) -> Iterator[Section]:
-    yield Section(title="Verdicts", panels=_verdict_panels(summary))
+    checks = fairness_checks(summary)
+    yield Section(title="Verdicts", panels=_verdict_panels(summary, checks))
     yield Section(
         title="All numbers",
         lead="Means over seeds; empty where a run diverged. Costs were measured side by side before the runs began.",
@@ -55,7 +58,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(
         title="Was it fair?",
         lead="What was to be equal, read off the records.",
-        panels=(summary.checks, *_tuning_panels(summary)),
+        panels=(Checks(items=checks), *_tuning_panels(summary)),
     )
     if panels := mechanism_panels(summary):
         lead = (
@@ -107,7 +110,7 @@ def _reason_panels(reasons: Mapping[str, str]) -> Iterator[Prose]:
 
 
 def _summary_words(summary: Summary) -> str:
-    plan, record = summary.plan, _longest(summary.control)
+    plan, record = summary.plan, summary.control.longest
     seeds = "one seed" if plan.num_seeds == 1 else f"{plan.num_seeds} seeds"
     return (
         f"{len(plan.variants)} variants, {seeds} each, equal in {_MATCHED[plan.match]}. "
@@ -132,7 +135,7 @@ _LONG_EXAMPLES = {
 """What the loss by position was measured on, by the kind of the task."""
 
 
-def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
+def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, ...]:
     comparison, control = summary.comparison, summary.plan.control
     items = tuple(
         Estimate(
@@ -146,7 +149,7 @@ def _verdict_panels(summary: Summary) -> tuple[Panel, ...]:
         for result in comparison.variants
     )
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
-    if cautions := (*comparison.warnings, *violations_in_words(summary.checks)):
+    if cautions := (*comparison.warnings, *violations_in_words(checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)
     if judged:
@@ -194,7 +197,7 @@ def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     result, cost = variant.result, variant.cost
     own, control = variant.num_parameters, summary.control.num_parameters
     yield from (variant.name, result.verdict, own, 100 * (own / control - 1))
-    yield _longest(variant).flops / 1e12
+    yield variant.longest.flops / 1e12
     # The mean of those that were left would flatter a variant of which some diverged.
     whole = not result.num_diverged
     yield from (result.mean, result.sd) if whole else (None, None)
@@ -247,7 +250,7 @@ def _mean_or_none(losses: Sequence[float | None]) -> float | None:
 def _caution(summary: Summary) -> Prose:
     """Warn that one size was run, or that sizes differ between variants."""
     sizes = {_size(record) for variant in summary.variants for record in variant.records}
-    record = _longest(summary.control)
+    record = summary.control.longest
     if len(sizes) == 1:
         words = (
             f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} {summary.examples}. "
@@ -269,11 +272,6 @@ def _size(record: Record) -> tuple[int, int]:
     """Width and depth; matching the number of parameters leaves both as they are."""
     model = record.run["model"]
     return model["d_model"], model["num_layers"]
-
-
-def _longest(variant: VariantSummary) -> Record:
-    """The run that went farthest: one that diverged stopped early."""
-    return max(variant.records, key=lambda record: record.tokens)
 
 
 def _reproduction(summary: Summary) -> Iterator[Panel]:

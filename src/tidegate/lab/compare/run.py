@@ -9,11 +9,11 @@ from pathlib import Path
 from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.compare.design import base_runs, choose_rates, design_runs, make_plan, tuning_runs
 from tidegate.lab.compare.request import Request
-from tidegate.lab.models.curvature_and_gauge import measure_run
+from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
-from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Plan, Record, RecordFile
+from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.run import Run, run_label
 
 CHECKPOINTS = "checkpoints"
@@ -22,11 +22,6 @@ CHECKPOINTS = "checkpoints"
 
 class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
     """Runs ended with an error: their records hold the tracebacks."""
-
-
-def records_path(folder: Path) -> Path:
-    """Where a folder's records lie."""
-    return folder / "records.jsonl"
 
 
 def compare(request: Request, folder: Path, *, executor: Executor, tell: Callable[[Event], None]) -> list[Line]:
@@ -39,7 +34,7 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    with file.locked():
+    with file.lock():
         lines = file.read()
         _require_same(lines, plan, folder)
         work = _Work(file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, tell=tell)
@@ -87,7 +82,7 @@ class _Work:
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.append(record)
-            # Not before: until the record is on the disk, the checkpoint is all that there is of the run.
+            # Delete the checkpoint only after the record is on disk.
             if record.status != "finished" or record.id not in keep:
                 forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
-from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
 from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Line, Plan, Record
-from tidegate.report.page import Checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +27,11 @@ class VariantSummary:
     def num_parameters(self) -> int:
         """How many numbers it learns."""
         return self.records[0].num_parameters
+
+    @property
+    def longest(self) -> Record:
+        """The run that went farthest: one that diverged stopped early."""
+        return max(self.records, key=lambda record: record.tokens)
 
     @property
     def flops(self) -> float:
@@ -52,8 +54,7 @@ class VariantSummary:
         return mean_and_sd(values) if values else None
 
 
-# Without slots: they have no room for what is computed once and kept.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """A whole comparison."""
 
@@ -63,11 +64,6 @@ class Summary:
     """In the order of the plan, the control first."""
     tuning: tuple[Record, ...]
     """The runs that chose learning rates."""
-
-    @cached_property
-    def checks(self) -> Checks:
-        """Whether the comparison was fair."""
-        return fairness_checks(self)
 
     @property
     def control(self) -> VariantSummary:

@@ -45,8 +45,8 @@ def compare_to_control(
                 while they vary from run to run, is found without being named
     unit      : of the figures, for the sentences
 
-    A variant that is identical or has a diverged run is left out of the table before the model is fitted. Nobody is
-    judged if the control has a diverged run, if there are fewer than three seeds, or if the residual is zero.
+    A variant that is identical or has a diverged run is left out of the table before the model is fitted. No variant
+    is judged if the control has a diverged run, if there are fewer than three seeds, or if the residual is zero.
     """
     comparison = judge_variants(
         losses,

@@ -72,7 +72,7 @@ def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: int, confid
     """The t at which `dunnett_p_value` is one minus the confidence."""
     require_confidence(confidence)
     level = 1 - confidence
-    # One comparison needs no less, and Bonferroni's adjustment no more.
+    # Bracket the root: Student's value below, Bonferroni's above.
     low, high = (student_critical_value(degrees_of_freedom, level / share) for share in (1, num_comparisons))
     if num_comparisons == 1:
         return low

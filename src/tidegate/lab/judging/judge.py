@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from tidegate._verdict import VerdictWord
 from tidegate.lab.judging.distributions import (
+    Array,
     detectable_noncentrality,
     dunnett_critical_value,
     dunnett_p_value,
@@ -27,8 +27,6 @@ from tidegate.lab.judging.distributions import (
     student_p_value,
 )
 
-Array: TypeAlias = NDArray[np.float64]
-
 Row: TypeAlias = tuple[float | None, ...]
 """One figure of a variant for each seed; None where the run diverged."""
 
@@ -36,7 +34,7 @@ MIN_BLOCKS = 3
 """With fewer seeds, no verdict is given."""
 _POWER = 0.8
 _SPREAD_LEVEL = 0.1
-"""Chance that a control whose spread is the others' is taken to be noisier; as much again for all variants together.
+"""Level of the F test for unequal spread: once for the control, once shared by the variants.
 With less, unequal spreads that stay unseen make false verdicts more frequent; with more, clear differences get lost."""
 
 
@@ -66,7 +64,7 @@ class VariantResult:
     own_high: float | None = None
     """Ends of the interval from this variant's and the control's runs alone: paired t, Bonferroni's adjustment."""
     detectable: float | None = None
-    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one."""
+    """Difference detected with 80 % power, taking the estimated spread as true."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +83,13 @@ class Comparison:
     pooled: bool = True
     """Whether all are judged by the table's residual; if spreads are unequal, each is by its own differences."""
     degrees_of_freedom: int | None = None
-    """Of what they are judged by; None, like what follows, where nothing was judged."""
+    """Degrees of freedom of the judging error; this and the next three are None if nothing was judged."""
     residual_sd: float | None = None
     critical_value: float | None = None
     """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""
     detectable: float | None = None
-    """The true difference that is told from zero 4 times in 5, were the estimated spread the true one; if
-    not pooled, the largest of the variants'."""
+    """Difference detected with 80 % power, taking the estimated spread as true; if not pooled, the largest of the
+    variants'."""
     variants: tuple[VariantResult, ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
@@ -217,7 +215,7 @@ class _Yardstick:
 
     @property
     def detectable(self) -> float:
-        """The true difference, in the unit of the figures, that is told from zero 4 times in 5."""
+        """Difference detected with 80 % power, taking the estimated spread as true; in the unit of the figures."""
         return self.standard_error * detectable_noncentrality(self.critical_value, self.degrees_of_freedom, _POWER)
 
 
@@ -316,7 +314,7 @@ def _judgement(model: _Model, index: int, margin: float, lower_is_better: bool) 
     difference, own, yardstick = model.differences[index], model.own[index], model.pooled
     num_comparisons, degrees = len(model.differences), yardstick.degrees_of_freedom
     p_value = dunnett_p_value(difference / yardstick.standard_error, num_comparisons, degrees)
-    # Differences that are the same under every seed, as between saturated accuracies, do not tell their own noise.
+    # Differences equal under every seed give no noise estimate: use the pooled one.
     if model.widest is not None and own.standard_error > model.rounding:
         yardstick = own
         p_value = student_p_value(difference / own.standard_error, own.degrees_of_freedom)

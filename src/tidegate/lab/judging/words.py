@@ -40,8 +40,7 @@ def rule_text(comparison: Comparison) -> str:
     return (
         f"{text} Here the residual has a standard deviation of {show(comparison.residual_sd)}. {judged}, with "
         f"{comparison.degrees_of_freedom} degrees of freedom and the critical value {comparison.critical_value:.3f}; a "
-        f"true difference of {show(comparison.detectable)} would be told from zero with a chance of 80 % (noncentral "
-        "t)."
+        f"true difference of {show(comparison.detectable)} would be detected with 80 % power (noncentral t)."
     )
 
 
@@ -74,15 +73,15 @@ def _control_words(variant: VariantResult, comparison: Comparison) -> str:
     if variant.num_diverged:
         return f"diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}"
     spread = "" if variant.sd is None else f" ± {show(variant.sd, unit=False)}"
-    return (
-        f"mean {show(_known(variant.mean), unit=False)}{spread}{_unit(comparison)} over {_seeds(comparison.num_blocks)}"
-    )
+    mean = show(_require_number(variant.mean), unit=False)
+    return f"mean {mean}{spread}{_unit(comparison)} over {_seeds(comparison.num_blocks)}"
 
 
 def _judgement_words(variant: VariantResult, comparison: Comparison) -> str:
     """Describe a verdict and its evidence; better and worse give a positive size, the others a signed difference."""
     show = _Writer(comparison)
-    difference, low, high = _known(variant.difference), _known(variant.low), _known(variant.high)
+    difference = _require_number(variant.difference)
+    low, high = _require_number(variant.low), _require_number(variant.high)
     one_sided = variant.verdict in ("better", "worse")
     if one_sided and difference < 0:
         difference, low, high = -difference, -high, -low
@@ -90,10 +89,10 @@ def _judgement_words(variant: VariantResult, comparison: Comparison) -> str:
     ends = f"{show(low, sign=sign, unit=False)} to {show(high, sign=sign, unit=False)}"
     evidence = (
         f"({_percent(comparison.confidence)} interval {ends}; {_seeds(comparison.num_blocks)}; "
-        f"{show(_known(variant.detectable), unit=False)} would be seen 4 times in 5)"
+        f"{show(_require_number(variant.detectable), unit=False)} would be seen 4 times in 5)"
     )
     size = show(difference, sign=sign)
-    margin = show(_known(comparison.margin), unit=False)
+    margin = show(_require_number(comparison.margin), unit=False)
     if one_sided:
         return f"{variant.verdict} than {comparison.control} by {size} {evidence}"
     if variant.verdict == "equivalent":
@@ -102,7 +101,7 @@ def _judgement_words(variant: VariantResult, comparison: Comparison) -> str:
     return f"inconclusive against {comparison.control}, difference {size} {evidence}"
 
 
-def _known(number: float | None) -> float:
+def _require_number(number: float | None) -> float:
     assert number is not None
     return number
 

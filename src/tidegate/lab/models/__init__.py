@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.curvature_and_gauge import measure_layers, measure_run
 from tidegate.lab.models.curvature_panels import curvature_page, curvature_panels
 from tidegate.lab.models.language_models import LanguageModel, language_model_of, load_language_model, token_windows
+from tidegate.lab.models.measure import measure_layers, measure_run
 
 __all__ = [
     "LanguageModel",

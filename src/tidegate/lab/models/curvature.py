@@ -21,10 +21,8 @@ from torch.overrides import TorchFunctionMode
 from tidegate.geometry import GeometryError, sectional_curvature
 from tidegate.lab.models.language_models import LanguageModel
 from tidegate.lab.training.events import Tell, ignore, report_parts
-from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature, Sampling
+from tidegate.lab.training.measurements import QUANTILES, LayerCurvature, ModelCurvature, Sampling
 from tidegate.torch import plain_kernel
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class _Call(NamedTuple):

@@ -1,3 +1,8 @@
-"""What attention does in a trained model, and its page."""
+"""What attention does in a trained model, and its page: `tidegate observe`."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from tidegate.lab.observe.page import observation_page, observation_sections
+from tidegate.lab.observe.run import model_observation
+
+__all__ = ["model_observation", "observation_page", "observation_sections"]

@@ -378,4 +378,4 @@ def _shown_statistics(observation: Observation) -> list[_Statistic]:
 
 def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
     """A statistic's mean, head by head; None where no query was counted or a number is not finite."""
-    return tuple(finite(moments.mean) if moments.count else None for moments in layer.heads[key])
+    return tuple(map(finite, layer.head_means(key)))

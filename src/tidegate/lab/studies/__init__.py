@@ -1,3 +1,10 @@
-"""Studies: one file, one question. Import its modules by name; the package itself imports nothing."""
+"""Studies: one folder, one question; `catalogue` lists them all.
 
-__all__: list[str] = []
+This file imports what a study is, and none of them: the command of one does not load the others.
+"""
+
+from __future__ import annotations
+
+from tidegate.lab.studies.study import RunStudy, Study, StudyView, page_of, read_record, record_of, save_record
+
+__all__ = ["RunStudy", "Study", "StudyView", "page_of", "read_record", "record_of", "save_record"]

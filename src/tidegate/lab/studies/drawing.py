@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from tidegate._files import write_atomically
 from tidegate.tensors.palette import BLACK, LINES
 
 COLOURS = (*LINES, BLACK)
@@ -22,17 +24,18 @@ def new_figure(width: float, height: float) -> Figure:
 def save_figures(figures: dict[str, Figure], folder: Path) -> list[Path]:
     """Write figures under their names; the same figure gives the same file, and an SVG keeps its text as text."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
     for name, figure in figures.items():
-        path = folder / name
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tidegate"}):
-            # The layout is found once: each further pass would move things a little.
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            figure.savefig(path, dpi=110, metadata=metadata)
-        paths.append(path)
-    return paths
+        write_atomically(folder / name, partial(_save_figure, figure, kind=Path(name).suffix.removeprefix(".")))
+    return [folder / name for name in figures]
+
+
+def _save_figure(figure: Figure, file: Path, *, kind: str) -> None:
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tidegate"}):
+        # The layout is found once: each further pass would move things a little.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        figure.savefig(file, format=kind, dpi=110, metadata=metadata)
 
 
 def label_axes(axes: Any, *, title: str = "", x: str = "", y: str = "") -> None:

@@ -53,7 +53,7 @@ def require_at_least(options: Any, **least: int) -> None:
 def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> None:
     """Refuse no value at all, a value twice, and one that is not known."""
     if not values or len(set(values)) != len(values):
-        raise ValueError(f"{name} must be different, and at least one; got {', '.join(values)!r}.")
+        raise ValueError(f"{name} must have at least one value and no duplicates; got {', '.join(values)!r}.")
     for value in values:
         if value not in known:
             raise ValueError(f"{name} must be among {', '.join(known)}; got {value!r}.")

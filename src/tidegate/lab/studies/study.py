@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
+from tidegate._files import write_atomically
 from tidegate._json import read_as
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.events import Tell, ignore
@@ -71,7 +72,8 @@ def save_record(record: dict[str, Any], path: Path) -> None:
     """Write a record, numbers to six digits; make the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    path.write_text(json.dumps(rounded, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(rounded, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:

@@ -158,7 +158,7 @@ class TextData:
 
     def validation(self) -> list[Batch]:
         """Windows of the held-out stream that do not overlap, evenly spread over it, (64, T) each but the last."""
-        starts = self._spread(self._length)
+        starts = self._window_starts(self._length)
         return [
             _windows(self._streams.held_out, starts[first : first + BATCH_ROWS], self._length)
             for first in range(0, len(starts), BATCH_ROWS)
@@ -166,17 +166,17 @@ class TextData:
 
     def probe(self) -> Batch:
         """Eight of the validation windows, or all if there are fewer."""
-        starts = self._spread(self._length)
+        starts = self._window_starts(self._length)
         rows = np.arange(min(PROBE_ROWS, len(starts))) * len(starts) // PROBE_ROWS
         return _windows(self._streams.held_out, starts[rows], self._length)
 
     def long(self) -> Batch | None:
         """Windows of four times the length, as much text as the validation has; None if not even one is held out."""
         length = LONGER * self._length
-        starts = self._spread(length)
+        starts = self._window_starts(length)
         return _windows(self._streams.held_out, starts, length) if len(starts) else None
 
-    def _spread(self, length: int) -> npt.NDArray[np.int64]:
+    def _window_starts(self, length: int) -> npt.NDArray[np.int64]:
         """Starts of windows within the budget, evenly spread over the held-out stream."""
         available = (len(self._streams.held_out) - 1) // length
         count = min(available, max(self._budget // length, 1))

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 from tidegate.sizes import require_sizes
 
 Part: TypeAlias = Literal["attention", "block"]
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""By which a distribution of curvature is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class LayerCurvature:
     layer: int
     count: int
     quantiles: tuple[float, ...]
-    """Relative curvature at 5, 25, 50, 75 and 95 %."""
+    """Relative curvature at `QUANTILES`."""
     magnitude: float
     """Median of the absolute value."""
     positive: float

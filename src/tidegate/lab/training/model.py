@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
-
-Model: TypeAlias = TransformerLM | VisionTransformer
+from tidegate.torch.weights import Model
 
 _LOGIT_BYTES = 1 << 28
 """As much as the logits of one forward pass without gradients may take."""
@@ -42,7 +41,6 @@ def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = 
 def batch_loss(model: Model, batch: Batch) -> Tensor:
     """Mean cross-entropy of the targets, in nats."""
     logits = model(batch.inputs)
-    assert isinstance(logits, Tensor)
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=NO_TARGET)
 
 
@@ -65,7 +63,6 @@ def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
     model.eval()
     for part in (part for batch in batches for part in row_parts(model, batch)):
         logits = model(part.inputs)
-        assert isinstance(logits, Tensor)
         targets = part.targets
         loss += F.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.lab.tasks.task import NO_TARGET, Batch
-from tidegate.lab.training.model import Model, row_parts
+from tidegate.lab.training.model import row_parts
 from tidegate.lab.training.records import LayerByHead, ObservationSummary
 from tidegate.torch.observing import GateSummary, LayerObservation, Observation, observe
+from tidegate.torch.weights import Model
 
 _NUM_STRETCHES = 32
 """Points of a curve over positions."""
@@ -68,7 +69,6 @@ def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], .
 def _losses(model: Model, batch: Batch) -> Tensor:
     """(B, T), 0 where there is no target."""
     logits = model(batch.inputs)
-    assert isinstance(logits, Tensor)
     return F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
 
 

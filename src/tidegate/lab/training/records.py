@@ -205,6 +205,11 @@ Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 _SEARCHED_BYTES = 4096
 
 
+def records_path(folder: Path) -> Path:
+    """Return where the records of a comparison lie in its folder."""
+    return folder / "records.jsonl"
+
+
 class RecordFile:
     """A file of records that is only ever appended to. A line that was cut off by a crash is as if never written."""
 
@@ -216,10 +221,10 @@ class RecordFile:
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]
-        return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
+        return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Keep other processes from working on the same file; a `ValueError` says that one does already."""
         with self.path.open("ab") as file:
             try:
@@ -231,7 +236,7 @@ class RecordFile:
                 ) from None
             yield
 
-    def _parsed(self, number: int, line: bytes) -> Line:
+    def _parse(self, number: int, line: bytes) -> Line:
         try:
             return read_as(Line, json.loads(line))
         except (ValueError, TypeError) as problem:

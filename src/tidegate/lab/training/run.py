@@ -70,11 +70,11 @@ class Training:
         progress = (step + 1 - warmup) / (self.steps - warmup)
         return self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * progress)) / 2
 
-    def evaluated(self, step: int) -> bool:
+    def evaluates_after(self, step: int) -> bool:
         """Whether the validation loss is taken after a step, counted from 0."""
         return _marks(step, self.num_evaluations, self.steps)
 
-    def observed(self, step: int) -> bool:
+    def observes_after(self, step: int) -> bool:
         """Whether gates and attention are looked at after a step, counted from 0."""
         return _marks(step, self.num_observations, self.steps)
 

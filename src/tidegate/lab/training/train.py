@@ -43,7 +43,7 @@ _DIVERGED = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
-    """What surrounds a run: where it saves checkpoints, whom it tells, when it stops. None of it changes a number."""
+    """Where a run saves checkpoints, reports and is stopped. Changes no number."""
 
     folder: Path | None = None
     """Where the run saves its checkpoints, the last at its end; None saves none."""
@@ -172,10 +172,10 @@ class _Trainer:
     def _look(self, step: int) -> None:
         """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
-        if options.observed(step):
+        if options.observes_after(step):
             observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
             state.observations += [] if observation is None else [observation]
-        if not options.evaluated(step):
+        if not options.evaluates_after(step):
             return
         self.evaluation = evaluate(self.model, self.validation)
         loss = self.evaluation.loss
@@ -202,7 +202,7 @@ class _Trainer:
         if not evaluation.loss <= _DIVERGED * blind:
             guess = f"a blind guess has {blind:.3f}"
             return self._diverged_record(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
-        # The trained model: what is measured after the runs reads it, until whoever asked for the run forgets it.
+        # Save the trained model: the caller measures it, then deletes the checkpoint.
         self._save()
         long = self.data.long()
         return self._record(

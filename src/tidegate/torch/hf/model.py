@@ -121,17 +121,16 @@ class TidegateModel(TidegatePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Features (B, T, M), the cache if one is used, and the input of each block if asked for.
 
-        Args:
-            input_ids: (B, T) tokens; or give `inputs_embeds`.
-            attention_mask: (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S).
-            position_ids: (B, T); None counts the tokens that are no padding. Without a mask and a cache, a position
-                that does not follow the one before it begins a new document, which sees no other; with a cache all is
-                one document.
-            past_key_values: a dynamic or a static cache, which the tokens continue.
-            inputs_embeds: (B, T, M) in place of the tokens' embeddings.
-            use_cache: whether to make a cache if none is given; None does if the configuration says so, in evaluation,
-                unless `position_ids` may tell documents apart.
-            output_hidden_states: whether to return the input of each block, and what the norm gives at the end.
+        input_ids            : (B, T) tokens; or give `inputs_embeds`
+        attention_mask       : (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S)
+        position_ids         : (B, T); None counts the tokens that are no padding. Without a mask and a cache, a
+                               position that does not follow the one before it begins a new document, which sees no
+                               other; with a cache all is one document.
+        past_key_values      : a dynamic or a static cache, which the tokens continue
+        inputs_embeds        : (B, T, M) in place of the tokens' embeddings
+        use_cache            : whether to make a cache if none is given; None does if the configuration says so, in
+                               evaluation, unless `position_ids` may tell documents apart
+        output_hidden_states : whether to return the input of each block, and what the norm gives at the end
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, not both and not neither.")
@@ -167,7 +166,9 @@ class TidegateModel(TidegatePreTrainedModel):
         )
 
     def _kernel(self) -> AbstractContextManager[Any]:
-        return plain_kernel() if self.config._attn_implementation == "eager" else nullcontext()
+        # transformers has no public way to ask.
+        implementation = self.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+        return plain_kernel() if implementation == "eager" else nullcontext()
 
     def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
         """Return the positions (T,), or (B, T) that leave padding out."""
@@ -211,17 +212,16 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next tokens, and the loss if labels are given; see also `TidegateModel.forward`.
 
-        Args:
-            input_ids: see `TidegateModel.forward`, like all that is not said here.
-            attention_mask: see there.
-            position_ids: see there.
-            past_key_values: see there.
-            inputs_embeds: see there.
-            labels: (B, T), the tokens themselves, for they are shifted here; −100 counts for nothing.
-            use_cache: see there.
-            output_hidden_states: see there.
-            logits_to_keep: give the logits of that many last positions, or of those positions, alone; 0 gives all.
-            num_items_in_batch: what the sum of losses is divided by; None is the number of labels that count.
+        input_ids            : see `TidegateModel.forward`, like all that is not said here
+        attention_mask       : see there
+        position_ids         : see there
+        past_key_values      : see there
+        inputs_embeds        : see there
+        labels               : (B, T), the tokens themselves, for they are shifted here; −100 counts for nothing
+        use_cache            : see there
+        output_hidden_states : see there
+        logits_to_keep       : give the logits of that many last positions, or of those positions, alone; 0 gives all
+        num_items_in_batch   : what the sum of losses is divided by; None is the number of labels that count
         """
         outputs = self.model(
             input_ids=input_ids,

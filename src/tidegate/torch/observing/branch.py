@@ -1,4 +1,4 @@
-"""The way of a layer's attention output to its output projection: whether a gate acts on it, and which.
+"""Find what reaches the output projection: the attention output, or that under an output gate.
 
 What the heads hand on is known if it is seen twice: as the result of the attention call, and as the input of the output
 projection, which must be that result, or that result under an output gate of ours. Anything in between that is not a
@@ -55,11 +55,11 @@ class AttentionBranch:
             gate, op = (None, "multiply") if self._gate is None else (self._gate[1], self._gate[0].gate.op)
             # What a gate adds is the same whatever the keys.
             from_set = self._counted.set_output_BHTD * (1 if gate is None or op == "add" else gate)
-            self._sums.add(from_set, self._handed_on(), self._counted)
+            self._sums.add(from_set, self._gated_output(), self._counted)
         else:
             self._sums.known = False
 
-    def _handed_on(self) -> Tensor:
+    def _gated_output(self) -> Tensor:
         """(B, H, T, D): the heads' outputs under the output gate."""
         if self._gate is None:
             return self._output_BHTD
@@ -73,7 +73,7 @@ class AttentionBranch:
             return
         # What is handed on for a query that may see nothing differs between kernels.
         counted, dtype = self._counted.counted_BHT.unsqueeze(-1), wide_dtype(taken.dtype)
-        expected = torch.where(counted, self._handed_on().to(dtype), 0)
+        expected = torch.where(counted, self._gated_output().to(dtype), 0)
         apart = torch.where(counted, taken.reshape(B, T, H, D).transpose(1, 2).to(dtype), 0) - expected
         allowed = _ROUNDINGS * torch.finfo(taken.dtype).eps * torch.linalg.vector_norm(expected)
         self._is_confirmed = bool(torch.linalg.vector_norm(apart) <= allowed)

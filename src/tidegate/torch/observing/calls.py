@@ -1,4 +1,4 @@
-"""Seeing every attention call that PyTorch's dispatcher is asked for, whoever asks and whichever kernel serves it.
+"""Intercept every attention call at PyTorch's dispatcher, whatever the caller and kernel.
 
 A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
 it apart first: into one fused kernel, which the mode sees, or into plain matrix products, in which it can no longer be
@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]: it has no public twin
+)
 
 from tidegate.torch.kernel import inside_transform
 
@@ -58,18 +61,18 @@ _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread, in which checkpointing calls modules again."""
     # PyTorch has no public way to ask.
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
-class _Here(threading.local):
-    """Of each thread: who watches, and whether what runs now is part of a call that was seen, or our own work."""
+class _ThreadState(threading.local):
+    """Per-thread state: active watchers, and whether calls are ignored now."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
         self.hidden = False
 
 
-_here = _Here()
+_state = _ThreadState()
 
 
 class AttentionCalls(TorchDispatchMode):
@@ -92,12 +95,12 @@ class AttentionCalls(TorchDispatchMode):
 
     def __enter__(self) -> AttentionCalls:
         _kernel.acquire()
-        _here.watching.append(self)
+        _state.watching.append(self)
         return super().__enter__()
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        _here.watching.remove(self)
+        _state.watching.remove(self)
         _kernel.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,13 +112,13 @@ class AttentionCalls(TorchDispatchMode):
         return result
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Hand the call on, unless it is not to be counted."""
+        """Report the call, unless it is hidden or left out."""
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        if _here.hidden or _is_left_out(named["query"]):
+        if _state.hidden or _is_left_out(named["query"]):
             return
-        # Nor is our own work worth the way through this mode, operator by operator.
-        with _hidden(), _disable_current_modes():
+        # Run our own operators outside this mode: dispatching each would be slow.
+        with _hide_calls(), _disable_current_modes():
             # A fused kernel returns its log-partition too.
             self._see(_as_call(named, result[0] if isinstance(result, tuple) else result))
 
@@ -149,20 +152,20 @@ _kernel = _WholeCallKernel()
 
 def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
     # The fused kernel inside is the same call again.
-    with _hidden():
+    with _hide_calls():
         result = _whole.decompose(*args, **kwargs)
-    for watcher in _here.watching:
+    for watcher in _state.watching:
         watcher.look(_whole, args, kwargs, result)
     return result
 
 
 @contextmanager
-def _hidden() -> Generator[None]:
-    before, _here.hidden = _here.hidden, True
+def _hide_calls() -> Generator[None]:
+    before, _state.hidden = _state.hidden, True
     try:
         yield
     finally:
-        _here.hidden = before
+        _state.hidden = before
 
 
 def _is_left_out(query: Tensor) -> bool:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from tidegate.torch.observing.observation import STATISTIC_NAMES
 
 if TYPE_CHECKING:
-    from tidegate.torch.observing.observation import LayerObservation, Observation
+    from tidegate.torch.observing.observation import Observation
 
 _MAPS_IN_A_ROW = 3
 _CURVES = ("mass", "entropy")
@@ -47,7 +47,7 @@ def observation_figure(observation: Observation) -> Figure:
 def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
     """Titles and rows."""
     maps: list[tuple[str, list[Sequence[float]]]] = [
-        (STATISTIC_NAMES[name], [_head_means(layer, name) for layer in observation.layers])
+        (STATISTIC_NAMES[name], [layer.head_means(name) for layer in observation.layers])
         for name in _MAPS
         if any(name in layer.heads for layer in observation.layers)
     ]
@@ -58,11 +58,6 @@ def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
         ]
         maps.append((f"mean gate, {site}", rows))
     return maps
-
-
-def _head_means(layer: LayerObservation, name: str) -> Sequence[float]:
-    """One number for each head; nan where no query was counted."""
-    return [moments.mean if moments.count else math.nan for moments in layer.heads.get(name, ())]
 
 
 def _draw_map(axes: Any, title: str, rows: Sequence[Sequence[float]]) -> None:

@@ -91,7 +91,7 @@ def _hooks(
 
 
 def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook for calls of the thread that asks for it; attention calls of others are not seen either."""
+    """Wrap a hook so that it runs only in the thread that registered it."""
     owner = threading.get_ident()
 
     @wraps(hook)
@@ -164,7 +164,7 @@ def attend_without_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def projects_itself(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
-    """Whether a module is PyTorch's own multi-head attention, which projects what its heads hand on, ungated."""
+    """Whether the module is `nn.MultiheadAttention`, which applies its own output projection without a gate."""
     return isinstance(module, nn.MultiheadAttention) and type(module).forward is _forward
 
 

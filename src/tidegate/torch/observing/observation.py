@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate._json import read_as
+from tidegate._json import read_as, without_nan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,6 +111,10 @@ class LayerObservation:
     """By site; of several gates at one site the last."""
     residual: ResidualSummary | None
 
+    def head_means(self, statistic: str) -> tuple[float, ...]:
+        """Return the statistic's mean for each head, nan where no query was counted; empty if it was not seen."""
+        return tuple(moments.mean if moments.count else math.nan for moments in self.heads.get(statistic, ()))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
@@ -142,7 +146,7 @@ class Observation:
 
     def to_json(self) -> str:
         """Return the observation as JSON; a number that is not finite is null."""
-        return json.dumps(_finite_or_none(asdict(self)), allow_nan=False)
+        return json.dumps(without_nan(asdict(self)), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -201,14 +205,6 @@ def _align_columns(rows: list[tuple[str, ...]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-def _finite_or_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite_or_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_or_none(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _null_to_nan(value: Any, name: str = "") -> Any:

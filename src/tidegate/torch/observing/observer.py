@@ -60,11 +60,8 @@ class Observer:
     def step(self, *, padding: Tensor | None = None) -> Generator[Watcher | None]:
         """One training step: put the forward pass inside, the backward pass if you like.
 
-        Args:
-            padding: (B, S) bool, True for real tokens; None reads it from the masks.
-
-        Yields:
-            The watcher if this step is watched, else None.
+        padding : (B, S) bool, True for real tokens; None reads it from the masks
+        yields  : the watcher if this step is watched, else None
         """
         watcher = self.begin(self._next_step, padding=padding)
         try:

@@ -147,7 +147,7 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
         if bias is None:
             num_keys = torch.full((1,), num_visible, device=call.q_BHTD.device)
         else:
-            # A mask may say the same of all keys in a single column.
+            # A mask of one column applies to every key.
             num_keys = (bias != -math.inf).sum(dim=-1) * (num_visible // bias.shape[-1])
         yield _Block(slice(start, stop), slice(num_visible), bias, num_keys.expand(B, H, stop - start))
 
@@ -379,7 +379,7 @@ def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, he
     """
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
     group_size = call.query[0].numel() // num_groups
-    # The kernel gives each thread as many queries; of a single causal head, the later half is most of the work.
+    # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
     groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
     rows = max(1, _PART // (group_size * num_groups))
     by_rows = [

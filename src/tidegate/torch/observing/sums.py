@@ -418,7 +418,7 @@ def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Ten
 
 
 def _where_counted(values: Tensor, counted: Tensor | None, instead: float = 0.0) -> Tensor:
-    """The values that are counted, and another number in the place of the rest."""
+    """Return the values, with `instead` where they are not counted."""
     return values if counted is None else torch.where(counted, values, instead)
 
 

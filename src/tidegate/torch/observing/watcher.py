@@ -91,18 +91,15 @@ def observe(
     Memory grows with the longest sequence and, for `residual`, with the square of the model's width, not with the
     number of batches.
 
-    Args:
-        model: any module; names of layers are paths within it.
-        keys: the key set of mass, impact and contribution: how many of the first keys that are no padding, or
-            positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
-        heat: whether to see the largest score and the heat capacity too, which takes a blocked pass.
-        residual: whether to see the residual stream after each block.
-        padding: (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it
-            from the masks. Set `watcher.padding` for the next batch. Cross-attention does not heed it.
-        crossing: names of layers that attend to another sequence, or how such names end, as in `("encoder_attn",)`.
-
-    Yields:
-        The watcher.
+    model    : any module; names of layers are paths within it
+    keys     : the key set of mass, impact and contribution: how many of the first keys that are no padding, or
+               positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
+    heat     : whether to see the largest score and the heat capacity too, which takes a blocked pass
+    residual : whether to see the residual stream after each block
+    padding  : (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it from
+               the masks. Set `watcher.padding` for the next batch. Cross-attention does not heed it.
+    crossing : names of layers that attend to another sequence, or how such names end, as in `("encoder_attn",)`
+    yields   : the watcher
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
@@ -281,7 +278,7 @@ class Watcher:
         stream = result[0] if isinstance(result, tuple | list) else result
         if not isinstance(stream, Tensor) or stream.ndim < 2:
             return
-        # A layer that attends elsewhere knows nothing of the padding of its queries.
+        # Cross-attention gives no padding for its queries: use masks of matching shape only.
         same = [each for each in real if each.shape == stream.shape[:2]]
         rows = tokens_of(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
         self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
 from tidegate.gate import Activation
+from tidegate.torch.attention import PROJECTIONS
 from tidegate.torch.convert import to_fused_query_gate
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
 from tidegate.torch.retrofit.probe import (
@@ -30,8 +31,6 @@ from tidegate.torch.retrofit.probe import (
 
 _AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
@@ -74,7 +73,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     state = dict(attention)
     for name, tensor in model.state_dict().items():
         if f".{GATES_NAME}." not in name and name not in state:
-            state[name] = (widened(tensor) - 1).to(tensor.dtype) if name in scales else tensor
+            state[name] = (widen(tensor) - 1).to(tensor.dtype) if name in scales else tensor
     try:
         exported.load_state_dict(state)
     except RuntimeError as error:
@@ -85,7 +84,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
 
 def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
-    missing = [name for name in ("q_norm", "k_norm", *_PROJECTIONS) if f"{name}.weight" not in state]
+    missing = [name for name in ("q_norm", "k_norm", *PROJECTIONS) if f"{name}.weight" not in state]
     if missing:
         raise ValueError(f"{type(attention).__name__} has no {', '.join(missing)}, which Qwen3-Next attention needs.")
     width, model_width = state["q_proj.weight"].shape
@@ -97,10 +96,10 @@ def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[st
     )
     state["attn_gate.output.weight"] = weight_HMD.to(state["q_proj.weight"].dtype)
     state["o_proj.weight"] = state["o_proj.weight"] * scale
-    if bias_HD is not None or any(f"{name}.bias" in state for name in _PROJECTIONS):
+    if bias_HD is not None or any(f"{name}.bias" in state for name in PROJECTIONS):
         bias_HD = weight_HMD.new_zeros(weight_HMD.shape[0], head_dim) if bias_HD is None else bias_HD
         state["attn_gate.output.bias"] = bias_HD.to(state["q_proj.weight"].dtype)
-        for name in _PROJECTIONS:
+        for name in PROJECTIONS:
             weight = state[f"{name}.weight"]
             state.setdefault(f"{name}.bias", weight.new_zeros(weight.shape[0]))
     return to_fused_query_gate(state)
@@ -123,13 +122,13 @@ def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
     inner, outer = _AS_SIGMOID[gate.activation]
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
-    weight = widened(first)
+    weight = widen(first)
     for factor in rest:
-        weight = weight @ widened(factor)
+        weight = weight @ widen(factor)
     weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
     repeats, width = module.num_heads // module.num_matrices, shape.head_dim
     weight = weight.repeat_interleave(repeats, dim=0).expand(-1, -1, width)
-    bias = None if gate.bias is None else widened(module.get_parameter("bias"))
+    bias = None if gate.bias is None else widen(module.get_parameter("bias"))
     bias = None if bias is None else inner * bias.repeat_interleave(repeats, dim=0).expand(-1, width)
     return inner * weight, bias, outer
 

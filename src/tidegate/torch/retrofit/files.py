@@ -1,5 +1,8 @@
 """Save gates to files of their own and load them into the same model. Nothing is ever unpickled."""
 
+# Which buffers are no part of a state dict has no public door.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib

@@ -84,19 +84,15 @@ def add_gates(
     A gate at the output needs an attention implementation of its own. The model's modules are then given a copy of
     their configuration, so that other models that were built from the same object are left alone.
 
-    Args:
-        model: any model of transformers whose self-attention goes through its attention interface, or adapters around
-            one.
-        gate: a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
-        activation: of all the gates; None leaves each as it is spelled.
-        layers: which of the model's attention modules, counted from 0 in the order in which they run; None is all.
-            Other layers can be given other gates later.
+    model      : any model of transformers whose self-attention goes through its attention interface, or adapters around
+                 one
+    gate       : a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several
+    activation : of all the gates; None leaves each as it is spelled
+    layers     : which of the model's attention modules, counted from 0 in the order in which they run; None is all.
+                 Other layers can be given other gates later.
+    returns    : what was done, and what the probe has shown
 
-    Returns:
-        What was done, and what the probe has shown.
-
-    Raises:
-        ValueError: if the model cannot take these gates; the message says why.
+    Raises a `ValueError` if the model cannot take these gates; the message says why.
     """
     gates = starting_gates(gate, activation)
     base = unwrap_model(model)

@@ -57,7 +57,9 @@ def calls_interface(kind: type[nn.Module]) -> bool:
 
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
     """Return the stock implementations that have a gated twin and that the model supports."""
-    return STOCK_IMPLEMENTATIONS if model._supports_sdpa else STOCK_IMPLEMENTATIONS[:1]
+    # transformers has no public way to ask.
+    supports_sdpa = model._supports_sdpa  # pyright: ignore[reportPrivateUsage]
+    return STOCK_IMPLEMENTATIONS if supports_sdpa else STOCK_IMPLEMENTATIONS[:1]
 
 
 def remember_functions(kind: type[nn.Module]) -> None:

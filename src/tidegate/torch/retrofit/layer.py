@@ -3,6 +3,9 @@
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
 """
 
+# The order of a module's hooks, and which are there, has no public door.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tidegate.torch.gate import AttentionGate, activate
-from tidegate.torch.precision import widened
+from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
@@ -38,12 +38,10 @@ def merge_gates(model: nn.Module) -> None:
     the columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
     model computes the same as before but for rounding, which a probe makes sure of.
 
-    Args:
-        model: of transformers, or adapters around one.
+    model : of transformers, or adapters around one
 
-    Raises:
-        ValueError: if a gate is not constant or does not multiply, or a projection is no plain matrix or is used in
-            another place too; it names the layer. And if the probe's answers change.
+    Raises a `ValueError` if a gate is not constant or does not multiply, or a projection is no plain matrix or is used
+    in another place too; it names the layer. And if the probe's answers change.
     """
     base = unwrap_model(model)
     folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _gates(layer)]
@@ -72,7 +70,7 @@ def constant_values(gate: AttentionGate) -> Tensor | None:
     if all(weight.any() for weight in weights.values()):
         return None
     logits = next(reversed(weights.values())).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
-    logits = widened(logits if bias is None else bias.detach())
+    logits = widen(logits if bias is None else bias.detach())
     return activate(gate.gate.activation, logits).repeat_interleave(gate.num_heads // gate.num_matrices, dim=0)
 
 
@@ -90,10 +88,10 @@ class _Fold:
         weight = cast("Tensor", self.projection.weight)
         # A Linear keeps its matrix results first, a Conv1D inputs first.
         along_rows = self.of_input == isinstance(self.projection, Conv1D)
-        weight.copy_(widened(weight) * (self.factors[:, None] if along_rows else self.factors))
+        weight.copy_(widen(weight) * (self.factors[:, None] if along_rows else self.factors))
         bias: Tensor | None = self.projection.bias
         if bias is not None and not self.of_input:
-            bias.copy_(widened(bias) * self.factors)
+            bias.copy_(widen(bias) * self.factors)
 
 
 class _Undo:

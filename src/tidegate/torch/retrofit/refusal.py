@@ -1,5 +1,8 @@
 """Refuse models and layers that cannot take a gate, or whose gate cannot be merged, and say why."""
 
+# A module that stands in several places: `named_children` gives the first alone.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

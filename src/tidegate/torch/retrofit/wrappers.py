@@ -4,6 +4,9 @@ A wrapper is recognised by what it holds: a model under `get_base_model()`, a la
 under `original_module` with trained copies under `modules_to_save`.
 """
 
+# Children of a module as they are: `getattr` would ask the wrapper, which hands on to what it wraps.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

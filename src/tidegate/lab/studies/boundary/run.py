@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, Correlation, correlate
-from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, tokens_of
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, FloatArray, tokens_of
 from tidegate.lab.studies.boundary.training import GATED, POINTWISE, BoundaryOptions, Classifier, train_together
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch import plain_kernel
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

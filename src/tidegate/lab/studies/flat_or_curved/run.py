@@ -34,11 +34,11 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
 )
 from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.lab.training.measurements import QUANTILES
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
 CHARTS = ("weight", "frozen-weight", "query", "input", "depth")
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

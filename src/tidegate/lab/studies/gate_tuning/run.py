@@ -120,7 +120,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class RemedyRow:
     """One remedy: what it gives under each seed, and what it changes."""
 
     remedy: Remedy
@@ -141,7 +141,7 @@ class GateTuningResult:
     num_parameters: int
     num_gate_parameters: int
     before: tuple[ModelFigures, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[RemedyRow, ...]
 
 
 def run_gate_tuning(options: GateTuningOptions, *, tell: Tell = ignore) -> GateTuningResult:
@@ -302,13 +302,13 @@ def _gate_distances(model: nn.Module) -> Generator[list[float]]:
 
 def _row(
     remedy: Remedy, measured: Sequence[ModelFigures], before: Sequence[ModelFigures], control: Sequence[ModelFigures]
-) -> Row:
+) -> RemedyRow:
     def change(name: str, since: Sequence[ModelFigures]) -> Change:
         differences = [getattr(new, name) - getattr(old, name) for new, old in zip(measured, since, strict=True)]
         low, high = t_interval(differences)
         return Change(value=statistics.fmean(differences), low=low, high=high)
 
-    return Row(
+    return RemedyRow(
         remedy=remedy,
         measured=tuple(measured),
         loss=change("loss", before),

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
-from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, GateTuningResult, Row
+from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, GateTuningResult, RemedyRow
 from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
@@ -76,7 +76,7 @@ def _table(result: GateTuningResult) -> Table:
     return Table(title="Means over seeds", columns=columns, rows=(before, *(_cells(row) for row in result.rows)))
 
 
-def _cells(row: Row) -> tuple[str, float, float, float, float | None]:
+def _cells(row: RemedyRow) -> tuple[str, float, float, float, float | None]:
     movements = [each.movement for each in row.measured if each.movement is not None]
     return (
         row.remedy.name,

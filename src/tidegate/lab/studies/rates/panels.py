@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
-from tidegate.lab.studies.rates.result import ErrorCurve, GaugeCount, NearGates, PositionRates, RatesResult, Slope
+from tidegate.lab.studies.rates.result import ErrorCurve, GaugeCount, NearGates, PlacementRates, RatesResult, Slope
 from tidegate.lab.studies.rates.run import list_names
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Prose, Series, Table
 
@@ -25,11 +25,11 @@ def slope_intervals(result: RatesResult) -> Intervals:
     """Show the slopes of the expert error around 0, where more data do not help."""
     items = tuple(
         Estimate(
-            label=found.position,
+            label=found.placement,
             value=slope.slope,
             low=slope.low,
             high=slope.high,
-            verdict="control" if found.position == "none" else None,
+            verdict="control" if found.placement == "none" else None,
             sentence=slope.verdict,
         )
         for found in result.rates
@@ -38,7 +38,7 @@ def slope_intervals(result: RatesResult) -> Intervals:
     words = "; ".join(f"{item.label} {item.value:.2f}, {item.sentence}" for item in items)
     return Intervals(
         title="At zero more data do not help; at −1/2 four times the data halve the error",
-        alternative=f"Slope of the expert error by position of the gate: {words}.",
+        alternative=f"Slope of the expert error by placement of the gate: {words}.",
         x_label="slope of log expert error in log n, 95 % interval",
         items=items,
     )
@@ -47,7 +47,7 @@ def slope_intervals(result: RatesResult) -> Intervals:
 def slope_table(result: RatesResult) -> Table:
     """Slopes with their intervals and verdicts, of the expert error and of the regression error beside it."""
     columns = (
-        Column(title="position of the gate"),
+        Column(title="placement of the gate"),
         Column(title="verdict on the experts"),
         Column(title="expert error: slope", digits=3, signed=True),
         Column(title="from", digits=3, signed=True, help="Lower end of the 95 % interval."),
@@ -67,10 +67,10 @@ def slope_table(result: RatesResult) -> Table:
     )
 
 
-def _slope_row(found: PositionRates) -> tuple[float | str | None, ...]:
+def _slope_row(found: PlacementRates) -> tuple[float | str | None, ...]:
     expert, regression, scores = (found.slopes[metric] for metric in ("expert", "regression", "scores"))
     return (
-        found.position,
+        found.placement,
         expert.verdict,
         expert.slope,
         expert.low,
@@ -86,8 +86,8 @@ def _slope_row(found: PositionRates) -> tuple[float | str | None, ...]:
 
 def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
     """Show the expert error, and the regression error of the same fits."""
-    flat = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "not identified")
-    falling = list_names(found.position for found in result.rates if found.slopes["expert"].verdict == "identified")
+    flat = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "not identified")
+    falling = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "identified")
     seen = [f"stays where it began for {flat}"] if flat else []
     seen += [f"falls for {falling}"] if falling else []
     slopes = [found.slopes["regression"].slope for found in result.rates]
@@ -104,7 +104,7 @@ def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
 
 def _errors(result: RatesResult, metric: str, label: str, title: str) -> Lines:
     ends = "; ".join(
-        f"{found.position} {curve.median[0]:.3g} to {curve.median[-1]:.3g}"
+        f"{found.placement} {curve.median[0]:.3g} to {curve.median[-1]:.3g}"
         for found in result.rates
         for curve in [found.errors[metric]]
     )
@@ -113,7 +113,7 @@ def _errors(result: RatesResult, metric: str, label: str, title: str) -> Lines:
         alternative=f"{label} against n, medians over replicates with the band of 80 %. First to last n: {ends}.",
         x_label="samples n",
         y_label=label,
-        series=tuple(_series(found.position, found.errors[metric]) for found in result.rates),
+        series=tuple(_series(found.placement, found.errors[metric]) for found in result.rates),
         log_x=True,
         log_y=True,
     )
@@ -155,8 +155,8 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
     panels: list[Lines | Table] = []
     if steep:
         largest = max((max(found.values) for found in flat), default=0.0)
-        rest = f"; for {list_names(found.position for found in flat)} it is at most {largest:.0e}" if flat else ""
-        words = "; ".join(f"{found.position} r = {found.exponent:.2f}" for found in steep)
+        rest = f"; for {list_names(found.placement for found in flat)} it is at most {largest:.0e}" if flat else ""
+        words = "; ".join(f"{found.placement} r = {found.exponent:.2f}" for found in steep)
         panels.append(
             Lines(
                 title=f"Where an expert is identified, the function must change in proportion to its error{rest}",
@@ -164,7 +164,8 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
                 x_label="error of one expert",
                 y_label="least change of the function, root mean square",
                 series=tuple(
-                    Series(label=found.position, group=found.position, x=found.radii, y=found.values) for found in steep
+                    Series(label=found.placement, group=found.placement, x=found.radii, y=found.values)
+                    for found in steep
                 ),
                 log_x=True,
                 log_y=True,
@@ -172,7 +173,7 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
         )
     rows = tuple(
         (
-            found.position,
+            found.placement,
             f"{max(found.values):.1e}" if max(found.values) < _ZERO else f"{max(found.values):.3f}",
             found.exponent,
             "never" if found.exponent is None else f"n^(−{1 / (2 * found.exponent):.2f})",
@@ -181,7 +182,7 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
     )
     radius = max((max(found.radii) for found in result.modulus), default=0.0)
     columns = (
-        Column(title="position of the gate"),
+        Column(title="placement of the gate"),
         Column(title=f"change at an error of {radius:g}"),
         Column(title="exponent r", digits=3),
         Column(title="rate"),
@@ -191,12 +192,12 @@ def modulus_panels(result: RatesResult) -> tuple[Lines | Table, ...]:
 
 def start_panel(result: RatesResult) -> Lines:
     """Show the expert error by the radius of the starts."""
-    ratios = {found.position: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
-    moved = list_names(position for position, ratio in ratios.items() if ratio > 2)
-    kept = list_names(position for position, ratio in ratios.items() if ratio <= 2)
+    ratios = {found.placement: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
+    moved = list_names(placement for placement, ratio in ratios.items() if ratio > 2)
+    kept = list_names(placement for placement, ratio in ratios.items() if ratio <= 2)
     seen = [f"The error is that of the start for {moved}"] if moved else []
     seen += [f"It does not matter where fits begin for {kept}"] if kept else []
-    words = ", ".join(f"{position} ×{ratio:.2f}" for position, ratio in ratios.items())
+    words = ", ".join(f"{placement} ×{ratio:.2f}" for placement, ratio in ratios.items())
     radii = result.options.start_radii
     return Lines(
         title=". ".join(seen),
@@ -204,14 +205,14 @@ def start_panel(result: RatesResult) -> Lines:
         f"From {min(radii):g} to {max(radii):g} it changes by: {words}.",
         x_label="radius of the starts around the truth",
         y_label=f"expert error at n = {result.options.start_n:,}",
-        series=tuple(_series(found.position, found.error) for found in result.start_radius),
+        series=tuple(_series(found.placement, found.error) for found in result.start_radius),
         log_x=True,
         log_y=True,
     )
 
 
-def _series(position: str, curve: ErrorCurve) -> Series:
-    return Series(label=position, group=position, x=curve.x, y=curve.median, low=curve.low, high=curve.high)
+def _series(placement: str, curve: ErrorCurve) -> Series:
+    return Series(label=placement, group=placement, x=curve.x, y=curve.median, low=curve.low, high=curve.high)
 
 
 def near_gates_panels(result: RatesResult) -> Iterator[Panel]:
@@ -228,11 +229,11 @@ def near_gates_panels(result: RatesResult) -> Iterator[Panel]:
         log_x=True,
         log_y=True,
     )
-    columns = (Column(title="position of the gate"), Column(title="distance", digits=2), *_SLOPE_COLUMNS)
+    columns = (Column(title="placement of the gate"), Column(title="distance", digits=2), *_SLOPE_COLUMNS)
     yield Table(
         title="The same experiment with gates that come nearer",
         columns=(*columns, Column(title=f"error at n = {largest:,}", digits=4)),
-        rows=tuple((near.position, near.distance, *_cells(near.slope), near.error) for near in result.near_gates),
+        rows=tuple((near.placement, near.distance, *_cells(near.slope), near.error) for near in result.near_gates),
     )
 
 
@@ -241,17 +242,17 @@ def truths_table(result: RatesResult) -> Table | None:
     if not result.truths:
         return None
     rows: list[tuple[float | str | None, ...]] = []
-    for position in result.options.positions:
-        found = [truth.slope for truth in result.truths if truth.position == position]
+    for placement in result.options.placements:
+        found = [truth.slope for truth in result.truths if truth.placement == placement]
         verdicts = Counter(slope.verdict for slope in found)
         slopes = [slope.slope for slope in found]
         words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
         worst = 100 * min(slope.converged for slope in found)
-        rows.append((position, len(found), min(slopes), median(slopes), max(slopes), worst, words))
+        rows.append((placement, len(found), min(slopes), median(slopes), max(slopes), worst, words))
     return Table(
         title="Does it hold for other experts and other sequences?",
         columns=(
-            Column(title="position of the gate"),
+            Column(title="placement of the gate"),
             Column(title="truths", digits=0),
             Column(title="least slope", digits=3, signed=True),
             Column(title="median slope", digits=3, signed=True),
@@ -270,8 +271,8 @@ def surplus_table(result: RatesResult) -> Table | None:
         return None
     return Table(
         title=f"{2 + result.options.surplus} experts for 2: what is estimated, and whether fits arrive",
-        columns=(Column(title="position of the gate"), Column(title="what is compared"), *_SLOPE_COLUMNS),
-        rows=tuple((found.position, _KINDS[found.kind], *_cells(found.slope)) for found in result.surplus),
+        columns=(Column(title="placement of the gate"), Column(title="what is compared"), *_SLOPE_COLUMNS),
+        rows=tuple((found.placement, _KINDS[found.kind], *_cells(found.slope)) for found in result.surplus),
         note="σ(z) + σ(−z) = 1: an expert u at the gate θ equals 2u at 0 and −u at −θ, so fits lie in flat valleys.",
     )
 
@@ -283,7 +284,7 @@ def caution(result: RatesResult) -> Prose:
         "“Exponentially many samples” reads as “never” here: on an exact gauge orbit the error is that of the start.",
         "What is not identified is the split of a head into channels; the sum of its experts is, without any gate.",
     ]
-    if failed := list_names(sorted({found.position for found in result.surplus if found.slope.converged < 0.9})):
+    if failed := list_names(sorted({found.placement for found in result.surplus if found.slope.converged < 0.9})):
         paragraphs.append(
             f"With more experts than there are, too few fits converged for {failed}: no verdict is given there, "
             "whatever the slope."
@@ -306,19 +307,19 @@ def _near_title(result: RatesResult) -> str:
 
 def _near_words(result: RatesResult) -> str:
     return " ".join(
-        f"{position}: "
-        + ", ".join(f"{near.error:.3g} at {near.distance:g}" for near in _near_gates_of(result, position))
+        f"{placement}: "
+        + ", ".join(f"{near.error:.3g} at {near.distance:g}" for near in _near_gates_of(result, placement))
         + "."
-        for position in result.options.gated_positions
+        for placement in result.options.gated_placements
     )
 
 
 def _near_series(result: RatesResult) -> Iterator[Series]:
-    for position in result.options.gated_positions:
-        found = _near_gates_of(result, position)
+    for placement in result.options.gated_placements:
+        found = _near_gates_of(result, placement)
         yield Series(
-            label=position,
-            group=position,
+            label=placement,
+            group=placement,
             x=tuple(near.distance for near in found),
             y=tuple(near.error for near in found),
         )
@@ -332,11 +333,11 @@ def _without_gate(result: RatesResult) -> Iterator[Series]:
 
 
 def _level_without_gate(result: RatesResult) -> float | None:
-    return next((found.errors["expert"].median[-1] for found in result.rates if found.position == "none"), None)
+    return next((found.errors["expert"].median[-1] for found in result.rates if found.placement == "none"), None)
 
 
-def _near_gates_of(result: RatesResult, position: str) -> list[NearGates]:
-    return [near for near in result.near_gates if near.position == position]
+def _near_gates_of(result: RatesResult, placement: str) -> list[NearGates]:
+    return [near for near in result.near_gates if near.placement == placement]
 
 
 def _cells(slope: Slope) -> tuple[float | str | None, ...]:

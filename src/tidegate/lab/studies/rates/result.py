@@ -22,7 +22,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 class RatesOptions:
     """Everything that the study's numbers depend on."""
 
-    positions: tuple[Placement, ...] = PLACEMENTS
+    placements: tuple[Placement, ...] = PLACEMENTS
     ns: tuple[int, ...] = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
     """Sample sizes; slopes are taken over those of 1000 and more."""
     replicates: int = 96
@@ -46,7 +46,7 @@ class RatesOptions:
     """Layers whose flat directions are counted; empty leaves this part out."""
 
     def __post_init__(self) -> None:
-        require_among("positions", self.positions, PLACEMENTS)
+        require_among("placements", self.placements, PLACEMENTS)
         if self.layouts:
             require_among("layouts", self.layouts, tuple(LAYOUTS))
         require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, num_truths=0, surplus=0)
@@ -54,9 +54,9 @@ class RatesOptions:
             raise ValueError(f"ns must have at least 3 sizes of 1000 or more, for a slope; got {self.ns}.")
 
     @property
-    def gated_positions(self) -> tuple[Placement, ...]:
+    def gated_placements(self) -> tuple[Placement, ...]:
         """Those where each expert has a gate of its own."""
-        return tuple(position for position in self.positions if ExpertModel(placement=position, k=2).gated_experts)
+        return tuple(placement for placement in self.placements if ExpertModel(placement=placement, k=2).gated_experts)
 
 
 QUICK = RatesOptions(
@@ -98,10 +98,10 @@ class ErrorCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PositionRates:
-    """One position of the gate: slopes and errors by metric."""
+class PlacementRates:
+    """One placement of the gate: slopes and errors by metric."""
 
-    position: str
+    placement: str
     gated: bool
     num_parameters: int
     rank: int
@@ -136,7 +136,7 @@ class GaugeCount:
 class ModulusCurve:
     """How much the function must change for a given error of an expert."""
 
-    position: str
+    placement: str
     radii: tuple[float, ...]
     values: tuple[float, ...]
     exponent: float | None
@@ -147,7 +147,7 @@ class ModulusCurve:
 class StartRadius:
     """The expert error by how far from the truth fits began."""
 
-    position: str
+    placement: str
     error: ErrorCurve
 
 
@@ -155,7 +155,7 @@ class StartRadius:
 class NearGates:
     """What is left of the advantage where the two true gates are close."""
 
-    position: str
+    placement: str
     distance: float
     slope: Slope
     error: float
@@ -166,7 +166,7 @@ class NearGates:
 class OtherTruth:
     """The expert error's slope for a truth and a design that were drawn at random."""
 
-    position: str
+    placement: str
     number: int
     slope: Slope
 
@@ -175,7 +175,7 @@ class OtherTruth:
 class Surplus:
     """The expert error's slope where more experts are fitted than there are."""
 
-    position: str
+    placement: str
     kind: str
     """Of the loss: masses summed over each cell, or single ones."""
     slope: Slope
@@ -183,10 +183,10 @@ class Surplus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatesResult:
-    """The answer: rates by position, what needs no data, and the limits."""
+    """The answer: rates by placement, what needs no data, and the limits."""
 
     options: RatesOptions
-    rates: tuple[PositionRates, ...]
+    rates: tuple[PlacementRates, ...]
     gauge: tuple[GaugeCount, ...]
     modulus: tuple[ModulusCurve, ...]
     start_radius: tuple[StartRadius, ...]

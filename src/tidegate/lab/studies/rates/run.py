@@ -37,7 +37,7 @@ from tidegate.lab.studies.rates.result import (
     ModulusCurve,
     NearGates,
     OtherTruth,
-    PositionRates,
+    PlacementRates,
     RatesOptions,
     RatesResult,
     Slope,
@@ -74,7 +74,7 @@ def finding(result: RatesResult) -> str:
     """Say what holds, from the numbers."""
     by_verdict: dict[str, list[str]] = {}
     for found in result.rates:
-        by_verdict.setdefault(found.slopes["expert"].verdict, []).append(found.position)
+        by_verdict.setdefault(found.slopes["expert"].verdict, []).append(found.placement)
     words = [f"{verdict} for {list_names(by_verdict[verdict])}" for verdict in _VERDICTS if verdict in by_verdict]
     regression = [found.slopes["regression"].slope for found in result.rates]
     agreeing = sum(count.agrees for count in result.gauge)
@@ -91,22 +91,22 @@ def list_names(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
 
-def _rates(options: RatesOptions, tell: Tell) -> tuple[PositionRates, ...]:
+def _rates(options: RatesOptions, tell: Tell) -> tuple[PlacementRates, ...]:
     num_sizes = len(options.ns)
-    found: list[PositionRates] = []
-    tell(PartsDone(work="rates", done=0, total=num_sizes * len(options.positions)))
-    for place, position in enumerate(options.positions):
+    found: list[PlacementRates] = []
+    tell(PartsDone(work="rates", done=0, total=num_sizes * len(options.placements)))
+    for place, placement in enumerate(options.placements):
 
-        def report_size(done: int, _: int, place: int = place, position: str = position) -> None:
-            item = f"{position}, n = {options.ns[done - 1]:,}"
-            total = num_sizes * len(options.positions)
+        def report_size(done: int, _: int, place: int = place, placement: str = placement) -> None:
+            item = f"{placement}, n = {options.ns[done - 1]:,}"
+            total = num_sizes * len(options.placements)
             tell(PartsDone(work="rates", done=place * num_sizes + done, total=total, item=item))
 
-        experiment = _experiment(options, position)
+        experiment = _experiment(options, placement)
         data = run_experiment(experiment, progress=report_size)
         found.append(
-            PositionRates(
-                position=position,
+            PlacementRates(
+                placement=placement,
                 gated=experiment.model.gated_experts,
                 num_parameters=experiment.model.num_parameters,
                 rank=experiment.model.rank,
@@ -141,59 +141,59 @@ def _gauge(options: RatesOptions, tell: Tell) -> tuple[GaugeCount, ...]:
 
 
 def _modulus(options: RatesOptions, tell: Tell) -> tuple[ModulusCurve, ...]:
-    def measure(position: Placement) -> ModulusCurve:
-        found = profile_modulus(ExpertModel(placement=position, k=2), default_truth(position))
+    def measure(placement: Placement) -> ModulusCurve:
+        found = profile_modulus(ExpertModel(placement=placement, k=2), default_truth(placement))
         return ModulusCurve(
-            position=position,
+            placement=placement,
             radii=tuple(found.radii.tolist()),
             values=tuple(found.values.tolist()),
             exponent=finite(found.exponent),
         )
 
-    return tuple(measure(position) for position in _report("modulus", options.positions, tell))
+    return tuple(measure(placement) for placement in _report("modulus", options.placements, tell))
 
 
 def _start_radius(options: RatesOptions, tell: Tell) -> tuple[StartRadius, ...]:
-    def measure(position: Placement) -> StartRadius:
+    def measure(placement: Placement) -> StartRadius:
         errors = [
-            run_experiment(_experiment(options, position, ns=(options.start_n,), radius=radius)).errors["expert"][0]
+            run_experiment(_experiment(options, placement, ns=(options.start_n,), radius=radius)).errors["expert"][0]
             for radius in options.start_radii
         ]
-        return StartRadius(position=position, error=_curve(options.start_radii, np.stack(errors)))
+        return StartRadius(placement=placement, error=_curve(options.start_radii, np.stack(errors)))
 
-    return tuple(measure(position) for position in _report("start radius", options.positions, tell))
+    return tuple(measure(placement) for placement in _report("start radius", options.placements, tell))
 
 
 def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
     asked: list[tuple[Placement, float]] = [
-        (position, distance) for position in options.gated_positions for distance in options.gate_distances
+        (placement, distance) for placement in options.gated_placements for distance in options.gate_distances
     ]
 
-    def measure(position: Placement, distance: float) -> NearGates:
-        truth = default_truth(position)
+    def measure(placement: Placement, distance: float) -> NearGates:
+        truth = default_truth(placement)
         apart = truth.gate[1] - truth.gate[0]
         second = truth.gate[0] + distance * apart / np.linalg.norm(apart)
         near = replace(truth, gate=np.stack([truth.gate[0], second]))
         # The experts of gates that nearly coincide run away from each other, some beyond all numbers.
         with warnings.catch_warnings(), np.errstate(over="ignore"):
             warnings.filterwarnings("ignore", "Two true gates are")
-            data = run_experiment(_smaller_experiment(options, position, truth=near))
+            data = run_experiment(_smaller_experiment(options, placement, truth=near))
         error = float(np.median(data.errors["expert"][-1]))
-        return NearGates(position=position, distance=distance, slope=_slope(estimate_rate(data)), error=error)
+        return NearGates(placement=placement, distance=distance, slope=_slope(estimate_rate(data)), error=error)
 
     return tuple(measure(*item) for item in _report("near gates", asked, tell))
 
 
 def _truths(options: RatesOptions, tell: Tell) -> tuple[OtherTruth, ...]:
     asked: list[tuple[Placement, int]] = [
-        (position, number) for position in options.positions for number in range(options.num_truths)
+        (placement, number) for placement in options.placements for number in range(options.num_truths)
     ]
 
-    def measure(position: Placement, number: int) -> OtherTruth:
-        truth = _draw_truth(position, np.random.default_rng([options.seed, number]))
+    def measure(placement: Placement, number: int) -> OtherTruth:
+        truth = _draw_truth(placement, np.random.default_rng([options.seed, number]))
         design = default_design(seed=options.seed + number + 1)
-        data = run_experiment(_smaller_experiment(options, position, truth=truth, design=design))
-        return OtherTruth(position=position, number=number, slope=_slope(estimate_rate(data)))
+        data = run_experiment(_smaller_experiment(options, placement, truth=truth, design=design))
+        return OtherTruth(placement=placement, number=number, slope=_slope(estimate_rate(data)))
 
     return tuple(measure(*item) for item in _report("other truths", asked, tell))
 
@@ -203,42 +203,42 @@ def _surplus(options: RatesOptions, tell: Tell) -> tuple[Surplus, ...]:
         return ()
     kinds = (VoronoiLoss(kind="vector_mass"), VoronoiLoss(kind="raw"))
     asked: list[tuple[Placement, VoronoiLoss]] = [
-        (position, loss) for position in options.gated_positions for loss in kinds
+        (placement, loss) for placement in options.gated_placements for loss in kinds
     ]
 
-    def measure(position: Placement, loss: VoronoiLoss) -> Surplus:
-        experiment = _smaller_experiment(options, position, k=2 + options.surplus)
+    def measure(placement: Placement, loss: VoronoiLoss) -> Surplus:
+        experiment = _smaller_experiment(options, placement, k=2 + options.surplus)
         data = run_experiment(experiment, loss=loss, max_steps=_MANY_STEPS)
-        return Surplus(position=position, kind=loss.kind, slope=_slope(estimate_rate(data)))
+        return Surplus(placement=placement, kind=loss.kind, slope=_slope(estimate_rate(data)))
 
     return tuple(measure(*item) for item in _report("surplus experts", asked, tell))
 
 
-def _experiment(options: RatesOptions, position: Placement, **changes: Any) -> ExpertExperiment:
+def _experiment(options: RatesOptions, placement: Placement, **changes: Any) -> ExpertExperiment:
     common: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
-    return ExpertExperiment(placement=position, **(common | changes))
+    return ExpertExperiment(placement=placement, **(common | changes))
 
 
 _SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
 
 
-def _smaller_experiment(options: RatesOptions, position: Placement, **changes: Any) -> ExpertExperiment:
+def _smaller_experiment(options: RatesOptions, placement: Placement, **changes: Any) -> ExpertExperiment:
     """Make an experiment on a limit: only sizes that slopes are taken over, every second if many, fewer replicates."""
     large = [n for n in options.ns if n >= 1000]
     ns = tuple(large[:: 2 if len(large) > 5 else 1])
-    return _experiment(options, position, ns=ns, replicates=options.limit_replicates, **changes)
+    return _experiment(options, placement, ns=ns, replicates=options.limit_replicates, **changes)
 
 
-def _draw_truth(position: Placement, rng: np.random.Generator) -> ExpertTruth:
+def _draw_truth(placement: Placement, rng: np.random.Generator) -> ExpertTruth:
     """Draw normal parameters of the default truth's size; gates, as they act on the input, at least 1 apart."""
-    default, model = default_truth(position), ExpertModel(placement=position, k=2)
+    default, model = default_truth(placement), ExpertModel(placement=placement, k=2)
     while True:
         scores, experts, gate = (
             np.sqrt(np.mean(part**2) if part.size else 0.0) * rng.standard_normal(part.shape)
             for part in (default.scores, default.experts, default.gate)
         )
         # A gate that reads the query reads the input through the score matrix.
-        acting = gate @ scores.T if position in ("bma", "bma-query") else gate
+        acting = gate @ scores.T if placement in ("bma", "bma-query") else gate
         if not model.gated_experts or np.linalg.norm(acting[0] - acting[1]) >= _LEAST_DISTANCE:
             return ExpertTruth(scores=scores, experts=experts, gate=gate)
 

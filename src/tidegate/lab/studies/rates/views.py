@@ -76,8 +76,8 @@ def _draw_rates(result: RatesResult) -> Figure:
     styles = _styles(result)
     for axes, metric in ((left, "expert"), (right, "regression")):
         for found in result.rates:
-            curve, style = found.errors[metric], styles[found.position]
-            axes.plot(curve.x, curve.median, label=found.position, linewidth=1.6, **style)
+            curve, style = found.errors[metric], styles[found.placement]
+            axes.plot(curve.x, curve.median, label=found.placement, linewidth=1.6, **style)
             axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.08, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -98,14 +98,19 @@ def _draw_limits(result: RatesResult) -> Figure:
     styles = _styles(result)
     for found in result.start_radius:
         left.plot(
-            found.error.x, found.error.median, marker="o", markersize=3, label=found.position, **styles[found.position]
+            found.error.x,
+            found.error.median,
+            marker="o",
+            markersize=3,
+            label=found.placement,
+            **styles[found.placement],
         )
-    for position in result.options.gated_positions if result.near_gates else ():
-        own = [near for near in result.near_gates if near.position == position]
+    for placement in result.options.gated_placements if result.near_gates else ():
+        own = [near for near in result.near_gates if near.placement == placement]
         distances, errors = [near.distance for near in own], [near.error for near in own]
-        right.plot(distances, errors, marker="o", markersize=3, **styles[position])
+        right.plot(distances, errors, marker="o", markersize=3, **styles[placement])
     for found in result.rates:
-        if found.position == "none" and result.near_gates:
+        if found.placement == "none" and result.near_gates:
             right.axhline(found.errors["expert"].median[-1], color=GREY, linewidth=1)
             right.annotate(
                 "no gate",
@@ -142,12 +147,12 @@ def _draw_limits(result: RatesResult) -> Figure:
 
 
 def _styles(result: RatesResult) -> dict[str, dict[str, Any]]:
-    """Positions without a gate on each expert in greys, told apart by dashes; the others in colours."""
-    plain = [found.position for found in result.rates if not found.gated]
-    gated = [found.position for found in result.rates if found.gated]
+    """Placements without a gate on each expert in greys, told apart by dashes; the others in colours."""
+    plain = [found.placement for found in result.rates if not found.gated]
+    gated = [found.placement for found in result.rates if found.gated]
     greys = {
-        position: {"color": GREY, "linestyle": _DASHES[place % len(_DASHES)]} for place, position in enumerate(plain)
+        placement: {"color": GREY, "linestyle": _DASHES[place % len(_DASHES)]} for place, placement in enumerate(plain)
     }
     return greys | {
-        position: {"color": COLOURS[place % len(COLOURS)], "linestyle": "-"} for place, position in enumerate(gated)
+        placement: {"color": COLOURS[place % len(COLOURS)], "linestyle": "-"} for place, placement in enumerate(gated)
     }

@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.5
 class RayExecutor:
     """Does runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
-    The checkpoints' folder must be one that all machines see, if a stopped run is to go on elsewhere; without one it
-    begins anew, and ends with the same numbers.
+    The checkpoints' folder should be one that all machines see. Without it a stopped run begins anew, and ends with
+    the same numbers, and the layers of trained models are not measured.
     """
 
     def execute(
@@ -77,7 +77,7 @@ class _Board:
         latest, self._latest = list(self._latest.values()), {}
         return latest
 
-    def stopped(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether tasks are to stop."""
         return self._stopped
 
@@ -97,7 +97,7 @@ def _result(reference: Any, run: Run) -> Record | None:
 def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
     """One run; None if it was stopped."""
     posted = 0.0
-    stopped = bool(ray.get(board.stopped.remote()))
+    stopped = bool(ray.get(board.should_stop.remote()))
     if stopped:
         return None
 

@@ -16,10 +16,11 @@ from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.checkpoint import load_checkpoint
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
-from tidegate.lab.training.model import Model, build_model
+from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements
 from tidegate.lab.training.run import Run
 from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.weights import Model
 
 _NUM_SEQUENCES = 2
 _LENGTH = 32
@@ -30,13 +31,17 @@ _WIDEST_HEAD = 32
 
 def measure_run(run: Run, checkpoint: Path) -> LayerMeasurements:
     """Measure the model that a finished run left in its checkpoint; a checkpoint that is gone is a reason, no error."""
-    torch.set_num_threads(run.training.num_threads)
     model = build_model(run.model, seed=run.seed)
     state = load_checkpoint(checkpoint, model)
     if state is None or state["step"] != run.training.steps:
         reason = "the checkpoint with the trained model is no longer there"
         return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
-    return measure_layers(model, run.task.load().probe(), run=run.id)
+    before = torch.get_num_threads()
+    torch.set_num_threads(run.training.num_threads)
+    try:
+        return measure_layers(model, run.task.load().probe(), run=run.id)
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements:

@@ -8,8 +8,8 @@ from lab_runs import executed, model_of, run_of
 from tidegate._json import read_as
 from tidegate.config import VisionConfig
 from tidegate.geometry import GeometryError
-from tidegate.lab.models import curvature_and_gauge
-from tidegate.lab.models.curvature_and_gauge import measure_layers, measure_run
+from tidegate.lab.models import measure
+from tidegate.lab.models.measure import measure_layers, measure_run
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.checkpoint import checkpoint_path
 from tidegate.lab.training.events import Interrupted
@@ -75,7 +75,7 @@ def test_a_degenerate_slice_is_a_reason(monkeypatch):
     def refuse(*_):
         raise GeometryError("Layer 0, position 1: the plane is degenerate.")
 
-    monkeypatch.setattr(curvature_and_gauge, "model_curvature", refuse)
+    monkeypatch.setattr(measure, "model_curvature", refuse)
     measured = layers_of("none")
     assert (measured.curvature, measured.curvature_reason) == (None, "Layer 0, position 1: the plane is degenerate")
     assert measured.gauge
@@ -93,7 +93,13 @@ def test_of_images_the_gauge_alone_is_measured():
 def test_the_model_of_a_run_is_that_of_its_last_step(task, tmp_path):
     run = run_of(task)
     executed(run, folder=tmp_path)
-    measured = measure_run(run, checkpoint_path(tmp_path, run.id))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        measured = measure_run(run, checkpoint_path(tmp_path, run.id))
+        assert torch.get_num_threads() == 2 != run.training.num_threads
+    finally:
+        torch.set_num_threads(threads)
     model = build_model(run.model, seed=run.seed)
     optimizer = make_optimizer(model, run)
     for step in range(run.training.steps):
