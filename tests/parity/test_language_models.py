@@ -41,8 +41,8 @@ MODELS = {
 
 
 def row(name, *values):
-    """A row of a table; each preset alone is left to `--full`."""
-    return pytest.param(*values, id=name, marks=pytest.mark.full if name in PRESETS else ())
+    """A row of a table; each preset alone, and gradients in single precision, are left to `--full`."""
+    return pytest.param(*values, id=name, marks=pytest.mark.full if name in PRESETS or name.endswith("single") else ())
 
 
 every_model = pytest.mark.parametrize("options", [row(name, options) for name, options in MODELS.items()])

@@ -276,7 +276,7 @@ def test_packed_data_are_unpacked_when_they_are_saved(browser, tmp_path):
     assert opened.complaints == []
 
 
-@pytest.fixture(scope="module", params=["text", "images", "recall"])
+@pytest.fixture(scope="module", params=["text", "recall", pytest.param("images", marks=pytest.mark.full)])
 def lines(request, tmp_path_factory):
     threads = torch.get_num_threads()
     match request.param:

@@ -14,6 +14,7 @@ def test_few_null_comparisons_of_recorded_noise_are_called_different():
     assert false_positive_rate(NOISE, num_comparisons=200, seed=0) <= 0.07
 
 
+@pytest.mark.full
 def test_the_rate_is_near_its_nominal_level_over_many_comparisons():
     # Within four standard errors of 5 percent, over 2,000 comparisons.
     assert false_positive_rate(NOISE, num_comparisons=2000, seed=1) == pytest.approx(0.05, abs=0.02)

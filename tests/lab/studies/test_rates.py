@@ -98,6 +98,7 @@ def test_every_part_tells_how_far_it_is_up_to_its_end(result, steps):
     assert steps[6].item == "g1, n = 100,000"
 
 
+@pytest.mark.full
 def test_the_same_options_give_the_same_numbers():
     options = replace(TINY, placements=("bma",), layouts=(), gate_distances=(), num_truths=0, surplus=0)
     assert run_rates(options) == run_rates(options)

@@ -142,6 +142,7 @@ class TestEveryExecutor:
         assert sorted(pair) == ["failed", "finished"]
         assert "ended from outside: signal 9" in pair["failed"].error
 
+    @pytest.mark.full
     def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         pytest.importorskip("ray")
         records, told = done_on_ray(runs, tmp_path / "checkpoints")

@@ -518,7 +518,7 @@ def test_checkpointing_of_another_kind_is_refused(options):
         made().gradient_checkpointing_enable(**options)
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_the_model_compiles_whole(padded):
     model = made(gate="bma+g1", num_layers=1)
     tokens, mask = padded_left(sample(2, 9), 2) if padded else (sample(2, 9), None)
