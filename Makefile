@@ -47,7 +47,7 @@ chromium:
 		|| echo "No chromium, and it cannot be installed here: the browser tests will be skipped."
 
 test: check chromium ## all that CI runs: every law over every gate, and covers of the long products
-	$(PYTEST) -r s
+	$(PYTEST) -r s --durations 15
 
 test-all: check chromium ## the whole products of gates, options, dtypes and masks, and JAX fully optimised
 	$(PYTEST) -r s --full

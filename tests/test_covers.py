@@ -73,7 +73,8 @@ def test_every_law_runs_on_every_library_but_eager_jax_which_runs_one_of_each_fi
 def test_eager_jax_is_left_out_of_no_file_of_laws(request):
     laws = [own.law_of(item) for own in plugins(request) for item in request.session.items]
     files = {name: {file for file, _, library in laws if library == name} for name in LIBRARY.values}
-    assert files["jax"] == files["numpy"] == files["torch"] == files["jax-jit"]
+    # Laws of autodiff are about functions that JAX traces itself, and run on eager arrays alone.
+    assert files["jax"] == files["numpy"] == files["torch"] >= files["jax-jit"]
 
 
 def plugins(request):

@@ -204,7 +204,7 @@ def test_given_runs_are_compared_like_any_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("block=seed", "blocks counted from 0"), ("seed=seed", "does not read --seeds")],
+    [("block=seed", "blocks counted from 0"), ("seed=seed", "--seeds would not be read")],
 )
 def test_given_runs_that_are_no_design_or_options_that_are_not_read_are_refused(change, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

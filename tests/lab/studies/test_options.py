@@ -9,8 +9,8 @@ from tidegate.lab.studies.trained_layers import TrainedLayersOptions
 
 
 def test_settings_are_read_by_the_types_of_the_options():
-    options = set_options(RatesOptions(), ["positions=none, g1", "seed=3", "noise=1", "start_radii=0.5,1"])
-    assert options == RatesOptions(positions=("none", "g1"), seed=3, noise=1.0, start_radii=(0.5, 1.0))
+    options = set_options(RatesOptions(), ["placements=none, g1", "seed=3", "noise=1", "start_radii=0.5,1"])
+    assert options == RatesOptions(placements=("none", "g1"), seed=3, noise=1.0, start_radii=(0.5, 1.0))
     assert isinstance(options.noise, float)
 
 
@@ -35,17 +35,17 @@ def test_the_command_has_what_differs_from_the_nearer_of_the_two_sizes():
 
     assert command(RatesOptions()) == "tidegate study rates"
     assert command(RatesOptions(seed=2)) == "tidegate study rates --set seed=2"
-    assert command(replace(QUICK, positions=("g1",))) == "tidegate study rates --quick --set positions=g1"
+    assert command(replace(QUICK, placements=("g1",))) == "tidegate study rates --quick --set placements=g1"
 
 
 @pytest.mark.parametrize(
     ("study", "setting", "reason"),
     [
-        ("rates", "seed", "must be NAME=VALUE, such as positions="),
-        ("rates", "weather=3", "there is no option 'weather'. Known: positions, ns,"),
+        ("rates", "seed", "must be NAME=VALUE, such as placements="),
+        ("rates", "weather=3", "there is no option 'weather'. Known: placements, ns,"),
         ("rates", "seed=early", "seed must be a whole number; got 'early'"),
         ("rates", "noise=loud", "noise must be a number"),
-        ("rates", "positions=up", "positions must be among"),
+        ("rates", "placements=up", "placements must be among"),
         ("rates", "layouts=[oh", "a list must be JSON"),
         ("trained-layers", "sampling=3", "there is no option 'sampling'"),
         ("trained-layers", "sampling.part=head", "sampling.part must be among attention, block; got 'head'"),
