@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from tidegate._echo import echo
 from tidegate.gates import Gates
 from tidegate.sizes import require_size
+
+
+def require_bool(name: str, value: object, *, otherwise: str = "") -> None:
+    """Refuse what is neither True nor False: a string counts as true, whatever it says, and so does "no".
+
+    NumPy's own kind is refused too, as its whole numbers are for sizes: it goes into no JSON.
+
+    otherwise : admits None and says so, such as "or None to ask the module"; empty refuses None too
+    """
+    if type(value) is bool or (value is None and otherwise):
+        return
+    alternative = f", {otherwise}" if otherwise else ""
+    raise ValueError(f"{name} must be True or False{alternative}; got {echo(value)}.")
 
 
 def require_layer_options(*, dropout: float, window: int | None, temperature: float) -> None:
     """Refuse options of a layer that lie outside their ranges."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1); got {dropout!r}.")
+        raise ValueError(f"dropout must lie in [0, 1); got {echo(dropout)}.")
     require_size("window", window, otherwise="or None")
     if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature must be a finite number above 0; got {temperature!r}.")
+        raise ValueError(f"temperature must be a finite number above 0; got {echo(temperature)}.")
 
 
 def require_layer_inputs(
@@ -84,9 +98,58 @@ def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
         raise ValueError(f"tokens must be (batch, positions), int64 or int32; got {shape}, {dtype}.")
 
 
+def require_known_tokens(smallest: int, largest: int, vocab_size: int, *, name: str = "tokens") -> None:
+    """Refuse tokens outside the vocabulary.
+
+    smallest, largest : of the tokens
+    name              : of the argument
+    """
+    if smallest < 0 or largest >= vocab_size:
+        raise ValueError(
+            f"{name} must lie in [0, {vocab_size}), the model's vocabulary; got "
+            f"{smallest if smallest < 0 else largest}. Use the tokenizer that belongs to the model."
+        )
+
+
+def require_known_positions(smallest: int, largest: int, max_length: int) -> None:
+    """Refuse positions that the table of learned ones does not have.
+
+    smallest, largest : of the positions
+    """
+    if smallest < 0 or largest >= max_length:
+        raise ValueError(
+            f"positions must lie in [0, {max_length}), the table of learned positions; got "
+            f"{smallest if smallest < 0 else largest}. Shorten tokens, or use positions='rotary'."
+        )
+
+
+def require_finite_logits(broken_rows: Sequence[int]) -> None:
+    """Refuse to draw tokens by logits whose largest is nan or infinite.
+
+    broken_rows : the rows of the batch with such logits
+    """
+    if broken_rows:
+        shown = ", ".join(map(str, broken_rows[:5])) + (", …" if len(broken_rows) > 5 else "")
+        raise ValueError(
+            f"Nothing can be drawn from logits that are nan or infinite, as in row {shown} of prompt. Look for nan in "
+            "the model's weights; in half precision numbers may have grown too large, so try float32."
+        )
+
+
 def require_num_logits(num_logits: int | None) -> None:
     """Refuse to compute logits of less than one position."""
     require_size("num_logits", num_logits, otherwise="or None for all positions")
+
+
+def require_array(name: str, value: object, *, fits: bool, kind: str, remedy: str) -> None:
+    """Refuse what is no array of the framework, such as a list.
+
+    fits   : whether it is one
+    kind   : what the framework calls one, such as "a tensor"
+    remedy : what makes one, such as "torch.as_tensor"
+    """
+    if not fits:
+        raise TypeError(f"{name} must be {kind}; got {type(value).__name__}. Make one with {remedy}({name}).")
 
 
 def require_num_caches(given: int, num_blocks: int) -> None:
@@ -107,10 +170,10 @@ def require_learned_positions(needed: int, max_length: int) -> None:
 def require_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse options of sampling that lie outside their ranges."""
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature must be a finite number, 0 or above; got {temperature!r}.")
+        raise ValueError(f"temperature must be a finite number, 0 or above; got {echo(temperature)}.")
     require_size("top_k", top_k, otherwise="or None")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], or be None; got {top_p!r}.")
+        raise ValueError(f"top_p must lie in (0, 1], or be None; got {echo(top_p)}.")
 
 
 def require_generation(
@@ -126,7 +189,7 @@ def require_generation(
     require_size("max_new_tokens", max_new_tokens)
     for token in named_tokens:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_tokens and pad_token must lie in [0, {vocab_size}); got {token!r}.")
+            raise ValueError(f"stop_tokens and pad_token must lie in [0, {vocab_size}); got {echo(token)}.")
 
 
 def require_prompt_mask(shape: tuple[int, ...], dtype: str, *, prompt: tuple[int, ...]) -> None:
@@ -146,6 +209,11 @@ def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:
 
     The last new token is drawn and never read, so that it needs no room.
     """
+    if longest > max_length:
+        raise ValueError(
+            f"prompt has {longest} positions; the table of learned positions ends at max_length={max_length}. "
+            "Shorten prompt, or use positions='rotary'."
+        )
     if longest + max_new_tokens - 1 > max_length:
         raise ValueError(
             f"max_new_tokens={max_new_tokens} after a prompt of {longest} runs past the learned positions, which end "

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
 
-from tidegate._refusals import require_layer_options
+from tidegate._echo import echo, shorten
+from tidegate._refusals import require_bool, require_layer_options
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape, require_size
 
@@ -43,9 +44,9 @@ class Rotary:
         for name in ("base", "scale"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"Rotary.{name} must be a finite number above 0; got {value!r}.")
+                raise ValueError(f"Rotary.{name} must be a finite number above 0; got {echo(value)}.")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {self.fraction!r}.")
+            raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {echo(self.fraction)}.")
 
     def width(self, head_dim: int) -> int:
         """Channels that turn: `fraction` of the head, which must come to an even number."""
@@ -90,6 +91,10 @@ class LayerOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", Gates.parse(self.gate))
+        for option in fields(self):
+            # Annotations are strings in this file.
+            if option.type == "bool":
+                require_bool(option.name, getattr(self, option.name))
         self._require_whole("d_model", "num_heads", "num_kv_heads", "head_dim")
         self._require_choice("metric", (*get_args(MetricKind), None))
         require_layer_options(dropout=0.0, window=None, temperature=self.temperature)
@@ -117,7 +122,7 @@ class LayerOptions:
     def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
         if (value := getattr(self, name)) not in choices:
             *others, last = map(repr, choices)
-            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {value!r}.")
+            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {echo(value)}.")
 
 
 @final
@@ -138,7 +143,7 @@ class AttentionConfig(LayerOptions):
         # A class with slots is made anew by its decorator, so that super() without arguments would miss it.
         LayerOptions.__post_init__(self)
         if not isinstance(self.rope, bool | Rotary | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"rope must be a Rotary, True, False or None; got {self.rope!r}.")
+            raise TypeError(f"rope must be a Rotary, True, False or None; got {echo(self.rope)}.")
         object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
         require_layer_options(dropout=self.dropout, window=self.window, temperature=self.temperature)
         if self.rotary is not None:
@@ -242,7 +247,7 @@ class StackConfig(LayerOptions, ABC):
         self._require_choice("norm", get_args(NormKind))
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1); got {getattr(self, name)!r}.")
+                raise ValueError(f"{name} must lie in [0, 1); got {echo(getattr(self, name))}.")
         LayerOptions.__post_init__(self)
 
     @property
@@ -290,7 +295,9 @@ class StackConfig(LayerOptions, ABC):
             return self._require_whole("d_ff")
         object.__setattr__(self, "d_ff", tuple(self.d_ff))
         if len(self.d_ff) != self.num_layers or any(type(width) is not int or width < 1 for width in self.d_ff):
-            raise ValueError(f"d_ff must be one width, or one of each of {self.num_layers} blocks; got {self.d_ff!r}.")
+            raise ValueError(
+                f"d_ff must be one width, or one of each of {self.num_layers} blocks; got {echo(self.d_ff)}."
+            )
         return None
 
     def _attention(self, *, causal: bool, rope: Rotary | None, window: int | None) -> AttentionConfig:
@@ -379,8 +386,8 @@ _Data = TypeVar("_Data", bound=StackConfig | Rotary)
 
 def _from_fields(kind: type[_Data], data: object) -> _Data:
     if not isinstance(data, dict):
-        raise ValueError(f"{kind.__name__} in JSON is an object of fields; got {data!r}.")
+        raise ValueError(f"{kind.__name__} in JSON is an object of fields; got {echo(data)}.")
     options, known = cast("dict[str, Any]", data), [option.name for option in fields(kind)]
     if unknown := sorted(set(options).difference(known)):
-        raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}. Known: {', '.join(known)}.")
+        raise ValueError(f"{kind.__name__} has no field {shorten(', '.join(unknown))}. Known: {', '.join(known)}.")
     return kind(**options)

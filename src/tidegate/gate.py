@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from tidegate._echo import echo
 from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
@@ -67,7 +68,7 @@ class Gate:
             require_size(f"Gate.{name}", getattr(self, name), otherwise="or None")
         object.__setattr__(self, "init_std", _finite("init_std", self.init_std))
         if self.init_std < 0:
-            raise ValueError(f"Gate.init_std must not be negative; got {self.init_std!r}.")
+            raise ValueError(f"Gate.init_std must not be negative; got {echo(self.init_std)}.")
         if self.bias is not None:
             object.__setattr__(self, "bias", _finite("bias", self.bias))
         if (reason := _objection(self.site, self.reads, self.grain, self.share)) is not None:
@@ -121,25 +122,28 @@ class Gate:
     def parse(cls, text: str) -> Gate:
         """Read a preset's name or a spelling such as `output:input:head:silu`."""
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"A gate is spelled as a string, like 'bma' or 'value:query'; got {text!r}.")
+            raise TypeError(f"A gate is spelled as a string, like 'bma' or 'value:query'; got {echo(text)}.")
         text = text.strip()
         if text in PRESETS:
             return PRESETS[text]
         if text == "none":
             raise ValueError("'none' is the absence of a gate, not one gate: use Gates.parse('none').")
         if "+" in text:
-            raise ValueError(f"{text!r} names several gates: use Gates.parse({text!r}).")
+            raise ValueError(f"{echo(text)} names several gates: use Gates.parse({echo(text)}).")
+        if "," in text:
+            joined = "+".join(part.strip() for part in text.split(","))
+            raise ValueError(f"{echo(text)} has a comma. Gates are joined by '+': write {echo(joined)}.")
         if ":" not in text:
-            raise ValueError(f"Unknown gate {text!r}. {_suggest(text, ('none', *PRESETS))} Or spell it site:reads.")
+            raise ValueError(f"Unknown gate {echo(text)}. {_suggest(text, ('none', *PRESETS))} Or spell it site:reads.")
         site, reads, *rest = text.split(":")
         if site in PRESETS:
             spelled = ":".join((PRESETS[site].spelling, reads, *rest))
-            raise ValueError(f"A preset's name stands alone; got {text!r}. Spell it {spelled!r}.")
+            raise ValueError(f"A preset's name stands alone; got {echo(text)}. Spell it {echo(spelled)}.")
         options: dict[str, Any] = {"site": site, "reads": reads}
         for part in rest:
             name, value = _parse_part(part, text)
             if name in options:
-                raise ValueError(f"Gate {text!r} gives {name} twice, the second time as {part!r}.")
+                raise ValueError(f"Gate {echo(text)} gives {name} twice, the second time as {echo(part)}.")
             options[name] = value
         return cls(**options)
 
@@ -152,12 +156,12 @@ class Gate:
         """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
         data = json.loads(text)
         if not isinstance(data, dict):
-            raise ValueError(f"A gate in JSON is an object with fields like 'site' and 'reads'; got {text!r}.")
+            raise ValueError(f"A gate in JSON is an object with fields like 'site' and 'reads'; got {echo(text)}.")
         options = cast("dict[str, Any]", data)
         known = tuple(field.name for field in fields(cls))
         for name in options:
             if name not in known:
-                raise ValueError(f"A gate has no field {name!r}. {_suggest(name, known)}")
+                raise ValueError(f"A gate has no field {echo(name)}. {_suggest(name, known)}")
         return cls(**options)
 
     def num_heads_at_site(self, shape: HeadShape) -> int:
@@ -181,7 +185,7 @@ class Gate:
         full = self._full_read_width(shape)
         if self.width is not None and self.width > full:
             raise ValueError(
-                f"Gate.width must be at most {full}, what {self.site}:{self.reads} reads; got {self.width}."
+                f"Gate.width must be at most {full}, what {self.site}:{self.reads} reads; got {echo(self.width)}."
             )
         return full if self.width is None else self.width
 
@@ -249,7 +253,7 @@ def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | No
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"Gate.{name} cannot be {value!r}. {_suggest(str(value), choices)}")
+        raise ValueError(f"Gate.{name} cannot be {echo(value)}. {_suggest(str(value), choices)}")
 
 
 def _suggest(text: str, choices: Iterable[str]) -> str:
@@ -259,7 +263,7 @@ def _suggest(text: str, choices: Iterable[str]) -> str:
 
 def _finite(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"Gate.{name} must be a finite number; got {value!r}.")
+        raise ValueError(f"Gate.{name} must be a finite number; got {echo(value)}.")
     return float(value)
 
 
@@ -287,7 +291,7 @@ def _parse_part(part: str, text: str) -> tuple[str, Any]:
         except ValueError:
             pass
     raise ValueError(
-        f"Gate {text!r} has the unknown part {part!r}. {_suggest(part, _WORDS)} "
+        f"Gate {echo(text)} has the unknown part {echo(part)}. {_suggest(part, _WORDS)} "
         "Numbers are written r8 (rank), w12 (width), b1.5 (bias) and s0.02 (starting deviation)."
     )
 

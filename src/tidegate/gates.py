@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, TypeAlias, cast, final
 
+from tidegate._echo import echo
 from tidegate.gate import SITE_ORDER, Gate, Site
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
@@ -41,7 +42,7 @@ class Gates(tuple[Gate, ...]):
         if isinstance(gates, str):
             return cls() if gates.strip() == "none" else cls(Gate.parse(part) for part in gates.split("+"))
         if isinstance(gates, bytes) or not isinstance(gates, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Gates are spelled as a string, a Gate, or several of either; got {gates!r}.")
+            raise TypeError(f"Gates are spelled as a string, a Gate, or several of either; got {echo(gates)}.")
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
     def at(self, site: Site) -> Gate | None:
@@ -79,5 +80,5 @@ class Gates(tuple[Gate, ...]):
         """Read what `to_json` wrote."""
         data = json.loads(text)
         if not isinstance(data, list):
-            raise ValueError(f"Gates in JSON are a list of objects; got {text!r}.")
+            raise ValueError(f"Gates in JSON are a list of objects; got {echo(text)}.")
         return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from tidegate._echo import echo
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
@@ -67,4 +69,4 @@ def require_size(name: str, size: object, *, otherwise: str = "", error: type[Va
         return
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         alternative = f", {otherwise}" if otherwise else ""
-        raise error(f"{name} must be a whole number of at least 1{alternative}; got {size!r}.")
+        raise error(f"{name} must be a whole number of at least 1{alternative}; got {echo(size)}.")

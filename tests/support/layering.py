@@ -28,7 +28,7 @@ class Layer:
 
 # Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
-PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
+PLUMBING = ("tidegate._echo", "tidegate._json", "tidegate._files", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 LIBRARY = (
     *MATHS,
@@ -62,19 +62,25 @@ QUESTIONS = {
 
 LAYERS: dict[str, Layer] = {
     "__init__": Layer(about="What `import tidegate` gives: the vocabulary, and nothing heavy.", allowed=VOCABULARY),
-    "sizes": Layer(about="The sizes of a layer, with their defaults and checks."),
+    "sizes": Layer(about="The sizes of a layer, with their defaults and checks.", allowed=PLUMBING[:1]),
     "gate": Layer(
-        about="`Gate`: one point of the vocabulary, its spelling, its rules, and the presets.", allowed=VOCABULARY[:1]
+        about="`Gate`: one point of the vocabulary, its spelling, its rules, and the presets.",
+        allowed=(*PLUMBING[:1], *VOCABULARY[:1]),
     ),
-    "gates": Layer(about="`Gates`: the gates of one layer, at most one at each site.", allowed=VOCABULARY[:2]),
+    "gates": Layer(
+        about="`Gates`: the gates of one layer, at most one at each site.", allowed=(*PLUMBING[:1], *VOCABULARY[:2])
+    ),
     "_verdict": Layer(about="The words of a verdict."),
     "config": Layer(
         about="The options of layers and models, each declared once.",
         allowed=(*VOCABULARY[:3], *PLUMBING),
     ),
+    "_echo": Layer(about="How an error quotes what it was given."),
     "_json": Layer(about="Frozen dataclasses from JSON."),
     "_files": Layer(about="Writing files whole or not at all; the metadata of a model's file."),
-    "_refusals": Layer(about="Checks of inputs, with one wording for every framework.", allowed=VOCABULARY[:3]),
+    "_refusals": Layer(
+        about="Checks of inputs, with one wording for every framework.", allowed=(*PLUMBING[:1], *VOCABULARY[:3])
+    ),
     "tensors": Layer(
         about="Attention as mathematics on any array library: the reference for all else.",
         allowed=(*VOCABULARY, *PLUMBING, "array_api_compat", "numpy"),

@@ -164,13 +164,12 @@ def test_another_batch_needs_another_cache(room):
 
 
 @pytest.mark.parametrize("room", [None, 9])
-@pytest.mark.parametrize(("options", "kind"), [({"head_dim": 5}, "width 5"), ({"dtype": torch.float32}, "float32")])
-def test_another_width_or_dtype_needs_another_cache(room, options, kind):
-    cache = KVCache(room)
-    with torch.no_grad():
-        make("bma")(sample(2, 3, 24), cache=cache)
-        with pytest.raises(ValueError, match=f"cache holds a batch of 2 .* got a batch of 2 .*{kind}"):
-            make("bma", **options)(sample(2, 3, 24, dtype=options.get("dtype", torch.float64)), cache=cache)
+@pytest.mark.parametrize(("width", "dtype", "kind"), [(5, torch.float64, "width 5"), (6, torch.float32, "float32")])
+def test_another_width_or_dtype_needs_another_cache(room, width, dtype, kind):
+    cache, held, new = KVCache(room), sample(2, 4, 3, 6), sample(2, 4, 3, width, dtype=dtype)
+    cache.update(held, held)
+    with pytest.raises(ValueError, match=f"cache holds a batch of 2 .* got a batch of 2 .*{kind}"):
+        cache.update(new, new)
     assert cache.length == 3
 
 

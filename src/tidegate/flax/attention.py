@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._refusals import require_layer_inputs, require_positions_shape
+from tidegate._refusals import require_bool, require_layer_inputs, require_positions_shape
 from tidegate.config import AttentionConfig
-from tidegate.flax.cache import KVCache, update_cache
+from tidegate.flax.cache import KVCache, require_cache, update_cache
 from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate
 from tidegate.flax.kernel import attend
 from tidegate.flax.masks import cached_mask, require_mask, segment_mask
@@ -210,7 +210,10 @@ def _attend(
 
     The arguments are those of `gated_attention`.
     """
+    require_bool("is_causal", is_causal, otherwise="or None to ask the configuration")
     is_causal = config.causal if is_causal is None else is_causal
+    if cache is not None:
+        require_cache(cache)
     require_layer_inputs(
         config.gates,
         config.d_model,
@@ -263,6 +266,7 @@ def attention_arrays(
 
     causal : whether a query sees no later position; None asks the configuration
     """
+    require_bool("causal", causal, otherwise="or None to ask the configuration")
     metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
     biases = {f"b_{name}": params[f"{name.lower()}_proj"].get("bias") for name in "QKVO"}

@@ -170,7 +170,6 @@ def apply_stack(
     blocks = params["blocks"]
     scanned = isinstance(blocks, Mapping)
     num_layers = jax.tree.leaves(blocks)[0].shape[0] if scanned else len(blocks)
-    _require_caches(caches, num_layers, scanned=scanned)
 
     def step(x_BTM: Array, layer: Any) -> tuple[Array, tuple[KVCache | None, dict[Site, Array]]]:
         block, cache, key = layer
@@ -257,9 +256,12 @@ def _split_for_stack(key: Array, num_layers: int) -> tuple[Array, Array]:
     return own, jax.random.split(blocks, num_layers)
 
 
-def _require_caches(caches: Caches | None, num_layers: int, *, scanned: bool) -> None:
+def require_caches(caches: Caches | None, num_layers: int, *, scanned: bool) -> None:
+    """Refuse what is no cache for each block, stacked if the blocks are."""
     if caches is None:
         return
+    if not isinstance(caches, Sequence):
+        raise TypeError(f"caches must be a list of KVCache; got {type(caches).__name__}. Make it with init_caches.")
     if isinstance(caches, KVCache) != scanned:
         raise TypeError("caches must be stacked if the blocks are, and only then: see stack_layers and unstack_layers.")
     require_num_caches(caches.key.shape[0] if isinstance(caches, KVCache) else len(caches), num_layers)

@@ -16,7 +16,10 @@ from tidegate.sizes import HeadShape, require_sizes
 
 
 class KVCache(NamedTuple):
-    """The cache of one attention layer, a pytree of fixed shapes: rotated keys and gated values."""
+    """The cache of one attention layer, a pytree of fixed shapes: rotated keys and gated values.
+
+    It is plain arrays and knows no layer. `cache._replace(length=n)` goes back to its first n positions.
+    """
 
     key: Array
     """(B, S, G, D)"""
@@ -31,6 +34,15 @@ def init_cache(shape: HeadShape, *, batch: int, max_length: int, dtype: jax.typi
     require_sizes(max_length=max_length)
     empty = jnp.zeros((batch, max_length, shape.num_kv_heads, shape.head_dim), dtype)
     return KVCache(key=empty, value=empty, length=jnp.zeros((), jnp.int32))
+
+
+def require_cache(cache: object) -> None:
+    """Refuse what is no cache, such as a list of them."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(
+            f"cache must be a KVCache of tidegate.flax; got {type(cache).__name__}. Make it with init_cache; a model "
+            "takes a list of them as caches."
+        )
 
 
 def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:

@@ -14,9 +14,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate._refusals import require_learned_positions, require_num_logits, require_positions_shape, require_tokens
+from tidegate._refusals import (
+    require_array,
+    require_known_tokens,
+    require_learned_positions,
+    require_num_logits,
+    require_positions_shape,
+    require_tokens,
+)
 from tidegate.config import TransformerConfig
-from tidegate.flax.block import Caches, apply_stack, init_stack, stack_layers
+from tidegate.flax.block import Caches, apply_stack, init_stack, require_caches, stack_layers
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.initialize import initialize
 from tidegate.flax.masks import segment_mask
@@ -98,7 +105,8 @@ def apply_model(
     """Return for each position the logits of the next token (B, T, V), and with caches also the new caches.
 
     params      : as `init_model` gives them; the blocks may be stacked, see `stack_layers`
-    tokens      : (B, T) integers below the vocabulary's size; beyond it lies NaN
+    tokens      : (B, T) integers from 0, below the vocabulary's size. Others are refused if they are concrete and in
+                  the memory of the host; traced or on another device they give NaN
     config      : static
     mask        : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality; S is the room
                   of caches
@@ -137,7 +145,12 @@ def run_model(
 ) -> ModelResult:
     """Compute what `apply_model` gives, and with `trace` also return the gates of each block."""
     require_num_logits(num_logits)
-    require_params(params, _expected_shapes(config, stacked=isinstance(params["stack"]["blocks"], Mapping)))
+    require_array("tokens", tokens, fits=hasattr(tokens, "dtype"), kind="an array", remedy="jnp.asarray")
+    require_tokens(tuple(tokens.shape), str(tokens.dtype))
+    require_vocabulary(tokens, config)
+    stacked = isinstance(params["stack"]["blocks"], Mapping)
+    require_params(params, _expected_shapes(config, stacked=stacked))
+    require_caches(caches, config.num_layers, scanned=stacked)
     positions = _place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
     x_BTM, new_caches, gates = apply_stack(
         params["stack"],
@@ -154,6 +167,22 @@ def run_model(
     return ModelResult(logits_BTV, new_caches, gates)
 
 
+def require_vocabulary(tokens: Array, config: TransformerConfig, *, name: str = "tokens", wait: bool = False) -> None:
+    """Refuse tokens outside the vocabulary, as far as they can be looked at: traced ones cannot.
+
+    name : of the argument
+    wait : whether to look at those on another device than the CPU too, which waits until they are there
+    """
+    if isinstance(tokens, Tracer) or tokens.size == 0:
+        return
+    if isinstance(tokens, Array):
+        on_cpu = all(device.platform == "cpu" for device in tokens.devices())
+        if not (tokens.is_fully_addressable and (on_cpu or wait)):
+            return
+    values = jax.device_get(tokens)
+    require_known_tokens(int(values.min()), int(values.max()), config.vocab_size, name=name)
+
+
 def _place(
     tokens: Array,
     config: TransformerConfig,
@@ -168,7 +197,6 @@ def _place(
     table: a traced start or a segment that leads beyond it cannot be refused, and gives NaN. None leaves counting to
     the attention layers.
     """
-    require_tokens(tuple(tokens.shape), str(tokens.dtype))
     batch, num_positions = tokens.shape
     if positions is not None:
         require_positions_shape(tuple(positions.shape), batch, num_positions)
@@ -187,11 +215,16 @@ def _place(
 
 def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
     """(B, T, M): the tokens' embeddings, and where there is a table of learned positions theirs added."""
-    x_BTM = jnp.take(params["embedding"]["embedding"], tokens, axis=0, mode="fill")
+    x_BTM = _look_up(params["embedding"]["embedding"], tokens)
     if "position_embedding" not in params:
         return x_BTM
     assert positions is not None
-    return x_BTM + jnp.take(params["position_embedding"]["embedding"], positions, axis=0, mode="fill")
+    return x_BTM + _look_up(params["position_embedding"]["embedding"], positions)
+
+
+def _look_up(table: Array, indices: Array) -> Array:
+    """The table's rows; NaN for an index that it does not have, where -1 would otherwise be its last row."""
+    return jnp.asarray(table).at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def _project_logits(params: Params, x_BTM: Array) -> Array:

@@ -16,6 +16,8 @@ from jax import Array
 from jax.core import Tracer
 
 from tidegate._refusals import (
+    require_array,
+    require_finite_logits,
     require_generation,
     require_left_padding,
     require_prompt_mask,
@@ -25,7 +27,7 @@ from tidegate._refusals import (
 )
 from tidegate.config import TransformerConfig
 from tidegate.flax.block import Caches, stack_layers
-from tidegate.flax.decoder import apply_model, init_caches
+from tidegate.flax.decoder import apply_model, init_caches, require_vocabulary
 from tidegate.flax.gate import widen
 from tidegate.flax.params import Params
 
@@ -46,8 +48,11 @@ def generate(
 ) -> Array:
     """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
 
-    Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and what a mask holds is
-    not checked. Everything but the arrays is static, so that new options compile anew.
+    Logits whose largest is nan or infinite end it, and are refused whatever the temperature.
+
+    Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and neither the tokens of
+    the prompt, nor what a mask holds, nor the logits are checked: a row with broken logits goes on with any tokens.
+    Everything but the arrays is static, so that new options compile anew.
 
     params         : as `init_model` gives them
     prompt         : (B, T) tokens
@@ -73,8 +78,10 @@ def generate(
         stop_tokens=tuple(int(token) for token in stop_tokens),
         pad_token=pad_token,
     )
-    new_BN, num_drawn = _generate(params, prompt, prompt_mask, key, config, sampling)
+    new_BN, num_drawn, broken_B = _generate(params, prompt, prompt_mask, key, config, sampling)
     if not isinstance(num_drawn, Tracer):
+        # Once, after the loop, which cannot raise.
+        require_finite_logits(jax.device_get(broken_B).nonzero()[0].tolist())
         new_BN = new_BN[:, : int(num_drawn)]
     return jnp.concatenate((prompt, new_BN), axis=1)
 
@@ -129,6 +136,8 @@ class _Progress(NamedTuple):
     new_BN: Array
     """The drawn tokens, and padding after them."""
     stopped_B: Array
+    broken_B: Array
+    """Rows whose logits could not be drawn from before they stopped."""
     caches: Caches
     key: Array | None
 
@@ -141,8 +150,8 @@ def _generate(
     key: Array | None,
     config: TransformerConfig,
     sampling: _Sampling,
-) -> tuple[Array, Array]:
-    """The new tokens (B, max_new_tokens), and how many were drawn before every row had stopped."""
+) -> tuple[Array, Array, Array]:
+    """The new tokens (B, max_new_tokens), how many were drawn until the end, and which rows (B,) are broken."""
     batch, length = prompt.shape
     room = length + sampling.max_new_tokens - 1
     mask_BS, positions_BS = (None, None) if prompt_mask is None else _pad(prompt_mask, room)
@@ -161,18 +170,21 @@ def _generate(
             positions=positions,
             num_logits=1,
         )
+        # The largest is nan if any is.
+        usable_B = jnp.isfinite(jnp.max(logits_B1V[:, 0], axis=-1))
         drawn_B, key = _draw(logits_B1V[:, 0], sampling, state.key)
         drawn_B = jnp.where(state.stopped_B, sampling.pad_token, drawn_B).astype(prompt.dtype)
         return _Progress(
             num_drawn=state.num_drawn + 1,
             new_BN=jax.lax.dynamic_update_slice_in_dim(state.new_BN, drawn_B[:, None], state.num_drawn, axis=1),
             stopped_B=state.stopped_B | jnp.isin(drawn_B, jnp.asarray(sampling.stop_tokens, prompt.dtype)),
+            broken_B=state.broken_B | ~(usable_B | state.stopped_B),
             caches=caches,
             key=key,
         )
 
     def goes_on(state: _Progress) -> Array:
-        unfinished = state.num_drawn < sampling.max_new_tokens
+        unfinished = (state.num_drawn < sampling.max_new_tokens) & ~jnp.any(state.broken_B)
         return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens else unfinished
 
     def step(state: _Progress) -> _Progress:
@@ -183,11 +195,12 @@ def _generate(
         num_drawn=jnp.zeros((), jnp.int32),
         new_BN=jnp.full((batch, sampling.max_new_tokens), sampling.pad_token, prompt.dtype),
         stopped_B=jnp.zeros(batch, bool),
+        broken_B=jnp.zeros(batch, bool),
         caches=_empty_caches(params, config, batch, room),
         key=key,
     )
     end = jax.lax.while_loop(goes_on, step, advance(start, prompt, 0))
-    return end.new_BN, end.num_drawn
+    return end.new_BN, end.num_drawn, end.broken_B
 
 
 def _empty_caches(params: Params, config: TransformerConfig, batch: int, room: int) -> Caches:
@@ -221,8 +234,10 @@ def _check_request(
     prompt_mask: Array | None,
     named_tokens: tuple[int, ...],
 ) -> None:
+    require_array("prompt", prompt, fits=hasattr(prompt, "dtype"), kind="an array", remedy="jnp.asarray")
     require_generation(tuple(prompt.shape), max_new_tokens, vocab_size=config.vocab_size, named_tokens=named_tokens)
     require_tokens(tuple(prompt.shape), str(prompt.dtype))
+    require_vocabulary(prompt, config, name="prompt", wait=True)
     longest = prompt.shape[1]
     if prompt_mask is not None:
         require_prompt_mask(tuple(prompt_mask.shape), str(prompt_mask.dtype), prompt=tuple(prompt.shape))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._refusals import require_mask_shape
+from tidegate._refusals import require_array, require_mask_shape
 from tidegate.flax.cache import KVCache
 
 
 def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
-    """The mask with all four axes; it must be bool or floating and broadcast to (B, H, T, S)."""
+    """The mask with all four axes; it must be an array, bool or floating, and broadcast to (B, H, T, S)."""
+    require_mask_array(mask)
     if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.floating):
         raise TypeError(
             f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "
@@ -21,6 +22,11 @@ def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
         )
     require_mask_shape(tuple(mask.shape), shape)
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def require_mask_array(mask: object) -> None:
+    """Refuse a mask that is no array, such as a list; an array of NumPy is one."""
+    require_array("mask", mask, fits=hasattr(mask, "dtype"), kind="an array", remedy="jnp.asarray")
 
 
 def segment_mask(segment_ids: Array, *, batch: int, num_positions: int) -> Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from tidegate._refusals import require_bool
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import init_block, run_block
 from tidegate.flax.decoder import init_model, run_model
@@ -39,6 +40,7 @@ class TransformerBlock(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
+        require_bool("keep_rngs", keep_rngs)
         stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
@@ -72,6 +74,7 @@ class TransformerBlock(SwitchedModule):
     ) -> Array:
         """Return the stream after this block (B, T, M); the options are those of `GatedAttention`."""
         require_bool_mask(mask)
+        require_bool("sow_gates", sow_gates)
         result = run_block(
             cast_params(plain_params(self), self.dtype),
             self.in_dtype(x),
@@ -104,6 +107,7 @@ class TransformerLM(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the model; `params` are those of `init_model` or `load_params`, the rest is as in `GatedAttention`."""
+        require_bool("keep_rngs", keep_rngs)
         stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config
@@ -143,7 +147,7 @@ class TransformerLM(SwitchedModule):
     ) -> Array:
         """Return the logits (B, T, V).
 
-        tokens        : (B, T) integers below the vocabulary's size; beyond it lies NaN
+        tokens        : (B, T) integers from 0, below the vocabulary's size; see `apply_model`
         mask          : bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the room of a cache
         positions     : (T,) or (B, T); None counts, on from the cache, learned ones anew in each segment
         segment_ids   : (B, T) ids of packed documents, each a run of positions. No document sees another
@@ -154,6 +158,7 @@ class TransformerLM(SwitchedModule):
         sow_gates     : whether every attention layer sows its gates; see `GatedAttention`
         """
         require_bool_mask(mask)
+        require_bool("sow_gates", sow_gates)
         layers = [block.attention for block in self.stack["blocks"]]
         result = run_model(
             cast_params(plain_params(self), self.dtype),

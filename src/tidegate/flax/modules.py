@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from tidegate._refusals import require_bool
 from tidegate.config import AttentionConfig, CommonOptions, accept_options, default_of
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
+from tidegate.flax.masks import require_mask_array
 from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 from tidegate.gate import Site
@@ -76,6 +78,9 @@ class GatedAttention(SwitchedModule):
         keep_rngs     : whether to keep a stream of keys for dropout
         options       : the other options of `AttentionConfig`, by name
         """
+        require_bool("use_bias", use_bias)
+        require_bool("normalize_qk", normalize_qk)
+        require_bool("keep_rngs", keep_rngs)
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
         require_sizes(num_heads=num_heads, **{name: width})
         if width % num_heads:
@@ -172,6 +177,8 @@ class GatedAttention(SwitchedModule):
         is_causal     : whether a query sees no later position; always so in decoding
         sow_gates     : whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`
         """
+        require_bool("is_causal", is_causal)
+        require_bool("sow_gates", sow_gates)
         context = _context(inputs_q, inputs_k, inputs_v)
         require_bool_mask(mask)
         cache = self.held_cache() if self.decodes(decode) else None
@@ -231,7 +238,10 @@ class GatedAttention(SwitchedModule):
 
 def require_bool_mask(mask: Array | None) -> None:
     """Refuse a mask that is not bool: a floating one would be 0 and 1 in Flax and added to the scores elsewhere."""
-    if mask is not None and mask.dtype != jnp.bool_:
+    if mask is None:
+        return
+    require_mask_array(mask)
+    if mask.dtype != jnp.bool_:
         raise TypeError(
             f"mask must be bool, True where a query may attend; got {mask.dtype}. "
             "Make it with dtype=bool, or compare it, as in mask != 0."

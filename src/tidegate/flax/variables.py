@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
+from tidegate._refusals import require_bool
 from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.sharding import specs_for
 
@@ -28,6 +29,7 @@ class SwitchedModule(nnx.Module):
         decode: bool | None,
         stream: nnx.RngStream | None,
     ) -> None:
+        _require_switches(deterministic=deterministic, decode=decode)
         self.dtype = dtype
         self.deterministic = deterministic
         self.decode = decode
@@ -41,6 +43,7 @@ class SwitchedModule(nnx.Module):
             deterministic: if True, nothing is dropped.
             decode: if True, the cache is used.
         """
+        _require_switches(deterministic=deterministic, decode=decode)
         self.deterministic = self.deterministic if deterministic is None else deterministic
         self.decode = self.decode if decode is None else decode
 
@@ -50,12 +53,14 @@ class SwitchedModule(nnx.Module):
 
     def decodes(self, decode: bool | None) -> bool:
         """Whether to use the cache: as the call says, else as the module does; by default not."""
+        _require_switches(decode=decode)
         return bool(self.decode if decode is None else decode)
 
     def dropout_key(
         self, share: float, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
     ) -> Array | None:
         """A key for dropping this share, or None if nothing is to be dropped."""
+        _require_switches(deterministic=deterministic)
         if share == 0:
             return None
         deterministic = self.deterministic if deterministic is None else deterministic
@@ -71,6 +76,11 @@ class SwitchedModule(nnx.Module):
         if stream is None:
             raise ValueError("rngs must be given to the call of a module that keeps none (keep_rngs=False); got None.")
         return stream()
+
+
+def _require_switches(**switches: bool | None) -> None:
+    for name, value in switches.items():
+        require_bool(name, value, otherwise="or None")
 
 
 def check_or_draw(params: Params | None, draw: Callable[[], Params]) -> Params:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tidegate._refusals import require_layer_inputs, require_positions_shape
+from tidegate._refusals import require_bool, require_layer_inputs, require_positions_shape
 from tidegate.config import AttentionConfig, AttentionOptions, accept_options, default_of
 from tidegate.gate import Site
 from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
-from tidegate.torch.cache import AttentionCache, KVCache
+from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
+from tidegate.torch.precision import require_dtype, require_tensor
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -100,6 +101,7 @@ class GatedAttention(nn.Module):
         )
         self.metric = None if config.metric is None else HeadMetric(config.metric, shape, device=device, dtype=dtype)
         self.attn_gate = AttentionGates(self.gates, shape, device=device, dtype=dtype)
+        self._cache_owner = CacheOwner()
 
     @staticmethod
     def from_config(
@@ -173,6 +175,11 @@ class GatedAttention(nn.Module):
         documents    : (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row
         return_trace : whether to return an `AttentionTrace` too
         """
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
+                "numbers there. Use torch.export.export or torch.compile."
+            )
         require_layer_inputs(
             self.gates,
             self.shape.d_model,
@@ -183,12 +190,20 @@ class GatedAttention(nn.Module):
             packed=None if documents is None else "documents",
         )
         if positions is not None:
+            require_tensor("positions", positions)
             require_positions_shape(tuple(positions.shape), *x.shape[:2])
-        num_cached = 0 if cache is None else cache.length
+        if return_trace is not False:
+            require_bool("return_trace", return_trace)
+        num_cached = cached_positions(cache, self._cache_owner)
         context_BSM = x if context is None else context
-        q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
-        k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
-        v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+        try:
+            q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+            k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+            v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+        except (RuntimeError, TypeError):
+            # Not before: what a projection takes is its own affair, such as under autocast or when it is quantised.
+            require_dtype(self.q_proj.weight.dtype, x=x, context=context)
+            raise
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
         q_BTHD, k_BSGD = self._apply_gate("query", q_BTHD, reads), self._apply_gate("key", k_BSGD, reads)
         v_BSGD = self._apply_gate("value", v_BSGD, reads)

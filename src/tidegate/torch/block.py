@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tidegate._refusals import require_num_caches
 from tidegate.config import StackConfig
 from tidegate.torch.attention import AttentionTrace, GatedAttention
-from tidegate.torch.cache import AttentionCache
+from tidegate.torch.cache import AttentionCache, require_caches
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.kernel import inside_transform
 
@@ -138,7 +137,7 @@ class TransformerStack(nn.Module):
         The options are those of `GatedAttention.forward`, with a cache for each block.
         """
         if caches is not None:
-            require_num_caches(len(caches), len(self.blocks))
+            require_caches(caches, len(self.blocks))
         recompute = self.checkpoint_blocks and caches is None and not return_traces and not inside_transform(x_BTM)
         options = {"mask": mask, "positions": positions, "documents": documents}
         traces: list[AttentionTrace] = []

@@ -5,11 +5,15 @@ Legend: B batch, T new positions, S all positions, G key/value heads, D head wid
 
 from __future__ import annotations
 
-from typing import Protocol, final
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
+from tidegate._echo import echo
+from tidegate._refusals import require_num_caches
 from tidegate.sizes import require_size
 
 
@@ -26,6 +30,10 @@ class AttentionCache(Protocol):
         ...
 
 
+class CacheOwner:
+    """What tells one layer from another without keeping it alive: a layer has one, and a copy of it another."""
+
+
 @final
 class KVCache:
     """The cache of one attention layer: rotated keys and gated values, `G` heads of each.
@@ -33,19 +41,58 @@ class KVCache:
     Without a `max_length` it grows by concatenation, which gradients pass through. With one, it is allocated at the
     first update and written in place: faster, and for inference only. Positions see those that have gone by and those
     that come in the same call, so that a layer that is not causal gives chunks what the whole would not.
+
+    It belongs to the layer that first puts something in, and refuses every other, a copy of that layer included. A deep
+    copy belongs to the same layer, or to that layer's copy where both are copied at once; one that was pickled belongs
+    to the first that uses it.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
         require_size("max_length", max_length, otherwise="or None for a cache that grows")
-        self.max_length = max_length
-        self.length = 0
+        self._max_length = max_length
+        self._length = 0
         self._key: Tensor | None = None
         self._value: Tensor | None = None
+        self._owner: CacheOwner | None = None
+
+    @property
+    def length(self) -> int:
+        """Positions that it holds; `truncate` lowers it."""
+        return self._length
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions that it has room for; None grows."""
+        return self._max_length
 
     @property
     def num_bytes(self) -> int:
         """Memory that it holds."""
         return sum(held.numel() * held.element_size() for held in (self._key, self._value) if held is not None)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` positions, so that the next call continues from there; 0 keeps none.
+
+        The cache stays that of its layer and of its batch, and a preallocated one keeps its memory.
+        """
+        if type(length) is not int or not 0 <= length <= self._length:
+            raise ValueError(
+                f"length must be a whole number from 0 to {self._length}, the positions that the cache holds; "
+                f"got {echo(length)}."
+            )
+        if self._max_length is None and self._key is not None and self._value is not None:
+            self._key, self._value = self._key[:, :, :length], self._value[:, :, :length]
+        self._length = length
+
+    def claim(self, owner: CacheOwner) -> None:
+        """Refuse every layer but the one that has put something in; a layer calls it before it uses the cache."""
+        if self._owner is not owner:
+            if self._owner is not None and self._key is not None:
+                raise ValueError(
+                    "cache belongs to another layer, which used it first, and holds the keys and values of that one. "
+                    "Give each layer a cache of its own: KVCache(), or new_caches() of a model."
+                )
+            self._owner = owner
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new positions; returns the keys and values of all S of them, (B, G, S, D)."""
@@ -53,14 +100,27 @@ class KVCache:
             raise ValueError(
                 f"cache holds {_kind(self._key)}; got {_kind(key_BGTD)}. Each layer and each batch needs its own."
             )
-        if self.max_length is None:
+        if self._max_length is None:
             self._key, self._value = _append(self._key, key_BGTD), _append(self._value, value_BGTD)
-            self.length = self._key.shape[2]
+            self._length = self._key.shape[2]
             return self._key, self._value
-        return self._write(key_BGTD, value_BGTD, self.max_length)
+        return self._write(key_BGTD, value_BGTD, self._max_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the layer that it belongs to, which is another object where it is unpickled."""
+        return vars(self) | {"_owner": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """Copy what it holds, and keep the layer that it belongs to."""
+        twin = KVCache(self._max_length)
+        memo[id(self)] = twin
+        twin._length = self._length
+        twin._key, twin._value = copy.deepcopy((self._key, self._value), memo)
+        twin._owner = memo.get(id(self._owner), self._owner)
+        return twin
 
     def _write(self, key_BGTD: Tensor, value_BGTD: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-        start, end = self.length, self.length + key_BGTD.shape[2]
+        start, end = self._length, self._length + key_BGTD.shape[2]
         if end > max_length:
             raise ValueError(
                 f"cache has room for max_length={max_length} positions; {end} are needed. "
@@ -75,8 +135,31 @@ class KVCache:
             self._key, self._value = _room(key_BGTD, max_length), _room(value_BGTD, max_length)
         self._key[:, :, start:end] = key_BGTD
         self._value[:, :, start:end] = value_BGTD
-        self.length = end
+        self._length = end
         return self._key[:, :, :end], self._value[:, :, :end]
+
+
+def cached_positions(cache: AttentionCache | None, owner: CacheOwner) -> int:
+    """Return how many positions the cache holds, 0 without one; what is no cache, or another layer's, is refused."""
+    if cache is None:
+        return 0
+    if isinstance(cache, KVCache):
+        cache.claim(owner)
+    elif not hasattr(cache, "length"):
+        raise TypeError(
+            f"cache must be a KVCache; got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
+        )
+    return cache.length
+
+
+def require_caches(caches: Sequence[AttentionCache], num_blocks: int) -> None:
+    """Refuse what is no sequence with a cache for each block."""
+    if not isinstance(caches, Sequence):
+        raise TypeError(
+            f"caches must be a list with a KVCache for each block; got {type(caches).__name__}. "
+            "Make it with new_caches()."
+        )
+    require_num_caches(len(caches), num_blocks)
 
 
 def _alike(new: Tensor, held: Tensor) -> bool:

@@ -12,14 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate._refusals import require_learned_positions, require_num_logits, require_positions_shape, require_tokens
+from tidegate._refusals import (
+    require_bool,
+    require_known_positions,
+    require_known_tokens,
+    require_learned_positions,
+    require_num_logits,
+    require_positions_shape,
+    require_tokens,
+)
 from tidegate.config import TransformerConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
-from tidegate.torch.cache import AttentionCache, KVCache
+from tidegate.torch.cache import AttentionCache, KVCache, require_caches
+from tidegate.torch.embedding import look_up
 from tidegate.torch.generate import generate
 from tidegate.torch.initialize import initialize
 from tidegate.torch.masks import document_ids
+from tidegate.torch.precision import require_tensor
 
 
 class TransformerLM(nn.Module):
@@ -101,7 +111,7 @@ class TransformerLM(nn.Module):
     ) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
         """Return the logits (B, T, V), and each block's trace if asked for.
 
-        tokens        : (B, T) integers below the vocabulary's size
+        tokens        : (B, T) integers from 0, below the vocabulary's size; on the CPU others are refused
         mask          : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality
         caches        : one for each block, as `new_caches` gives them; the tokens continue what they hold
         positions     : (T,) or (B, T); None counts on from the caches, learned ones anew in each document
@@ -111,15 +121,18 @@ class TransformerLM(nn.Module):
         return_traces : whether to return an `AttentionTrace` for each block too
         """
         _check_input(tokens, positions, num_logits)
+        require_bool("return_traces", return_traces)
+        if caches is not None:
+            require_caches(caches, len(self.stack.blocks))
         batch, num_positions = tokens.shape
         if documents is not None:
             documents = document_ids(documents, batch=batch, num_positions=num_positions)
-        x_BTM = self.embedding(tokens)
+        x_BTM = look_up(self.embedding, tokens, require_known_tokens)
         if self.position_embedding is not None:
             if positions is None:
                 start = caches[0].length if caches else 0
                 positions = self._count_positions(start, num_positions, documents, tokens.device)
-            x_BTM = x_BTM + self.position_embedding(positions)
+            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
         x_BTM, traces = self.stack(
             x_BTM, mask=mask, caches=caches, positions=positions, documents=documents, return_traces=return_traces
         )
@@ -199,7 +212,9 @@ class TransformerLM(nn.Module):
 
 
 def _check_input(tokens: Tensor, positions: Tensor | None, num_logits: int | None) -> None:
+    require_tensor("tokens", tokens)
     require_tokens(tuple(tokens.shape), str(tokens.dtype))
     if positions is not None:
+        require_tensor("positions", positions)
         require_positions_shape(tuple(positions.shape), *tokens.shape)
     require_num_logits(num_logits)

@@ -13,13 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate._refusals import (
+    require_finite_logits,
     require_generation,
+    require_known_tokens,
     require_left_padding,
     require_prompt_mask,
     require_room,
     require_sampling,
+    require_tokens,
 )
-from tidegate.torch.precision import widen
+from tidegate.torch.precision import require_tensor, widen
 
 if TYPE_CHECKING:
     from tidegate.torch.decoder import TransformerLM
@@ -41,6 +44,9 @@ def generate(
 ) -> Tensor:
     """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
 
+    Logits whose largest is nan or infinite are refused, whatever the temperature: on the CPU at once, elsewhere at the
+    end, so that no step waits for the device.
+
     model          : in evaluation mode, if it has dropout
     prompt         : (B, T) tokens
     max_new_tokens : how many to add at most; fewer only once every row has stopped
@@ -58,6 +64,7 @@ def generate(
     caches = model.new_caches(room)
     stops = torch.tensor(stop_tokens, dtype=prompt.dtype, device=prompt.device)
     stopped_B1 = torch.zeros_like(prompt[:, :1], dtype=torch.bool)
+    broken_B1 = torch.zeros_like(stopped_B1)
     visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
     tokens, new = prompt, prompt
     for end in range(length, room + 1):
@@ -68,12 +75,16 @@ def generate(
             positions=None if positions is None else positions[:, end - new.shape[1] : end],
             num_logits=1,
         )
-        drawn_B1 = _draw(logits_B1V[:, 0], temperature, top_k, top_p, generator)
+        drawn_B1, usable_B1 = _draw(logits_B1V[:, 0], temperature, top_k, top_p, generator)
+        broken_B1 = broken_B1 | ~(usable_B1 | stopped_B1)
+        if prompt.device.type == "cpu":
+            _require_usable(broken_B1)
         new = torch.where(stopped_B1, pad_token, drawn_B1).to(prompt.dtype)
         tokens = torch.cat((tokens, new), dim=1)
         stopped_B1 = stopped_B1 | torch.isin(new, stops)
         if stop_tokens and stopped_B1.all():
             break
+    _require_usable(broken_B1)
     return tokens
 
 
@@ -107,12 +118,22 @@ def next_token_probabilities(
 
 def _draw(
     logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """One token for each row, (B, 1)."""
+) -> tuple[Tensor, Tensor]:
+    """One token for each row, (B, 1), and whether its logits were fit to draw from."""
+    # The largest is nan if any is.
+    largest_B1, likeliest_B1 = logits_BV.max(dim=-1, keepdim=True)
+    usable_B1 = largest_B1.isfinite()
     if temperature == 0:
-        return logits_BV.argmax(dim=-1, keepdim=True)
+        return likeliest_B1, usable_B1
+    # Where they are not, any will do: nan would end a GPU's process before it can be told.
+    logits_BV = torch.where(usable_B1, logits_BV, 0.0)
     probabilities = next_token_probabilities(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-    return torch.multinomial(probabilities, 1, generator=generator)
+    return torch.multinomial(probabilities, 1, generator=generator), usable_B1
+
+
+def _require_usable(broken_B1: Tensor) -> None:
+    if not torch.compiler.is_compiling():
+        require_finite_logits(broken_B1[:, 0].nonzero()[:, 0].tolist())
 
 
 def _key_positions(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +146,11 @@ def _check_request(
     model: TransformerLM, prompt: Tensor, max_new_tokens: int, prompt_mask: Tensor | None, named: tuple[int, ...]
 ) -> None:
     config = model.config
+    require_tensor("prompt", prompt)
     require_generation(tuple(prompt.shape), max_new_tokens, vocab_size=config.vocab_size, named_tokens=named)
+    require_tokens(tuple(prompt.shape), str(prompt.dtype))
+    if prompt.numel() and not torch.compiler.is_compiling():
+        require_known_tokens(int(prompt.min()), int(prompt.max()), config.vocab_size, name="prompt")
     if model.training and (config.dropout or config.attention_dropout):
         raise ValueError(
             "model is in training mode, where dropout would disturb what it says. Call model.eval() first."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tidegate._refusals import require_mask_shape
+from tidegate.torch.precision import require_tensor
 
 
 def combine_masks(
@@ -49,6 +50,7 @@ def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor
 
     documents : (B, T) integer ids, or (documents + 1,) boundaries that begin with 0 and end with T
     """
+    require_tensor("documents", documents)
     if documents.is_floating_point() or documents.dtype == torch.bool:
         raise TypeError(f"documents must be integer ids or boundaries; got {documents.dtype}.")
     if documents.ndim == 1:
@@ -77,7 +79,8 @@ def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:
 
 
 def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
-    """The mask is bool or floating and broadcasts to (B, H, T, S)."""
+    """The mask is a tensor, bool or floating, and broadcasts to (B, H, T, S)."""
+    require_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "

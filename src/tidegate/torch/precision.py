@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tidegate._refusals import require_array
+
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -16,3 +18,21 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(x: Tensor) -> Tensor:
     """The same numbers in float32 or better."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x.dtype))
+
+
+def require_dtype(dtype: torch.dtype, **inputs: Tensor | None) -> None:
+    """Refuse inputs that are no tensors of this dtype, that of the weights: for a layer that has failed on them."""
+    for name, given in inputs.items():
+        if given is None:
+            continue
+        require_tensor(name, given)
+        if given.dtype != dtype:
+            raise TypeError(
+                f"{name} must be {dtype}, like the weights; got {given.dtype}. Convert it with {name}.to({dtype}), or "
+                f"the module with .to({given.dtype if given.is_floating_point() else torch.float32})."
+            )
+
+
+def require_tensor(name: str, given: object) -> None:
+    """Refuse what is no tensor, such as an array of NumPy or a list."""
+    require_array(name, given, fits=isinstance(given, Tensor), kind="a tensor", remedy="torch.as_tensor")

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tidegate._refusals import require_bool
 from tidegate.config import VisionConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.initialize import initialize
+from tidegate.torch.precision import require_dtype
 
 
 class VisionTransformer(nn.Module):
@@ -55,7 +57,12 @@ class VisionTransformer(nn.Module):
         channels, size = self.config.channels, self.config.image_size
         if images.ndim != 4 or images.shape[1:] != (channels, size, size):
             raise ValueError(f"images must have shape (batch, {channels}, {size}, {size}); got {tuple(images.shape)}.")
-        x_BTM = self.patch_embedding(self._patches(images))
+        require_bool("return_traces", return_traces)
+        try:
+            x_BTM = self.patch_embedding(self._patches(images))
+        except (RuntimeError, TypeError):
+            require_dtype(self.patch_embedding.weight.dtype, images=images)
+            raise
         if self.config.pooling == "class":
             x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
         x_BTM, traces = self.stack(x_BTM + self.position_embedding.weight, return_traces=return_traces)

@@ -88,7 +88,7 @@ def _decoding_step(run: Run) -> Callable[[], object] | None:
             model(tokens[:, :1], caches=caches)
         # Shorten the cache again, so that all steps are alike.
         for cache in caches:
-            cache.length = length
+            cache.truncate(length)
 
     return step
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
+from tidegate._refusals import require_bool
 from tidegate.config import FeedForwardKind, MetricKind, NormKind, PositionKind, Rotary, TransformerConfig
 from tidegate.gates import GateLike, Gates
 
@@ -65,6 +66,10 @@ class TidegateConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, hint in TidegateConfig.__annotations__.items():
+            # Annotations are strings in this file. Here, since some fields have another name in ours.
+            if hint == "bool":
+                require_bool(name, getattr(self, name))
         self.gate = str(Gates.parse(self.gate))
         rotary = Rotary(**self.rotary) if isinstance(self.rotary, dict) else self.rotary or Rotary()
         self.rotary = asdict(rotary)

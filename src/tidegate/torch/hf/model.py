@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,8 +26,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from tidegate._refusals import require_learned_positions
+from tidegate._refusals import require_known_positions, require_known_tokens, require_learned_positions
 from tidegate.torch.block import TransformerBlock, TransformerStack
+from tidegate.torch.embedding import look_up
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.hf.cache import CachedKeys
 from tidegate.torch.hf.config import TidegateConfig
@@ -134,7 +136,11 @@ class TidegateModel(TidegatePreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, not both and not neither.")
-        x_BTM = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            assert input_ids is not None
+            x_BTM = look_up(self.embedding, input_ids, partial(require_known_tokens, name="input_ids"))
+        else:
+            x_BTM = inputs_embeds
         packed = position_ids is not None and attention_mask is None and past_key_values is None and not use_cache
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
@@ -148,7 +154,7 @@ class TidegateModel(TidegatePreTrainedModel):
             positions = position_ids.expand(x_BTM.shape[:2])
             documents = F.pad(positions.diff(dim=1) != 1, (1, 0)).cumsum(dim=1) if packed else None
         if self.position_embedding is not None:
-            x_BTM = x_BTM + self.position_embedding(positions)
+            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Any] = []
         with _block_inputs(self.stack, states) if wanted else nullcontext(), self._kernel():
