@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from tidegate._refusals import require_layer_options
+from tidegate._refusals import require_bool, require_layer_options
 from tidegate.gate import Site
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
@@ -290,6 +290,7 @@ class AttentionArrays:
     def _check_options(self) -> None:
         if self.metric_diagonal is not None and self.metric_factor is not None:
             raise ValueError("A layer has one metric: give metric_diagonal or metric_factor, not both.")
+        require_bool("causal", self.causal)
         require_layer_options(dropout=0.0, window=self.window, temperature=self.temperature)
         if self.rotary is not None:
             self.rotary.width(self.W_Q.shape[-1])

@@ -20,7 +20,13 @@ from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
-from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
+from tidegate.torch.kernel import (
+    attend,
+    attend_packed,
+    inside_transform,
+    packed_kernel_serves,
+    require_no_tracing,
+)
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
@@ -175,11 +181,7 @@ class GatedAttention(nn.Module):
         documents    : (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row
         return_trace : whether to return an `AttentionTrace` too
         """
-        if torch.jit.is_tracing():
-            raise RuntimeError(
-                "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
-                "numbers there. Use torch.export.export or torch.compile."
-            )
+        require_no_tracing()
         require_layer_inputs(
             self.gates,
             self.shape.d_model,

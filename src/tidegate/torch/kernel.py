@@ -98,6 +98,15 @@ def attend_packed(
     return o_THD.transpose(0, 1).unsqueeze(0)
 
 
+def require_no_tracing() -> None:
+    """Refuse to run under `torch.jit.trace`, which keeps the branches that one call takes for all others."""
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
+            "numbers there. Use torch.export.export or torch.compile."
+        )
+
+
 def silu(x: Tensor) -> Tensor:
     """`x sigmoid(x)`; inside a transform by that formula, since PyTorch's kernel has no second forward derivative."""
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)

@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -53,7 +53,8 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
     """Yield the stack of the model's modules whose forward runs now, outermost first.
 
     Names are paths within the model, whose own is empty; a module that is in it twice has its first. A module whose
-    forward raises is not left, but taken off the stack. What other threads call is no part of it.
+    forward raises is not left, but taken off the stack. What other threads call is no part of it, nor what a copy of
+    the model does that was made meanwhile.
     """
     stack: list[ModuleCall] = []
     handles = [handle for name, module in model.named_modules() for handle in _hooks(stack, name, module, follower)]
@@ -83,23 +84,34 @@ def _hooks(
                 follower.end()
 
     return (
-        module.register_forward_pre_hook(_in_this_thread(enter), with_kwargs=True),
-        module.register_forward_hook(_in_this_thread(leave), with_kwargs=True),
+        module.register_forward_pre_hook(_Hook(enter), with_kwargs=True),
+        module.register_forward_hook(_Hook(leave), with_kwargs=True),
         # Called also if the forward, or the hook before, raises.
-        module.register_forward_hook(_in_this_thread(drop), always_call=True),
+        module.register_forward_hook(_Hook(drop), always_call=True),
     )
 
 
-def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook so that it runs only in the thread that registered it."""
-    owner = threading.get_ident()
+class _Hook:
+    """A hook that runs only in the thread that made it, and does nothing in a copy of its module."""
 
-    @wraps(hook)
-    def guarded(*arguments: Any) -> None:
-        if threading.get_ident() == owner:
-            hook(*arguments)
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+        self._thread = threading.get_ident()
 
-    return guarded
+    def __call__(self, *arguments: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._act(*arguments)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        """What a deep copy and a pickle of it are."""
+        return _idle_hook, ()
+
+
+def _idle_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_arguments: Any) -> None: ...
 
 
 def block_of(model: nn.Module, name: str) -> str | None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
+from tidegate._refusals import require_bool
 from tidegate.sizes import require_sizes
 from tidegate.torch.observing.counting import Keys, require_keys
 from tidegate.torch.observing.modules import require_names
@@ -45,6 +46,8 @@ class Observer:
         require_sizes(every=every)
         require_keys(keys)
         require_names(crossing)
+        require_bool("heat", heat)
+        require_bool("residual", residual)
         self.model = model
         self.every = every
         self.history: list[tuple[int, Observation]] = []

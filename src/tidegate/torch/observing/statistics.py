@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tidegate._refusals import require_bool
 from tidegate.torch.masks import require_mask
 from tidegate.torch.observing.calls import AttentionCall
 from tidegate.torch.precision import wide_dtype
@@ -99,6 +100,8 @@ def attention_statistics(
     returns : (B, H, T) each
     """
     _require_heads(q, k, v)
+    require_bool("causal", causal)
+    require_bool("heat", heat)
     _require_options(q, k, mask, causal, scale)
     dtype = wide_dtype(q.dtype)
     # Under autocast the products would come back in half precision.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tidegate._refusals import require_bool
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.branch import AttentionBranch
@@ -134,6 +135,8 @@ class Watcher:
     ) -> None:
         require_keys(keys)
         require_names(crossing)
+        require_bool("heat", heat)
+        require_bool("residual", residual)
         self._model = model
         self._keys = keys
         self._heat = heat

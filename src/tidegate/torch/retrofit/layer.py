@@ -8,6 +8,7 @@ Legend: B batch, T positions, M model width, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.torch.gate import AttentionGate, AttentionGates
+from tidegate.torch.kernel import require_no_tracing
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, PartKind, Slot
@@ -81,6 +83,15 @@ class LayerReads:
         return gate.apply_to(target, gate.source(self))
 
 
+class _Call(threading.local):
+    """What one thread's call of a layer has read so far; a copy of it is empty."""
+
+    reads: LayerReads | None = None
+
+    def __reduce__(self) -> tuple[type[_Call], tuple[()]]:
+        return _Call, ()
+
+
 class GatedLayer:
     """A pre-hook on an attention module that lets its gates act; it holds what the other hooks of the layer share.
 
@@ -91,11 +102,20 @@ class GatedLayer:
     def __init__(self, layout: AttentionLayout, gates: Gates) -> None:
         self.layout = layout
         self.gates = gates
-        self.reads: LayerReads | None = None
+        self._call = _Call()
         self.shares = any(_reads_elsewhere(gate) for gate in gates)
         self.acts_in_function = uses_interface(gates)
         self.hooks = tuple(_projection_hooks(self))
         self.forget = _Forget(self)
+
+    @property
+    def reads(self) -> LayerReads | None:
+        """What the gates may read in the call that this thread makes; None if it makes none."""
+        return self._call.reads
+
+    @reads.setter
+    def reads(self, reads: LayerReads | None) -> None:
+        self._call.reads = reads
 
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
@@ -126,6 +146,7 @@ class GatedLayer:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
+        require_no_tracing()
         for hook in self.hooks:
             hook.follow()
         reads = LayerReads(input=layer_input(args, kwargs, self.layout.input_name))
