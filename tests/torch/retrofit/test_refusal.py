@@ -39,7 +39,8 @@ REFUSED = {
     ),
     "two inputs": (
         lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=CLIP_TEXT, vision_config=CLIP_IMAGES)),
-        "CLIPModel cannot take gates: a small made-up input fails: ",
+        "CLIPModel cannot take gates: it takes input_ids and pixel_values at once, and only one of them can be made up; "
+        "add gates to its parts, model.text_model and model.vision_model",
     ),
     "attention that drops keywords": (
         lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_IMAGES)),

@@ -25,8 +25,21 @@ from tidegate.torch.retrofit.interface import (
 )
 from tidegate.torch.retrofit.layer import GatedLayer, gated_layers, uses_interface
 from tidegate.torch.retrofit.layout import AttentionLayout
-from tidegate.torch.retrofit.probe import answers, bitwise_equal, evaluation_mode, largest_change, probe_inputs
-from tidegate.torch.retrofit.refusal import refusal, require_gateable, require_model, require_reached
+from tidegate.torch.retrofit.probe import (
+    answers,
+    bitwise_equal,
+    evaluation_mode,
+    keep_random_state,
+    largest_change,
+    probe_inputs,
+)
+from tidegate.torch.retrofit.refusal import (
+    failure_reason,
+    refusal,
+    require_gateable,
+    require_model,
+    require_reached,
+)
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
@@ -79,7 +92,8 @@ def add_gates(
     answers keep their bits; a probe makes sure, and if it fails the gates are taken out again. With another activation
     the gates start as they are spelled, and the report says how much the probe's answers changed. Gates are children
     `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights. After an error
-    the model is as it was.
+    the model is as it was. Gates that start at random are drawn by PyTorch's global generator, whose state afterwards
+    is the one before.
 
     A gate at the output needs an attention implementation of its own. The model's modules are then given a copy of
     their configuration, so that other models that were built from the same object are left alone.
@@ -98,7 +112,7 @@ def add_gates(
     base = unwrap_model(model)
     require_model(base)
     inputs = _inputs(base)
-    with evaluation_mode(base):
+    with evaluation_mode(base), keep_random_state(base):
         before = _answers_before(base, inputs)
         added = install_gates(model, gates, layers)
         with _take_out_on_error(base, added):
@@ -118,9 +132,10 @@ def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | 
     """
     base = unwrap_model(model)
     require_model(base)
-    chosen = _choose_layouts(_find_layouts(base), layers)
-    require_gateable(base, chosen, gates)
-    added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
+    with keep_random_state(base):
+        chosen = _choose_layouts(_find_layouts(base), layers)
+        require_gateable(base, chosen, gates)
+        added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
     if uses_interface(gates):
         if not _acts_in_function(base):
             _own_configuration(model)
@@ -206,7 +221,7 @@ def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[s
         except Exception as error:
             # A model may raise anything for an input that it cannot take.
             if stock == own:
-                raise refusal(model, f"a small made-up input fails: {error}") from error
+                raise refusal(model, failure_reason(model, error)) from error
     return found
 
 

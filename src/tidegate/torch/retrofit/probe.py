@@ -53,6 +53,14 @@ def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
             module.training = training
 
 
+@contextmanager
+def keep_random_state(model: torch.nn.Module) -> Generator[None]:
+    """Set the global random state back at the end: that of the CPU, and of the GPUs that hold weights."""
+    gpus = {weight.device.index for weight in model.parameters() if weight.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(gpus)):
+        yield
+
+
 @torch.no_grad()
 def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it."""

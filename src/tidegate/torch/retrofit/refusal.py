@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from tidegate.torch.retrofit.interface import (
 )
 from tidegate.torch.retrofit.layer import GATES_NAME
 from tidegate.torch.retrofit.layout import AttentionLayout, PartKind, Slot
+
+_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
+"""What models of transformers call tokens, images and sound."""
 
 
 def refusal(model: nn.Module, reason: str) -> ValueError:
@@ -51,6 +55,27 @@ def require_model(model: PreTrainedModel) -> None:
     if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
         raise refusal(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
+
+
+def failure_reason(model: PreTrainedModel, error: Exception) -> str:
+    """Say why the model failed on a small made-up input, in words where they are known."""
+    places: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if calls_interface(type(module)):
+            places.setdefault(module, []).append(path)
+    if shared := next((paths for paths in places.values() if len(paths) > 1), None):
+        return (
+            f"one module is {' and '.join(shared)}, so that both write to one place in the cache, and a small made-up "
+            f"input fails ({error}); give each place a copy with a `layer_idx` of its own"
+        )
+    wanted = [name for name in _INPUTS if name in inspect.signature(model.forward).parameters]
+    parts = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+    if len(wanted) > 1 and parts:
+        return (
+            f"it takes {' and '.join(wanted)} at once, and only one of them can be made up; add gates to its parts, "
+            f"{' and '.join(f'model.{name}' for name in parts)}"
+        )
+    return f"a small made-up input fails: {error}"
 
 
 def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
