@@ -1,10 +1,12 @@
 import ast
 import inspect
 import json
+import re
 from dataclasses import MISSING, FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
 import pytest
 
 from tidegate import Gate, Gates
@@ -104,6 +106,36 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused_by_name(config, options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+BOOLEANS = [
+    (kind, option.name) for kind in (AttentionConfig, TransformerConfig, VisionConfig) for option in fields(kind)
+    if option.type == "bool"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), BOOLEANS, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize("value", ["no", "", 0, 1, None, np.True_], ids=repr)
+def test_a_boolean_is_true_or_false_and_nothing_else(kind, name, value):
+    message = f"^{name} must be True or False; got {re.escape(repr(value))}\\.$"
+    sizes = {"d_model": 8, "num_heads": 2}
+    with pytest.raises(ValueError, match=message):
+        kind(**sizes, **{name: value})
+    if kind is not AttentionConfig and not isinstance(value, np.bool_):
+        with pytest.raises(ValueError, match=message):
+            kind.from_json(json.dumps({**sizes, name: value}))
+    assert getattr(kind(**sizes, **{name: True}), name) is True
+
+
+def test_the_booleans_are_found_by_their_type():
+    assert {name for _, name in BOOLEANS} >= {"qk_norm", "bias", "recompute_gate", "checkpoint_blocks", "causal"}
+    assert (TransformerConfig, "tie_embeddings") in BOOLEANS
+
+
+@pytest.mark.parametrize("value", ["no", 1, np.True_], ids=repr)
+def test_a_rotary_embedding_is_not_switched_on_by_what_is_no_boolean(value):
+    with pytest.raises(TypeError, match="rope must be a Rotary, True, False or None; got"):
+        AttentionConfig(d_model=8, num_heads=2, rope=value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate import PRESETS, Gate, HeadShape, legal_gates
+from tidegate import PRESETS, Gate, Gates, HeadShape, legal_gates
 
 READS_AT = {
     "output": ("input", "query", "value", "output"),
@@ -321,6 +321,26 @@ class TestParsing:
         )
         with pytest.raises(ValueError, match=exactly(message)):
             Gate.parse(text)
+
+    @pytest.mark.parametrize(("text", "joined"), [("g1,g2", "g1+g2"), ("bma , output:input:r8", "bma+output:input:r8")])
+    def test_gates_joined_by_a_comma_are_told_to_use_a_plus(self, text, joined):
+        message = f"'{text}' has a comma. Gates are joined by '+': write '{joined}'."
+        for parse in (Gate.parse, Gates.parse):
+            with pytest.raises(ValueError, match=exactly(message)):
+                parse(text)
+        assert len(Gates.parse(joined)) == 2
+
+    @pytest.mark.parametrize(
+        "spell",
+        [str, "{}:input".format, "output:input:{}".format, "g1:{}".format, "output:input:r{}".format, "{0},{0}".format],
+    )
+    def test_a_spelling_of_any_length_is_refused_in_few_words(self, spell):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011, the words differ
+            Gates.parse(spell("1" * 10**6))
+        assert len(str(caught.value)) < 1000
+        with pytest.raises(ValueError, match="characters") as caught:
+            Gate.from_json(f'{{"{spell("1" * 10**6)}": 1}}')
+        assert len(str(caught.value)) < 1000
 
     @pytest.mark.parametrize("value", [None, 3, Gate(), ["g1"]], ids=str)
     def test_only_strings_are_parsed(self, value):

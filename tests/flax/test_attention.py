@@ -9,7 +9,7 @@ from jax_layers import every_combination, every_precision, make, opening, quick_
 from torch_layers import OPTIONS, exactly
 
 from tidegate import Gate, Gates
-from tidegate.flax import AttentionConfig, gated_attention, init_attention
+from tidegate.flax import AttentionConfig, attention_arrays, gated_attention, init_attention, trace_gates
 from tidegate.tensors.rotary import Rotary
 
 EVERYTHING = {"bias": True, "qk_norm": True, "metric": "learned", "rope": True, "num_kv_heads": 2}
@@ -313,3 +313,21 @@ def test_parameters_of_another_configuration_are_refused(change, complaint):
     config = replace(layer.config, **{"head_dim": None, **change})
     with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*{complaint}"):
         shapes(lambda x: gated_attention(layer.params, x, config), sample(2, 5, 24))
+
+
+def test_lists_and_strings_are_refused_in_words():
+    layer, x = make(), sample(2, 5, 24)
+    with pytest.raises(TypeError, match=opening("mask must be an array; got list. Make one with jnp.asarray(mask).")):
+        layer(x, mask=[[True]])
+    message = (
+        "cache must be a KVCache of tidegate.flax; got list. Make it with init_cache; a model takes a list of them as "
+        "caches."
+    )
+    with pytest.raises(TypeError, match=opening(message)):
+        layer(x, cache=[layer.cache(2, 5)])
+    for asks in (gated_attention, trace_gates):
+        message = "is_causal must be True or False, or None to ask the configuration; got 'no'."
+        with pytest.raises(ValueError, match=opening(message)):
+            asks(layer.params, x, layer.config, is_causal="no")
+    with pytest.raises(ValueError, match="causal must be True or False, or None"):
+        attention_arrays(layer.params, layer.config, causal=1)

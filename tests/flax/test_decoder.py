@@ -268,11 +268,14 @@ def test_a_few_steps_lower_the_loss_on_a_batch():
 
 def test_what_lies_beyond_a_table_is_not_a_number():
     config, params = make(positions="learned", max_length=8)
-    tokens = jnp.array([[1, 30, 2], [1, 31, 2]])
-    assert np.isnan(apply(params, tokens, config=config)).any((1, 2)).tolist() == [False, True]
-    positions = jnp.array([[5, 6, 7], [6, 7, 8]])
-    late = apply(params, tokens.at[1].set(0), config=config, positions=positions)
-    assert np.isnan(late).any((1, 2)).tolist() == [False, True]
+    tokens = np.array([[1, 30, 2], [1, 31, 2]])
+    inside = np.array([[1, 30, 2], [0, 0, 0]])
+    for stray in (31, 5000, -1, -31):
+        tokens[1, 1] = stray
+        assert np.isnan(apply(params, tokens, config=config)).any((1, 2)).tolist() == [False, True]
+    for stray in (8, -1, -8):
+        found = apply(params, inside, config=config, positions=np.array([[5, 6, 7], [6, 7, stray]]))
+        assert np.isnan(found).any((1, 2)).tolist() == [False, True]
 
 
 REFUSED = [
@@ -285,6 +288,28 @@ REFUSED = [
     ({"caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),
     ({"mask": jnp.ones((5, 5), bool)}, r"mask must be .* got \(5, 5\)"),
 ]
+
+
+@pytest.mark.parametrize("stray", [31, 5000, -1])
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_concrete_tokens_outside_the_vocabulary_are_refused_in_words(stray, array):
+    config = TransformerConfig(**SIZES)
+    message = rf"^tokens must lie in \[0, 31\), the model's vocabulary; got {stray}\. Use the tokenizer that belongs"
+    with pytest.raises(ValueError, match=message):
+        apply_model({}, array([[1, stray]]), config)
+
+
+def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one():
+    config, params = make()
+    with pytest.raises(
+        TypeError, match=r"^tokens must be an array; got list\. Make one with jnp\.asarray\(tokens\)\.$"
+    ):
+        apply_model(params, [[1]], config)
+    (cache, _) = init_caches(config, batch=1, max_length=2)
+    with pytest.raises(TypeError, match=r"^caches must be stacked if the blocks are, and only then"):
+        apply_model(params, sample(1, 1), config, caches=cache)
+    with pytest.raises(TypeError, match=r"^caches must be a list of KVCache; got dict\. Make it with init_caches\.$"):
+        apply_model(params, sample(1, 1), config, caches={0: cache})
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])

@@ -102,6 +102,17 @@ def test_generation_ends_once_every_row_has_stopped(model, greedy):
     assert np.array_equal(inside[:, : stopped.shape[1]], stopped)
 
 
+def test_logits_that_are_not_finite_are_refused_after_the_loop(model, greedy):
+    config, params = model
+    # The options of the test above, which has compiled them.
+    stops = greedy[:, 6].tolist()
+    tokens = [set(row) for row in PROMPT.tolist()]
+    stray = next(iter(tokens[1] - tokens[0] - tokens[2]))
+    broken = params | {"embedding": {"embedding": params["embedding"]["embedding"].at[stray].set(jnp.nan)}}
+    with pytest.raises(ValueError, match=r"^Nothing can be drawn from logits that are nan or infinite, as in row 1 of"):
+        generate(broken, PROMPT, config, max_new_tokens=8, temperature=0, stop_tokens=stops)
+
+
 def test_the_prompts_dtype_is_kept(model, greedy):
     result = continued(model, PROMPT.astype(jnp.int32), temperature=0)
     assert result.dtype == jnp.int32
@@ -172,6 +183,18 @@ REFUSED = [
     ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
     ({"temperature": 1.0}, "key must draw the tokens at temperature=1.0; got None"),
     ({"top_k": 2.5}, "top_k must be a whole number of at least 1, or None; got 2.5"),
+    (
+        {"prompt": PROMPT.at[0, 0].set(31)},
+        r"prompt must lie in \[0, 31\), the model's vocabulary; got 31\. Use the tok",
+    ),
+    (
+        {"prompt": PROMPT.at[2, 1].set(-1)},
+        r"prompt must lie in \[0, 31\), the model's vocabulary; got -1\. Use the tok",
+    ),
+    (
+        {"prompt": jnp.ones((1, 40), int)},
+        "prompt has 40 positions; .* ends at max_length=32. Shorten prompt, or use pos",
+    ),
     ({"top_k": 0}, "top_k must be a whole number of at least 1, or None; got 0"),
     ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], or be None; got 0.0"),
     ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], or be None; got 1.5"),

@@ -426,3 +426,19 @@ def test_a_model_has_blocks_of_different_widths():
 def test_sizes_are_refused_by_the_names_of_the_constructor(sizes, name):
     with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1; got"):
         GatedAttention(*sizes, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["use_bias", "normalize_qk", "keep_rngs", "deterministic", "decode", "recompute_gate"])
+def test_a_module_takes_no_string_for_a_boolean(name):
+    with pytest.raises(ValueError, match=f"^{name} must be True or False.*; got 'no'"):
+        GatedAttention(4, 24, **{name: "no"}, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["is_causal", "sow_gates", "deterministic", "decode"])
+def test_a_call_takes_no_string_for_a_boolean(params, name):
+    layer = GatedAttention(4, 24, params=params, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=f"^{name} must be True or False.*; got 'no'"):
+        layer(normal(1, 3, 24), **{name: "no"})
+    if name in ("deterministic", "decode"):
+        with pytest.raises(ValueError, match=f"^{name} must be True or False, or None; got 'no'"):
+            nnx.view(layer, **{name: "no"})

@@ -335,6 +335,7 @@ BAD_LAYERS = {
     ),
     "no heat": ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0; got 0.0."),
     "epsilon": ({"norm_epsilon": -1.0}, ValueError, "norm_epsilon must be above 0; got -1.0."),
+    "no boolean": ({"causal": "no"}, ValueError, "causal must be True or False; got 'no'."),
     "window": ({"window": 0}, ValueError, "window must be a whole number of at least 1, or None; got 0."),
     "rotary": (
         {"rotary": Rotary(fraction=0.25)},

@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -257,3 +258,69 @@ def test_positions_of_another_shape_are_refused_also_where_nothing_turns(options
     message = "positions must have shape (5,) or (2, 5); got (4,)."
     with pytest.raises(ValueError, match=exactly(message)):
         make("bma", **options)(sample(2, 5, 24), positions=torch.arange(4))
+
+
+@pytest.mark.parametrize("name", ["causal", "bias", "qk_norm", "recompute_gate"])
+def test_a_string_is_no_boolean(name):
+    with pytest.raises(ValueError, match=exactly(f"{name} must be True or False; got 'no'.")):
+        GatedAttention(24, 4, **{name: "no"})
+    with pytest.raises(ValueError, match=exactly("return_trace must be True or False; got 'no'.")):
+        make("bma")(sample(2, 5, 24), return_trace="no")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_an_input_of_another_dtype_is_refused_by_name(dtype):
+    layer, x = make("bma-query", causal=False), sample(2, 5, 24)
+    instead = dtype if dtype.is_floating_point else torch.float32
+    words = (
+        f"must be torch.float64, like the weights; got {dtype}. Convert it with {{}}.to(torch.float64), or the module "
+    )
+    words += f"with .to({instead})."
+    with pytest.raises(TypeError, match=exactly(f"x {words.format('x')}")):
+        layer(x.to(dtype))
+    with pytest.raises(TypeError, match=exactly(f"context {words.format('context')}")):
+        layer(x, context=x.to(dtype))
+
+
+def test_under_autocast_an_input_may_have_another_dtype():
+    layer = make("bma", dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(sample(2, 5, 24, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_an_error_of_a_projection_itself_is_left_as_it_is():
+    layer = make("bma")
+
+    def fail(*_call):
+        raise RuntimeError("out of order")
+
+    layer.k_proj.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match=exactly("out of order")):
+        layer(sample(2, 5, 24))
+
+
+ARRAYS = {
+    "x": np.zeros((2, 5, 24)),
+    "mask": np.ones((5, 5), bool),
+    "positions": np.arange(5),
+    "documents": [[0] * 5] * 2,
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_is_no_tensor_is_refused_with_what_makes_one(name):
+    given = ARRAYS[name]
+    message = f"{name} must be a tensor; got {type(given).__name__}. Make one with torch.as_tensor({name})."
+    with pytest.raises(TypeError, match=exactly(message)):
+        make("bma", rope=True)(**{"x": sample(2, 5, 24), name: given})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("gate", ["none", "bma"])
+def test_tracing_is_refused_with_what_to_use_instead(gate):
+    message = (
+        "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
+        "numbers there. Use torch.export.export or torch.compile."
+    )
+    with pytest.raises(RuntimeError, match=exactly(message)):
+        torch.jit.trace(make(gate), sample(2, 5, 24))

@@ -1,10 +1,15 @@
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 from closeness import assert_close
 from covers import SPELLING, axis, over
 from torch_layers import OPTIONS, exactly, gradients, largest_gap, make, sample, ungated
 
-from tidegate.torch import KVCache
+from tidegate.torch import KVCache, TransformerConfig, TransformerLM
 
 T = 7
 CAUSAL = {
@@ -188,3 +193,121 @@ def test_room_is_at_least_one_position(max_length):
     message = f"max_length must be a whole number of at least 1, or None for a cache that grows; got {max_length}."
     with pytest.raises(ValueError, match=exactly(message)):
         KVCache(max_length)
+
+
+@over(room=ROOM, options=CAUSAL_OPTION)
+def test_a_cache_that_was_cut_back_continues_from_there(options, room):
+    layer, x = make("g1+bma+g3", **options), sample(2, T, 24)
+    other = sample(2, T, 24, seed=5)
+    with torch.no_grad():
+        expected = layer(x)
+        cache = KVCache(room)
+        layer(x[:, :3], cache=cache)
+        layer(other[:, 3:], cache=cache)
+        for length in (5, 3):
+            cache.truncate(length)
+            assert cache.length == length
+        assert_close(layer(x[:, 3:], cache=cache), expected[:, 3:])
+        cache.truncate(0)
+        assert_close(layer(x, cache=cache), expected)
+
+
+def test_gradients_pass_through_what_a_truncated_cache_keeps():
+    layer, x, cache = make("bma", rope=True), sample(2, T, 24, requires_grad=True), KVCache()
+    expected = gradients(layer, layer(x)[:, 3:], x)
+    layer(x[:, :5], cache=cache)
+    cache.truncate(3)
+    for name, gradient in gradients(layer, layer(x[:, 3:], cache=cache), x).items():
+        assert_close(gradient, expected[name], what="gradient")
+
+
+@pytest.mark.parametrize("room", [None, 9])
+@pytest.mark.parametrize("length", [-1, 4, 2.0, True, None, "2"])
+def test_a_cache_is_not_cut_to_a_length_that_it_does_not_have(room, length):
+    cache, new = KVCache(room), sample(1, 1, 3, 4)
+    cache.update(new, new)
+    message = f"length must be a whole number from 0 to 3, the positions that the cache holds; got {length!r}."
+    with pytest.raises(ValueError, match=exactly(message)):
+        cache.truncate(length)
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("name", ["length", "max_length"])
+def test_the_length_of_a_cache_is_not_written(name):
+    with pytest.raises(AttributeError, match=f"property '{name}' of 'KVCache' object has no setter"):
+        setattr(KVCache(), name, 0)
+
+
+FOREIGN = (
+    "cache belongs to another layer, which used it first, and holds the keys and values of that one. "
+    "Give each layer a cache of its own: KVCache(), or new_caches() of a model."
+)
+
+
+@pytest.mark.parametrize("room", [None, 9])
+def test_a_cache_belongs_to_the_layer_that_used_it_first(room):
+    layer, x, cache = make("bma"), sample(2, 3, 24), KVCache(room)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="mask must be"):
+            make("bma", seed=1)(x, cache=cache, mask=torch.ones(1, 2, dtype=torch.bool))
+        # What was refused put nothing in.
+        layer(x, cache=cache)
+        for other in (make("bma", seed=1), copy.deepcopy(layer)):
+            with pytest.raises(ValueError, match=exactly(FOREIGN)):
+                other(x, cache=cache)
+        cache.truncate(0)
+        with pytest.raises(ValueError, match=exactly(FOREIGN)):
+            make("bma", seed=1)(x, cache=cache)
+        assert layer(x, cache=cache).shape == x.shape
+    assert cache.length == 3
+
+
+def test_one_cache_for_two_blocks_is_refused():
+    model = TransformerLM(TransformerConfig(d_model=8, num_heads=2, num_layers=2, vocab_size=9))
+    with pytest.raises(ValueError, match=exactly(FOREIGN)):
+        model(torch.zeros(1, 2, dtype=torch.int64), caches=[KVCache()] * 2)
+
+
+@pytest.mark.parametrize("room", [None, 9])
+def test_copies_of_a_cache_go_on_apart(room):
+    layer, x, cache = make("bma", rope=True), sample(2, 4, 24), KVCache(room)
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache)
+        expected = layer(x)[:, 3:]
+        branch, both = copy.deepcopy(cache), copy.deepcopy((layer, cache))
+        loaded = pickle.loads(pickle.dumps(cache))
+        for owner, own in ((layer, branch), both, (copy.deepcopy(layer), loaded), (layer, cache)):
+            assert_close(owner(x[:, 3:], cache=own), expected)
+            assert own.length == 4
+        with pytest.raises(ValueError, match=exactly(FOREIGN)):
+            both[0](x, cache=branch)
+
+
+def test_a_cache_does_not_keep_its_layer():
+    layer, cache = make("bma"), KVCache()
+    layer(sample(2, 3, 24), cache=cache)
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_compiled_layer_owns_its_cache_too():
+    layer, x = make("bma", rope=True), sample(2, 4, 24)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=False)
+    cache = KVCache(9)
+    with torch.no_grad():
+        compiled(x[:, :3], cache=cache)
+        assert_close(compiled(x[:, 3:], cache=cache), layer(x)[:, 3:])
+        with pytest.raises(ValueError, match=exactly(FOREIGN)):
+            copy.deepcopy(layer)(x, cache=cache)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("cache", [[KVCache()], {}, 3], ids=["list", "dict", "int"])
+def test_what_is_no_cache_is_refused(cache):
+    message = (
+        f"cache must be a KVCache; got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        make("bma")(sample(2, 3, 24), cache=cache)

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from tidegate import PRESETS, Gates
 from tidegate.config import TransformerConfig
 from tidegate.tensors.rotary import Rotary
+from tidegate.torch.cache import KVCache
 from tidegate.torch.decoder import TransformerLM
 
 EVERY_GATE = ["none", *PRESETS]
@@ -267,3 +268,31 @@ def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
     with pytest.raises(ValueError, match="ends at max_length=16; 17 are needed"):
         model(sample(1, 1), caches=caches)
     assert make(positions="rotary", max_length=16)(sample(1, 17)).shape == (1, 17, 11)
+
+
+@pytest.mark.parametrize("token", [-1, 11, 5000])
+def test_tokens_outside_the_vocabulary_are_refused_in_words(token):
+    message = rf"^tokens must lie in \[0, 11\), the model's vocabulary; got {token}\. Use the tokenizer"
+    tokens = sample(2, 3)
+    tokens[1, 2] = token
+    with pytest.raises(ValueError, match=message):
+        make()(tokens)
+
+
+@pytest.mark.parametrize("position", [-1, 16])
+def test_positions_outside_the_table_are_refused_in_words(position):
+    message = rf"^positions must lie in \[0, 16\), the table of learned positions; got {position}\. Shorten tokens"
+    with pytest.raises(ValueError, match=message):
+        make(positions="learned", max_length=16)(sample(1, 1), positions=torch.tensor([position]))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_one_cache_in_place_of_a_list_is_refused(positions):
+    message = r"^caches must be a list with a KVCache for each block; got KVCache\. Make it with new_caches\(\)\.$"
+    with pytest.raises(TypeError, match=message):
+        make(positions=positions)(sample(1, 1), caches=KVCache())
+
+
+def test_a_string_for_whether_to_return_traces_is_refused():
+    with pytest.raises(ValueError, match="return_traces must be True or False; got 'no'"):
+        make()(sample(1, 1), return_traces="no")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tidegate import PRESETS
+from tidegate._refusals import require_finite_logits
 from tidegate.config import TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.generate import generate, next_token_probabilities
@@ -231,6 +232,9 @@ REFUSED = [
     ({"prompt": PROMPT.double()}, "tokens must be .* int64 or int32; got .* torch.float64"),
     ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1; got 0"),
     ({"max_new_tokens": 31}, "max_new_tokens=31 after a prompt of 3 .* Ask for at most 30"),
+    ({"prompt": sample(1, 40)}, "prompt has 40 positions; .* ends at max_length=32. Shorten prompt, or use positions"),
+    ({"prompt": PROMPT - 40}, r"prompt must lie in \[0, 31\), the model's vocabulary; got -\d+\. Use the tokenizer"),
+    ({"prompt": PROMPT + 31}, r"prompt must lie in \[0, 31\), the model's vocabulary; got \d+\. Use the tokenizer"),
     ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
     ({"top_k": 2.5}, "top_k must be a whole number of at least 1, or None; got 2.5"),
     ({"top_k": 0}, "top_k must be a whole number of at least 1, or None; got 0"),
@@ -258,3 +262,43 @@ def test_a_model_that_would_drop_out_is_refused_in_training(options):
     with pytest.raises(ValueError, match=r"training mode.*Call model.eval\(\) first"):
         model.generate(PROMPT, max_new_tokens=2)
     assert model.eval().generate(PROMPT, max_new_tokens=2).shape == (2, 5)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused_at_any_temperature(temperature, broken):
+    model = make(tie_embeddings=False)
+    prompt = torch.tensor([[1, 2], [1, 3], [3, 1]])
+    with torch.no_grad():
+        model.embedding.weight[3] = broken
+    message = (
+        "^Nothing can be drawn from logits that are nan or infinite, as in row 1, 2 of prompt. Look for nan in the "
+        "model's weights; in half precision numbers may have grown too large, so try float32.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompt, max_new_tokens=2, temperature=temperature)
+    # A row that has stopped is read no more.
+    stop = model.generate(prompt[:1], max_new_tokens=1, temperature=0)[0, -1].item()
+    with torch.no_grad():
+        model.embedding.weight[stop] = broken
+    stopped = model.generate(prompt[:1], max_new_tokens=3, temperature=0, stop_tokens=[stop])
+    assert stopped[0, -1] == stop
+
+
+def test_a_row_that_has_stopped_may_break():
+    model = make(tie_embeddings=False)
+    prompt = torch.tensor([[1, 2], [4, 5]])
+    free = model.generate(prompt, max_new_tokens=3, temperature=0)
+    stop = free[0, 2].item()
+    assert stop not in (*prompt.flatten().tolist(), *free[1, 2:].tolist(), 0)
+    with torch.no_grad():
+        model.embedding.weight[0] = float("nan")
+    # The first row goes on with the padding token 0, whose logits are nan.
+    found = model.generate(prompt, max_new_tokens=3, temperature=0, stop_tokens=[stop])
+    assert found[0].tolist() == [*prompt[0].tolist(), stop, 0, 0]
+    assert torch.equal(found[1], free[1])
+
+
+def test_many_broken_rows_are_not_all_named():
+    with pytest.raises(ValueError, match="in row 0, 1, 2, 3, 4, … of prompt"):
+        require_finite_logits(list(range(1000)))

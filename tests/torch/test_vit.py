@@ -145,3 +145,14 @@ def test_a_deep_copy_and_checkpointed_blocks_give_the_same():
 def test_images_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"images must have shape \(batch, 2, 15, 15\); got"):
         make()(torch.zeros(shape, dtype=torch.float64))
+
+
+def test_images_of_another_dtype_are_refused_by_name():
+    message = (
+        r"^images must be torch\.float64, like the weights; got torch\.uint8\. Convert it with "
+        r"images\.to\(torch\.float64\), or the module with \.to\(torch\.float32\)\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        make()(sample(2).to(torch.uint8))
+    with pytest.raises(ValueError, match="return_traces must be True or False; got 1"):
+        make()(sample(2), return_traces=1)

@@ -48,11 +48,12 @@ def generate(
 ) -> Array:
     """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
 
-    Logits whose largest is nan or infinite end it, and are refused whatever the temperature.
+    A row ends where the largest of its logits is nan or infinite, whatever the temperature, and is refused after the
+    loop.
 
     Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and neither the tokens of
-    the prompt, nor what a mask holds, nor the logits are checked: a row with broken logits goes on with any tokens.
-    Everything but the arrays is static, so that new options compile anew.
+    the prompt nor what a mask holds is checked; a row that ended at broken logits goes on with `pad_token`. Everything
+    but the arrays is static, so that new options compile anew.
 
     params         : as `init_model` gives them
     prompt         : (B, T) tokens
@@ -172,20 +173,22 @@ def _generate(
         )
         # The largest is nan if any is.
         usable_B = jnp.isfinite(jnp.max(logits_B1V[:, 0], axis=-1))
+        broken_B = state.broken_B | ~(usable_B | state.stopped_B)
         drawn_B, key = _draw(logits_B1V[:, 0], sampling, state.key)
         drawn_B = jnp.where(state.stopped_B, sampling.pad_token, drawn_B).astype(prompt.dtype)
         return _Progress(
             num_drawn=state.num_drawn + 1,
             new_BN=jax.lax.dynamic_update_slice_in_dim(state.new_BN, drawn_B[:, None], state.num_drawn, axis=1),
-            stopped_B=state.stopped_B | jnp.isin(drawn_B, jnp.asarray(sampling.stop_tokens, prompt.dtype)),
-            broken_B=state.broken_B | ~(usable_B | state.stopped_B),
+            stopped_B=state.stopped_B | broken_B | jnp.isin(drawn_B, jnp.asarray(sampling.stop_tokens, prompt.dtype)),
+            broken_B=broken_B,
             caches=caches,
             key=key,
         )
 
     def goes_on(state: _Progress) -> Array:
-        unfinished = (state.num_drawn < sampling.max_new_tokens) & ~jnp.any(state.broken_B)
-        return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens else unfinished
+        unfinished = state.num_drawn < sampling.max_new_tokens
+        # An empty batch has nothing that could stop.
+        return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens or batch else unfinished
 
     def step(state: _Progress) -> _Progress:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.new_BN, state.num_drawn - 1, 1, axis=1)

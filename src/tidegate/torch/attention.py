@@ -194,6 +194,8 @@ class GatedAttention(nn.Module):
         if positions is not None:
             require_tensor("positions", positions)
             require_positions_shape(tuple(positions.shape), *x.shape[:2])
+        if documents is not None:
+            require_tensor("documents", documents)
         if return_trace is not False:
             require_bool("return_trace", return_trace)
         num_cached = cached_positions(cache, self._cache_owner)

@@ -1,5 +1,8 @@
+import copy
 import gc
+import pickle
 import threading
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tidegate.config import TransformerConfig
 from tidegate.torch import GatedAttention, TransformerLM
+from tidegate.torch.observing.observer import Observer
 from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
@@ -498,3 +502,36 @@ def test_nothing_seen_is_an_error_with_a_remedy():
         pass
     with pytest.raises(RuntimeError, match=r"No attention call of TransformerLM was seen\. Call it inside"):
         watcher.observation()
+
+
+@pytest.mark.parametrize(
+    "twin_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_made_meanwhile_is_not_the_model(twin_of):
+    model = language_model()
+    with observe(model) as watcher:
+        model(TOKENS)
+        twin = twin_of(model)
+        assert torch.equal(twin(TOKENS), model(TOKENS))
+        with observe(twin) as second:
+            twin(TOKENS)
+    found = watcher.observation()
+    assert found.num_batches == 2
+    assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {48}
+    assert second.observation().num_batches == 1
+    # Its idle hooks keep neither the model nor the watcher.
+    gone = [weakref.ref(each) for each in (model, watcher)]
+    del model, watcher, found
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["heat", "residual"])
+def test_a_string_is_no_switch(name):
+    with (
+        pytest.raises(ValueError, match=f"^{name} must be True or False; got 'no'"),
+        observe(language_model(), **{name: "no"}),
+    ):
+        pass
+    with pytest.raises(ValueError, match=f"^{name} must be True or False; got 'no'"):
+        Observer(language_model(), every=1, **{name: "no"})

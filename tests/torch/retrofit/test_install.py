@@ -6,7 +6,7 @@ from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, 
 from tidegate.gate import Gate, legal_gates
 from tidegate.torch import gate_parameters
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.retrofit import RetrofitReport, add_gates, remove_gates
+from tidegate.torch.retrofit import RetrofitReport, add_gates, load_gates, remove_gates, save_gates
 
 families = pytest.mark.parametrize("family", FAMILIES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -279,3 +279,27 @@ def test_a_part_of_a_model_and_then_the_whole_can_be_given_gates():
 def test_layers_that_are_no_list_are_refused_with_what_to_write(layers):
     with pytest.raises(TypeError, match=r"layers must be a list of numbers, such as \[1\]; got"):
         add_gates(tiny("llama"), layers=layers)
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma+g5"])
+def test_the_global_random_state_is_left_alone(gate, tmp_path):
+    model, again = tiny("llama"), tiny("llama")
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    add_gates(model, gate, activation=None)
+    drawn = [weight.clone() for weight in gate_parameters(model)]
+    assert torch.equal(torch.get_rng_state(), before)
+    save_gates(model, tmp_path)
+    load_gates(again, tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    remove_gates(model)
+    with pytest.raises(ValueError, match="layers must be numbers"):
+        add_gates(model, gate, layers=[7])
+    assert torch.equal(torch.get_rng_state(), before)
+    # The state decides how gates start all the same.
+    add_gates(model, gate, activation=None)
+    assert all(torch.equal(a, b) for a, b in zip(gate_parameters(model), drawn, strict=True))
+    remove_gates(model)
+    torch.manual_seed(12)
+    add_gates(model, gate, activation=None)
+    assert not all(torch.equal(a, b) for a, b in zip(gate_parameters(model), drawn, strict=True))

@@ -2,6 +2,8 @@
 
 import copy
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import run
 from textwrap import dedent
@@ -220,3 +222,62 @@ def test_modules_are_listened_to_from_the_first_gate_on():
     support = Path(retrofit_models.__file__).parent
     told = run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, cwd=support)
     assert told.stdout == "[0, 1, 1]\n"
+
+
+@pytest.fixture
+def _eager_switching():
+    """Threads that take turns far more often than they do by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_eager_switching")
+@pytest.mark.parametrize("gate", ["bma", "bma-query+g5", "bma+g1+g3+g4+g5"])
+def test_several_threads_get_the_numbers_of_one(gate):
+    model = tiny("llama")
+    add_gates(model, gate)
+    stir(model)
+    prompts = [inputs_of(model, length=4 + index, seed=index)["input_ids"] for index in range(4)]
+
+    def work(index):
+        with torch.no_grad():
+            written = model.generate(prompts[index], max_new_tokens=3, do_sample=False, pad_token_id=0)
+            return model(prompts[index]).logits, written
+
+    alone = [work(index) for index in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(6):
+            for found, expected in zip(pool.map(work, range(4)), alone, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_call_that_another_thread_makes_meanwhile_changes_nothing():
+    model = tiny("llama")
+    add_gates(model, "bma+g5")
+    stir(model)
+    expected, inputs = logits(model), inputs_of(model, length=9)
+    attention = model.model.layers[0].self_attn
+    meanwhile = threading.Thread(target=logits, args=(model, inputs))
+
+    def interrupt(*_):
+        # Between the query's projection and the value's, and only once.
+        if threading.current_thread() is not meanwhile:
+            meanwhile.start()
+            meanwhile.join()
+
+    handle = attention.k_proj.register_forward_hook(interrupt)
+    assert torch.equal(logits(model), expected)
+    handle.remove()
+    assert not meanwhile.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tracing_a_gated_model_is_refused_in_words():
+    model = tiny("llama")
+    add_gates(model, "bma")
+    with pytest.raises(
+        RuntimeError, match=r"^torch\.jit\.trace would fix .* Use torch\.export\.export or torch\.compile"
+    ):
+        torch.jit.trace(model, inputs_of(model)["input_ids"], strict=False)

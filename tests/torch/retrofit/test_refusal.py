@@ -4,7 +4,7 @@ import transformers
 from retrofit_models import SPECIAL, TOKENS, tiny
 from torch import nn
 
-from tidegate.torch import GatedAttention
+from tidegate.torch import GatedAttention, gate_parameters
 from tidegate.torch.retrofit import add_gates
 
 SMALL = {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "vocab_size": 64}
@@ -39,8 +39,8 @@ REFUSED = {
     ),
     "two inputs": (
         lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=CLIP_TEXT, vision_config=CLIP_IMAGES)),
-        "CLIPModel cannot take gates: it takes input_ids and pixel_values at once, and only one of them can be made up; "
-        "add gates to its parts, model.text_model and model.vision_model",
+        "CLIPModel cannot take gates: it takes input_ids and pixel_values at once, and only one of them can be made "
+        "up; add gates to its parts, model.text_model and model.vision_model",
     ),
     "attention that drops keywords": (
         lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_IMAGES)),
@@ -130,3 +130,30 @@ def test_weights_without_values_are_refused_with_the_reason():
         ValueError, match=r"weights are on the meta device, .* load the whole model onto a device first"
     ):
         add_gates(model)
+
+
+def test_a_layer_that_is_used_twice_is_refused_in_words():
+    model = tiny("llama")
+    model.model.layers[1] = model.model.layers[0]
+    message = (
+        r"LlamaForCausalLM cannot take gates: one module is model\.layers\.0\.self_attn and "
+        r"model\.layers\.1\.self_attn, so that both write to one place in the cache, and a small made-up input fails "
+        r"\(.*\); give each place a copy with a `layer_idx` of its own\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        add_gates(model)
+
+
+def test_the_parts_of_a_model_with_two_inputs_take_gates():
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.CLIPConfig(text_config=CLIP_TEXT | special, vision_config=CLIP_IMAGES)
+    model = transformers.CLIPModel(config).eval()
+    inputs = {"input_ids": torch.arange(3, 13).reshape(2, 5), "pixel_values": torch.ones(2, 3, 16, 16)}
+    with torch.no_grad():
+        before = model(**inputs).logits_per_text
+        for part in (model.text_model, model.vision_model):
+            add_gates(part, "bma")
+        assert torch.equal(model(**inputs).logits_per_text, before)
+        for gate in gate_parameters(model):
+            gate.normal_(std=0.5)
+        assert not torch.allclose(model(**inputs).logits_per_text, before)
