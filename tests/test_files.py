@@ -1,10 +1,17 @@
+import errno
+import io
 import os
+import re
 import stat
 import threading
 
 import pytest
+import torch
+from damage import flip, forge_tensors
+from safetensors.torch import load_file, save_file
 
-from tidegate._files import write_atomically
+from tidegate import _faults, _files
+from tidegate._files import TensorFormat, read_tensor_header, write_atomically, write_content, write_tensors
 
 
 @pytest.mark.parametrize("given", [str, os.fspath, lambda path: path])
@@ -76,3 +83,158 @@ def test_two_who_write_at_once_do_not_mix(tmp_path):
         thread.join()
     assert path.read_text() in ("first", "second")
     assert list(tmp_path.iterdir()) == [path]
+
+
+class TestAFullDisk:
+    @pytest.fixture(autouse=True)
+    def full(self, monkeypatch):
+        monkeypatch.setenv("TIDEGATE_FAULT", "file:before-move:1:full")
+        _faults._reached.clear()
+
+    def test_is_named_with_the_file_its_need_and_what_is_free(self, tmp_path):
+        path = tmp_path / "a.txt"
+        path.write_text("old")
+        words = (
+            rf"^{path} could not be written: No space left on device\. 1\.5 kB were to be written, .* are free\. Make"
+        )
+        with pytest.raises(OSError, match=words) as raised:
+            write_content(path, b"x" * 1500)
+        assert raised.value.errno == errno.ENOSPC
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_of_a_need_that_is_not_known_is_named_with_what_is_free(self, tmp_path):
+        with pytest.raises(OSError, match=r"No space left on device\. [\d.]+ \w+ are free"):
+            write_atomically(tmp_path / "a.txt", lambda file: file.write_text("x"))
+
+
+def test_a_file_that_cannot_be_written_is_named_and_keeps_the_kind_of_its_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone/a\.txt could not be written: No such file"):
+        write_content(tmp_path / "gone" / "a.txt", b"")
+
+
+FORM = TensorFormat(name="waves", version="3", keys=frozenset(("sea",)), holds="waves", writer="write_waves")
+TENSORS = {"a": torch.arange(3.0), "digest": torch.zeros(2, 1, dtype=torch.int64)}
+
+
+@pytest.fixture
+def waves(tmp_path):
+    path = tmp_path / "waves.safetensors"
+    save_waves(path, '{"digest":"%s"}' % ("a" * 64))
+    return path
+
+
+def save_waves(path, sea="calm", **options):
+    return write_tensors(
+        path,
+        lambda file, metadata: save_file(TENSORS, file, metadata=metadata),
+        FORM,
+        {"sea": sea},
+        num_bytes=28,
+        kind="file",
+        **options,
+    )
+
+
+class TestAFileOfTensors:
+    def test_says_what_is_in_it(self, waves):
+        header = read_tensor_header(waves, FORM)
+        assert header.shapes == {"a": (3,), "digest": (2, 1)}
+        assert header.dtypes == {"a": "F32", "digest": "I64"}
+        assert header.metadata["sea"].startswith('{"digest":"aaa')
+        assert header.digest == header.metadata["digest"] != _files._BLANK
+        assert save_waves(waves) == read_tensor_header(waves, FORM).digest
+        assert torch.equal(load_file(waves)["a"], TENSORS["a"])
+
+    def test_notices_every_flipped_bit(self, waves):
+        content = waves.read_bytes()
+        # Every byte, and each of its bits in turn.
+        for bit in range(0, 8 * len(content), 7):
+            waves.write_bytes(flip(content, bit))
+            with pytest.raises(ValueError, match=r"waves\.safetensors"):
+                read_tensor_header(waves, FORM)
+
+    def test_notices_every_cut_and_whatever_is_added(self, waves):
+        content = waves.read_bytes()
+        for changed in (*(content[:length] for length in range(len(content))), content + b"\0", b"\0" + content):
+            waves.write_bytes(changed)
+            with pytest.raises(ValueError, match=r"waves\.safetensors"):
+                read_tensor_header(waves, FORM)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (
+                {"metadata": {"format": "tides"}},
+                "holds no waves: its format is 'tides', not 'waves'. Write it with write_",
+            ),
+            ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '3'"),
+            ({"metadata": {"sea": None}}, "must be digest, format, sea, version; sea is missing or unknown"),
+            ({"metadata": {"wind": "strong"}}, "wind is missing or unknown"),
+            ({"metadata": {"digest": None}, "sealed": False}, "digest is missing or unknown"),
+            ({"metadata": {"digest": "0" * 64}, "sealed": False}, "is damaged: its content does not fit its digest"),
+            ({"metadata": {"digest": "x"}, "sealed": False}, "is damaged: it has 0 digests and not one"),
+        ],
+        ids=["format", "version", "less", "more", "no digest", "another digest", "no digits"],
+    )
+    def test_of_another_kind_or_without_a_digest_is_refused(self, waves, change, words):
+        forge_tensors(waves, **change)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read_tensor_header(waves, FORM)
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"x" * 100, (2**60).to_bytes(8, "little") + b"{}", b"\x02\0\0\0\0\0\0\0[]", b"\x02\0\0\0\0\0\0\0{]"],
+        ids=["empty", "text", "endless header", "list", "no JSON"],
+    )
+    def test_that_is_none_is_refused(self, tmp_path, content):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(ValueError, match="a is not a safetensors file"):
+            read_tensor_header(tmp_path / "a", FORM)
+
+    def test_with_a_header_nested_too_deeply_is_refused(self, tmp_path):
+        header = b'{"a":' + b"[" * 100_000
+        (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ValueError, match="not a safetensors file: lists or objects are nested too deeply"):
+            read_tensor_header(tmp_path / "a", FORM)
+
+    def test_that_is_a_pipe_is_refused_and_not_waited_for(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ValueError, match=r"pipe is no regular file\. Name a file that write_waves wrote"):
+            read_tensor_header(tmp_path / "pipe", FORM)
+
+    def test_on_a_full_disk_raises_what_the_system_says(self, tmp_path):
+        def refuse(file, metadata):
+            raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        with pytest.raises(OSError, match=r"could not be written: No space left on device\. 2\.0 MB were") as raised:
+            write_tensors(tmp_path / "a", refuse, FORM, {"sea": ""}, num_bytes=2 * 10**6, kind="file")
+        assert raised.value.errno == errno.ENOSPC
+
+    def test_is_hashed_a_piece_at_a_time(self, waves):
+        save_file({"a": torch.zeros(2**22)}, waves, metadata={"digest": _files._BLANK})
+        with waves.open("rb") as file:
+            place = _files._digest_place(file, waves)
+        sizes = []
+
+        class Watched(io.FileIO):
+            def readinto(self, buffer):
+                sizes.append(len(buffer))
+                return super().readinto(buffer)
+
+            def read(self, size=-1):
+                sizes.append(size)
+                return super().read(size)
+
+        with Watched(waves) as file:
+            _files._compute_digest(file, place)
+        assert len(sizes) > 10
+        assert 0 < min(sizes) <= max(sizes) < 2**20
+
+
+def test_the_file_before_is_kept_where_it_is_asked_for(tmp_path):
+    path, previous = tmp_path / "a", tmp_path / "b"
+    for text in ("first", "second", "third"):
+        write_atomically(path, lambda file, text=text: file.write_text(text), previous=previous, kind="checkpoint")
+    assert (path.read_text(), previous.read_text()) == ("third", "second")
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,71 +1,263 @@
-"""Files: written whole or not at all, and what a model's file says of itself, the same for every framework."""
+"""Files: written whole or not at all, and files of tensors that notice when one of their bits has changed."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-_FORMAT = "tidegate"
-_VERSION = "1"
+from tidegate._faults import reach
+from tidegate._json import parse_json, read_as
+
+StrPath: TypeAlias = str | os.PathLike[str]
+OpenFile: TypeAlias = BufferedReader | BufferedRandom
+FileKind: TypeAlias = Literal["file", "model", "gates", "checkpoint"]
+"""Names the fault points of a file's writing."""
+
+_BLANK = "0" * 64
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
+"""As safetensors writes it. In a text inside the header the quotes would have backslashes before them."""
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 2**25
+_MOST_LISTED = 20
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+def write_atomically(
+    path: StrPath,
+    write: Callable[[Path], object],
+    *,
+    num_bytes: int | None = None,
+    previous: Path | None = None,
+    kind: FileKind = "file",
+) -> None:
     """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
 
-    After an error the file that was there is as it was, and the new one is removed. Only a process that is killed
-    leaves a `<name>.<random>.partial` behind.
+    After an error the file that was there is as it was, and the new one is removed; an `OSError` names the file. Only a
+    process that is killed leaves a `<name>.<random>.partial` behind.
 
-    path  : in a folder that exists
-    write : is called with the path to write to, which does not exist yet
+    path      : in a folder that exists
+    write     : is called with the path to write to, which does not exist yet
+    num_bytes : about how much will be written, for the error of a full disk
+    previous  : where the file that was there goes; None drops it
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with explain_os_errors(path, num_bytes):
+            write(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            reach(f"{kind}:before-move")
+            if previous is not None and path.exists():
+                path.replace(previous)
+                reach(f"{kind}:after-previous")
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def file_metadata(kind: str, config: str) -> dict[str, str]:
-    """Return the metadata of a model's file.
+def write_content(path: StrPath, content: bytes) -> None:
+    """Write a file of this content as `write_atomically` does."""
+    write_atomically(path, lambda file: file.write_bytes(content), num_bytes=len(content))
 
-    kind   : the model's class
-    config : its configuration as JSON
+
+@contextmanager
+def explain_os_errors(path: StrPath, num_bytes: int | None = None) -> Generator[None]:
+    """Make an `OSError` of writing name the file and, on a full disk, what it needs and what is there."""
+    try:
+        yield
+    except OSError as error:
+        words = f"{path} could not be written: {error.strerror or error}."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            needed = "" if num_bytes is None else f"{_format_size(num_bytes)} were to be written, "
+            free = _format_size(shutil.disk_usage(_nearest_folder(Path(path))).free)
+            words = f"{words} {needed}{free} are free. Make room there, or choose another place."
+        # Of one argument, so that no number stands before the words.
+        explained = (type(error) if type(error).__module__ == "builtins" else OSError)(words)
+        explained.errno = error.errno
+        raise explained from error
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in path.absolute().parents if folder.is_dir())
+
+
+def _format_size(num_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorFormat:
+    """One kind of safetensors file that this library writes."""
+
+    name: str
+    """Its `format` in the metadata."""
+    version: str
+    keys: frozenset[str]
+    """What else the metadata hold, besides the digest."""
+    holds: str
+    """What is in it, in words, such as "Tidegate model"."""
+    writer: str
+    """The function that writes such files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorHeader:
+    """What a file of tensors says of itself."""
+
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    """As safetensors names them, such as `F32`."""
+    digest: str
+    """Of the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def write_tensors(
+    path: StrPath,
+    save: Callable[[Path, dict[str, str]], object],
+    form: TensorFormat,
+    metadata: Mapping[str, str],
+    *,
+    num_bytes: int,
+    kind: FileKind,
+    previous: Path | None = None,
+) -> str:
+    """Write a safetensors file with a digest of all of its bytes in its metadata, and return the digest.
+
+    The digest is that of the file with 64 zeros in the place of the digest itself.
+
+    save     : writes the tensors with some metadata to a path
+    metadata : values of the format's keys
     """
-    return {"format": _FORMAT, "version": _VERSION, "model": kind, "config": config}
+    assert set(metadata) == form.keys
+    whole = {"format": form.name, "version": form.version, **metadata, "digest": _BLANK}
+    digest = ""
+
+    def write(file: Path) -> None:
+        nonlocal digest
+        try:
+            save(file, whole)
+        except Exception as error:
+            # safetensors has an error of its own for what the system refuses.
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        with file.open("r+b") as opened:
+            place = _digest_place(opened, path)
+            digest = _compute_digest(opened, place)
+            opened.seek(place.start)
+            opened.write(digest.encode())
+
+    write_atomically(path, write, num_bytes=num_bytes, previous=previous, kind=kind)
+    return digest
 
 
-def require_metadata(
-    metadata: Mapping[str, str], path: str | os.PathLike[str], *, kinds: Iterable[str], writer: str
-) -> tuple[str, str]:
-    """Check a file's metadata, and return the model's class and its configuration as JSON.
+def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
+    """Read what a file says of itself after comparing its digest with all of its bytes.
 
-    kinds  : the classes that can be read
-    writer : the function that writes such files
+    A `ValueError` says that it is no such file, or that it was changed or damaged. The tensors are not loaded: the file
+    is read once, a piece at a time.
     """
-    if metadata.get("format") != _FORMAT:
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise ValueError(f"{path} is no regular file. Name a file that {form.writer} wrote.")
+    with Path(path).open("rb") as file:
+        metadata, entries = _parse_header(_header(file, path), path)
+        _require_format(metadata, path, form)
+        place = _digest_place(file, path)
+        if metadata["digest"] != _compute_digest(file, place):
+            raise ValueError(
+                f"{path} is damaged: its content does not fit its digest. Take a copy of it, or write it anew with "
+                f"{form.writer}."
+            )
+    return TensorHeader(
+        metadata=metadata,
+        shapes={name: entry.shape for name, entry in entries.items()},
+        dtypes={name: entry.dtype for name, entry in entries.items()},
+        digest=metadata["digest"],
+    )
+
+
+def _header(file: OpenFile, path: StrPath) -> bytes:
+    """Return the JSON at the beginning of a safetensors file."""
+    file.seek(0)
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    header = file.read(length) if length <= _LONGEST_HEADER else b""
+    if len(header) != length or not header.startswith(b"{"):
+        raise ValueError(f"{path} is not a safetensors file: it has no header, or not the whole of it.")
+    return header
+
+
+def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[str, _TensorEntry]]:
+    try:
+        content = parse_json(header)
+        metadata = read_as(dict[str, str], content.pop("__metadata__", {}), where="__metadata__")
+        return metadata, read_as(dict[str, _TensorEntry], content)
+    except ValueError as problem:
+        raise ValueError(f"{path} is not a safetensors file: {problem}") from None
+
+
+def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorFormat) -> None:
+    if metadata.get("format") != form.name:
         raise ValueError(
-            f"{path} holds no Tidegate model: its format is {metadata.get('format')!r}, not {_FORMAT!r}. "
-            f"Write it with {writer}."
+            f"{path} holds no {form.holds}: its format is {metadata.get('format')!r}, not {form.name!r}. "
+            f"Write it with {form.writer}."
         )
-    if metadata.get("version") != _VERSION:
-        raise ValueError(f"{path} has the format version {metadata.get('version')!r}; this library reads {_VERSION!r}.")
-    kind, kinds = metadata.get("model", ""), tuple(kinds)
-    if kind not in kinds:
-        raise ValueError(f"{path} holds a model {kind!r}; this library knows {', '.join(kinds)}.")
-    return kind, metadata.get("config", "")
+    if metadata.get("version") != form.version:
+        raise ValueError(
+            f"{path} has the format version {metadata.get('version')!r}; this library reads {form.version!r}."
+        )
+    known = {"format", "version", "digest", *form.keys}
+    if set(metadata) != known:
+        differing = ", ".join(sorted(known.symmetric_difference(metadata)))
+        raise ValueError(
+            f"The metadata of {path} must be {', '.join(sorted(known))}; {differing} is missing or unknown. "
+            f"Write it with {form.writer}."
+        )
+
+
+def _digest_place(file: OpenFile, path: StrPath) -> slice:
+    """Return where the digits of the digest stand in the file."""
+    found = list(_DIGEST.finditer(_header(file, path)))
+    if len(found) != 1:
+        raise ValueError(f"{path} is damaged: it has {len(found)} digests and not one.")
+    return slice(_LENGTH_BYTES + found[0].start(1), _LENGTH_BYTES + found[0].end(1))
+
+
+def _compute_digest(file: OpenFile, place: slice) -> str:
+    """Hash a file, zeros in the place of its digest, without holding more than a piece of it."""
+    file.seek(0)
+    digest = hashlib.sha256(file.read(place.start))
+    digest.update(_BLANK.encode())
+    file.seek(place.stop)
+    return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def require_shapes(
     given: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, complaint: str
 ) -> None:
-    """Refuse names or shapes that differ; the error lists all of them after the complaint."""
+    """Refuse names or shapes that differ; the error lists them after the complaint, the first twenty of many."""
     found = [
         *(f"{name} is missing" for name in expected if name not in given),
         *(f"{name} is unexpected" for name in given if name not in expected),
@@ -76,4 +268,5 @@ def require_shapes(
         ),
     ]
     if found:
-        raise ValueError(f"{complaint}: {'; '.join(found)}.")
+        more = f"; and {len(found) - _MOST_LISTED:,} more" if len(found) > _MOST_LISTED else ""
+        raise ValueError(f"{complaint}: {'; '.join(found[:_MOST_LISTED])}{more}.")

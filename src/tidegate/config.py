@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
 
 from tidegate._echo import echo, shorten
+from tidegate._json import parse_json
 from tidegate._refusals import require_bool, require_layer_options
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape, require_size
@@ -285,7 +286,7 @@ class StackConfig(LayerOptions, ABC):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
-        data: Any = json.loads(text)
+        data: Any = parse_json(text)
         if isinstance(data, dict) and "rotary" in data:
             data["rotary"] = _from_fields(Rotary, cast("Any", data["rotary"]))
         return _from_fields(cls, cast("Any", data))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from tidegate._echo import echo
+from tidegate._json import parse_json
 from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
@@ -154,7 +155,7 @@ class Gate:
     @classmethod
     def from_json(cls, text: str) -> Gate:
         """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
-        data = json.loads(text)
+        data = parse_json(text)
         if not isinstance(data, dict):
             raise ValueError(f"A gate in JSON is an object with fields like 'site' and 'reads'; got {echo(text)}.")
         options = cast("dict[str, Any]", data)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias, cast, final
 
 from tidegate._echo import echo
+from tidegate._json import parse_json
 from tidegate.gate import SITE_ORDER, Gate, Site
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
@@ -78,7 +79,7 @@ class Gates(tuple[Gate, ...]):
     @classmethod
     def from_json(cls, text: str) -> Gates:
         """Read what `to_json` wrote."""
-        data = json.loads(text)
+        data = parse_json(text)
         if not isinstance(data, list):
             raise ValueError(f"Gates in JSON are a list of objects; got {echo(text)}.")
         return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))

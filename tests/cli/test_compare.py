@@ -113,6 +113,7 @@ BAD = {
     "an option that is no number": (["--variants", "none,bma@lr=fast"], "must be a finite number"),
     "seeds 0": (["--seeds", "0"], "--seeds must be at least 1"),
     "no tokens": (["--tokens", "0"], "--tokens must be at least 1"),
+    "fewer than no retries": (["--retries", "-1"], "--retries must be a whole number of at least 0; got -1"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),
     "a folder below a file": (["--out", "{file}/below"], "is a file"),
     "a folder among the data": (["--data", "{texts}", "--out", "{texts}/out"], "Choose a place outside of it"),
@@ -156,7 +157,20 @@ def test_a_report_of_a_folder_without_records_says_so(tmp_path):
 
 def test_help_teaches_every_option():
     text = invoke("compare", "--help").output
-    options = ("variants", "data", "task", "preset", "seeds", "tokens", "match", "tune-lr", "out", "executor", "runs")
+    options = (
+        "variants",
+        "data",
+        "task",
+        "preset",
+        "seeds",
+        "tokens",
+        "match",
+        "tune-lr",
+        "out",
+        "executor",
+        "retries",
+        "runs",
+    )
     for option in options:
         assert f"--{option}" in text
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tidegate.cli import progress
 from tidegate.cli.progress import display
-from tidegate.lab.training.events import Ended, PartsDone, Phase, Progress
+from tidegate.lab.training.events import Ended, Notice, PartsDone, Phase, Progress
 
 NAMES = ["bma", "[/x]", "[bold]", ":bomb:", "back\\"]
 
@@ -203,3 +203,22 @@ class TestBars:
 
 def test_quiet_is_quiet():
     assert written(Phase(name="comparing", num_runs=1), step_of(), end_of(), quiet=True) == ""
+
+
+NOTICE = Notice(text="Its process was ended. It goes on.", run="1", variant="[bold]", seed=3)
+
+
+class TestANotice:
+    def test_is_a_line_on_a_terminal_and_elsewhere(self, drawn):
+        events = (
+            Phase(name="comparing", num_runs=1),
+            step_of("[bold]"),
+            NOTICE,
+            Notice(text="Another takes its place."),
+        )
+        for shown in (written(*events), drawn(*events)):
+            assert "[bold], seed 3: Its process was ended. It goes on.\n" in shown
+            assert "Another takes its place.\n" in shown
+
+    def test_is_not_shown_where_the_result_alone_is_asked_for(self):
+        assert written(NOTICE, quiet=True) == ""

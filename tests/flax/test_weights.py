@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from damage import forge_tensors, some_flips
 from jax_models import SIZES, make, make_torch, with_stacked_blocks
 from safetensors import safe_open
-from safetensors.flax import load_file, save_file
 
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
@@ -137,43 +137,59 @@ def test_the_file_says_what_it_is(path):
         metadata = file.metadata()
     assert {name: metadata[name] for name in ("format", "version", "model")} == {
         "format": "tidegate",
-        "version": "1",
+        "version": "2",
         "model": "TransformerLM",
     }
     assert json.loads(metadata["config"])["gate"] == "g1"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def tamper(path, *, metadata=None, tensors=None):
-    """Write the file again with entries changed; None as a value removes one."""
-    with safe_open(path, framework="flax") as file:
-        held = file.metadata()
-    held, state = held | (metadata or {}), load_file(path) | (tensors or {})
-    save_file(
-        {name: tensor for name, tensor in state.items() if tensor is not None},
-        path,
-        metadata={name: text for name, text in held.items() if text is not None},
-    )
-
-
 NORM = "stack.norm.weight"
 REFUSED = [
-    ({"metadata": {"format": None}}, "holds no Tidegate model: its format is None, not 'tidegate'. Write it with"),
-    ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '1'"),
+    (
+        {"metadata": {"format": None}, "sealed": False},
+        "holds no Tidegate model: its format is None, not 'tidegate'. Write it with save_params.",
+    ),
+    ({"metadata": {"version": "1"}}, "has the format version '1'; this library reads '2'"),
     ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM."),
     ({"metadata": {"config": '{"gate": "g9"}'}}, "Unknown gate 'g9'"),
     ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
-    ({"tensors": {"extra": jnp.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
-    ({"tensors": {NORM: jnp.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+    ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
+    ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+    (
+        {"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}},
+        f"{NORM} of the type I32; a model has F64, F32, F16, BF16",
+    ),
+    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: it is no JSON"),
+    ({"metadata": {"config": '{"num_layers": 1000000}'}}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
+    (
+        {"metadata": {"config": '{"num_layers": 2, "d_model": 1000000000}'}},
+        "d_model is 1,000,000,000, and its largest tensor has",
+    ),
+    (
+        {"metadata": {"config": '{"num_layers": 2, "vocab_size": 1000000000000000}'}},
+        "vocab_size is 1,000,000,000,000,000, and its largest tensor has",
+    ),
+    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not fit its own config"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
     save_model(make_torch(), path)
-    tamper(path, **changes)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    forge_tensors(path, **changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
         load_params(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(path):
+    config, params = make()
+    save_params(path, params, config)
+    for changed in some_flips(path.read_bytes(), 100):
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            load_params(path)
 
 
 def test_a_model_of_another_kind_is_refused(path):

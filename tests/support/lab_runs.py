@@ -1,5 +1,6 @@
 """Miniature runs and comparisons: real ones, that take a fraction of a second."""
 
+import os
 import pickle
 import sys
 from dataclasses import replace
@@ -110,7 +111,7 @@ def cost_of(variant, ratio=1.0):
         time_ratio=ratio,
         time_ratio_low=ratio,
         time_ratio_high=ratio,
-        peak_bytes=None,
+        peak_bytes=2**20,
         decode_milliseconds=None,
         cache_bytes_per_token=None,
     )
@@ -128,14 +129,18 @@ def main():
 
 
 def on_ray():
-    """Runs as Ray does them, on two processors: pickled runs and the checkpoints' folder in, records and progress out.
+    """Runs as Ray does them, on two processors: pickled runs and the checkpoints' folder in, records and events out.
 
     Ray forks to start its processes, which does not go well in one that has used JAX, as that of a test may have.
     """
     import ray
 
+    # Ray writes to the standard output when a process is killed.
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     runs, folder = pickle.load(sys.stdin.buffer)
     told = []
     records = list(executor_of("ray").execute(runs, checkpoints=folder, report=told.append))
-    sys.stdout.buffer.write(pickle.dumps((records, told)))
+    with output:
+        output.write(pickle.dumps((records, told)))

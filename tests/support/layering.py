@@ -28,7 +28,7 @@ class Layer:
 
 # Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
-PLUMBING = ("tidegate._echo", "tidegate._json", "tidegate._files", "tidegate._refusals")
+PLUMBING = ("tidegate._echo", "tidegate._json", "tidegate._faults", "tidegate._files", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 LIBRARY = (
     *MATHS,
@@ -65,10 +65,10 @@ LAYERS: dict[str, Layer] = {
     "sizes": Layer(about="The sizes of a layer, with their defaults and checks.", allowed=PLUMBING[:1]),
     "gate": Layer(
         about="`Gate`: one point of the vocabulary, its spelling, its rules, and the presets.",
-        allowed=(*PLUMBING[:1], *VOCABULARY[:1]),
+        allowed=(*PLUMBING[:2], *VOCABULARY[:1]),
     ),
     "gates": Layer(
-        about="`Gates`: the gates of one layer, at most one at each site.", allowed=(*PLUMBING[:1], *VOCABULARY[:2])
+        about="`Gates`: the gates of one layer, at most one at each site.", allowed=(*PLUMBING[:2], *VOCABULARY[:2])
     ),
     "_verdict": Layer(about="The words of a verdict."),
     "config": Layer(
@@ -76,8 +76,15 @@ LAYERS: dict[str, Layer] = {
         allowed=(*VOCABULARY[:3], *PLUMBING),
     ),
     "_echo": Layer(about="How an error quotes what it was given."),
-    "_json": Layer(about="Frozen dataclasses from JSON."),
-    "_files": Layer(about="Writing files whole or not at all; the metadata of a model's file."),
+    "_json": Layer(about="JSON: parsed, sealed by a digest, and read as frozen dataclasses."),
+    "_faults": Layer(about="Points at which tests break off the writing of files."),
+    "_files": Layer(
+        about="Writing files whole or not at all; files of tensors with a digest.",
+        allowed=("tidegate._json", "tidegate._faults"),
+    ),
+    "_model_files": Layer(
+        about="What a model's file says of itself, checked before anything is built.", allowed=(*VOCABULARY, *PLUMBING)
+    ),
     "_refusals": Layer(
         about="Checks of inputs, with one wording for every framework.", allowed=(*PLUMBING[:1], *VOCABULARY[:3])
     ),
@@ -100,7 +107,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "torch": Layer(
         about="Gated layers and models in PyTorch, from the layer to the kernel.",
-        allowed=(*MATHS, "torch", "safetensors"),
+        allowed=(*MATHS, "tidegate._model_files", "torch", "safetensors"),
         only_in={"__init__.py": ("tidegate.torch.observing", "tidegate.torch.retrofit")},
     ),
     "torch/observing": Layer(
@@ -122,7 +129,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "flax": Layer(
         about="The same layers and models in JAX: pure functions, and NNX modules over them.",
-        allowed=(*MATHS, "jax", "flax", "safetensors"),
+        allowed=(*MATHS, "tidegate._model_files", "jax", "flax", "safetensors"),
     ),
     "report": Layer(
         about="Pages: their vocabulary (`page.py`), and what draws it.",

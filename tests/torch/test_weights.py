@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from damage import flip_inside, forge_tensors, some_flips
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.tensors.rotary import Rotary
+from tidegate.torch import weights
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
@@ -101,7 +103,7 @@ def test_the_file_says_what_it_is(path):
         metadata = file.metadata()
     assert {name: metadata[name] for name in ("format", "version", "model")} == {
         "format": "tidegate",
-        "version": "1",
+        "version": "2",
         "model": "TransformerLM",
     }
     assert json.loads(metadata["config"])["gate"] == "g1"
@@ -137,27 +139,29 @@ def test_a_loaded_model_learns(path):
     assert not torch.equal(model(tokens), before)
 
 
-def tamper(path, *, metadata=None, tensors=None):
-    """Write the file again with entries changed; None as a value removes one."""
-    with safe_open(path, framework="pt") as file:
-        held = file.metadata()
-    held, state = held | (metadata or {}), load_file(path) | (tensors or {})
-    save_file(
-        {name: tensor for name, tensor in state.items() if tensor is not None},
-        path,
-        metadata={name: text for name, text in held.items() if text is not None},
-    )
+def with_config(**changes):
+    """The metadata of the model of `text_model` with some of its options changed."""
+    config = json.loads(text_model().config.to_json())
+    return {"config": json.dumps(config | changes)}
 
 
 NORM = "stack.norm.weight"
 REFUSED = [
-    ({"metadata": {"format": None}}, "holds no Tidegate model: its format is None, not 'tidegate'. Write it with"),
+    (
+        {"metadata": {"format": None}, "sealed": False},
+        "holds no Tidegate model: its format is None, not 'tidegate'. Write it with save_model.",
+    ),
     ({"metadata": {"format": "pt"}}, "holds no Tidegate model: its format is 'pt'"),
-    ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '1'"),
+    ({"metadata": {"version": "1"}}, "has the format version '1'; this library reads '2'"),
     ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM, VisionTransformer"),
     ({"metadata": {"model": "VisionTransformer"}}, "VisionConfig has no field max_length, positions"),
     ({"metadata": {"config": '{"gate": "g9"}'}}, "Unknown gate 'g9'"),
-    ({"metadata": {"config": None}}, "Expecting value"),
+    ({"metadata": {"config": None}}, "config is missing or unknown"),
+    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: it is no JSON: Expecting property name"),
+    ({"metadata": {"config": "[" * 100_000}}, "model.safetensors cannot be read: lists or objects are nested too"),
+    ({"metadata": {"config": '{"dropout": "much"}'}}, "model.safetensors cannot be read: "),
+    ({"metadata": {"config": '{"gate": "%s"}' % ("x" * 10**6)}}, "model.safetensors cannot be read: Unknown gate"),
+    ({"tensors": {"stack.norm.weight": torch.zeros(24, dtype=torch.int32)}}, "stack.norm.weight of the type I32; a"),
     ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
     ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
@@ -165,10 +169,85 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
+def test_a_file_that_does_not_fit_is_refused_by_name_and_shortly(path, changes, message):
     save_model(text_model(), path)
-    tamper(path, **changes)
+    forge_tensors(path, **changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        load_model(path)
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+BOUNDLESS = [
+    ({"num_layers": 10**6}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
+    ({"d_model": 10**9, "head_dim": 6}, "d_model is 1,000,000,000, and its largest tensor has 6,144 numbers"),
+    ({"vocab_size": 10**15}, "vocab_size is 1,000,000,000,000,000, and its largest tensor has 6,144 numbers"),
+    ({"vocab_size": 10**40}, "vocab_size is 10,000,"),
+    ({"head_dim": 10**12}, "head_dim is 1,000,000,000,000, and"),
+    ({"d_ff": 10**12}, "d_ff is 1,000,000,000,000, and"),
+    ({"d_ff": [64, 10**12]}, "d_ff is 1,000,000,000,000, and"),
+    ({"positions": "learned", "max_length": 10**12}, "max_length is 1,000,000,000,000, and"),
+    (
+        {"gate": "g1:r1000000000".replace("g1", "output:input")},
+        "rank of output:input:r1000000000 is 1,000,000,000, and",
+    ),
+    ({"num_heads": 6000, "num_kv_heads": 1, "head_dim": 6000}, "does not fit its own configuration: "),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BOUNDLESS, ids=[row[1] for row in BOUNDLESS])
+def test_sizes_that_the_file_does_not_have_are_refused_before_anything_is_built(path, changes, message, monkeypatch):
+    save_model(text_model(), path)
+    forge_tensors(path, metadata=with_config(**changes))
+    built = []
+
+    def build(config):
+        built.append(config.num_layers)
+        return original(config)
+
+    original = weights._build_on_meta
+    monkeypatch.setattr(weights, "_build_on_meta", build)
     with pytest.raises(ValueError, match=re.escape(message)):
+        load_model(path)
+    # At most a model of one block, which says what shapes a block has.
+    assert set(built) <= {1}
+
+
+def test_blocks_that_are_there_by_name_alone_are_refused_shortly(path):
+    save_model(text_model(), path)
+    empty = {f"stack.blocks.{index}.nothing": torch.zeros(0) for index in range(2, 10_000)}
+    forge_tensors(path, metadata=with_config(num_layers=10_000), tensors=empty)
+    with pytest.raises(ValueError, match=r"stack\.blocks\.2\.\S+ is missing; .*; and [\d,]+ more\.$") as refused:
+        load_model(path)
+    assert len(str(refused.value)) < 3000
+
+
+@pytest.mark.parametrize(
+    "model", [text_model(d_ff=(16, 24)), vision_model(patch_size=8, image_size=8)], ids=["d_ff", "patch"]
+)
+def test_sizes_of_every_kind_are_admitted_if_they_are_true(path, model):
+    save_model(model, path)
+    assert_same(model, load_model(path))
+
+
+def test_a_flipped_bit_anywhere_is_noticed(path):
+    save_model(text_model(), path)
+    content = path.read_bytes()
+    for changed in some_flips(content, 300):
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            load_model(path)
+    path.write_bytes(content)
+    load_model(path)
+
+
+def test_nothing_is_loaded_from_a_damaged_file(path, monkeypatch):
+    save_model(text_model(), path)
+    flip_inside(path, 0.9)
+    monkeypatch.setattr(weights, "safe_open", None)
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is damaged: its content does not fit its digest\. Take a copy"
+    ):
         load_model(path)
 
 

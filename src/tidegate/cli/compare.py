@@ -104,6 +104,13 @@ def compare(
         Literal["serial", "processes", "ray"],
         typer.Option(help="Where runs are done; numbers do not depend on it.", rich_help_panel=_WORK),
     ] = "processes",
+    retries: Annotated[
+        int,
+        typer.Option(
+            help="Times that a run goes on in another process after its own was killed, before it has failed.",
+            rich_help_panel=_WORK,
+        ),
+    ] = 2,
     device: Annotated[
         str, typer.Option(help="Where models are trained, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
     ] = "cpu",
@@ -162,7 +169,7 @@ def compare(
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
         with display(console, quiet=quiet, examples=examples) as shown:
-            lines = run_comparison(request, out, executor=executor_of(executor), tell=shown.show)
+            lines = run_comparison(request, out, executor=executor_of(executor, retries=retries), tell=shown.show)
         summary = summarise(lines)
         page = write_page(comparison_page(summary), out)
     except ModuleNotFoundError as problem:
@@ -188,6 +195,7 @@ _OPTIONS = {
     "margin": "--margin",
     "tune_lr": "--tune-lr",
     "device": "--device",
+    "retries": "--retries",
 }
 """The options that set the fields of a `Request`."""
 
@@ -243,7 +251,7 @@ def _cells(variant: VariantSummary, summary: Summary) -> Iterator[str]:
 
 def _require_no_other_options(context: typer.Context) -> None:
     """Refuse options that would make other runs than those given."""
-    unread = set(context.params) - {"runs", "margin", "out", "executor", "quiet"}
+    unread = set(context.params) - {"runs", "margin", "out", "executor", "retries", "quiet"}
     sources = {name: context.get_parameter_source(name) for name in unread}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
     if given:

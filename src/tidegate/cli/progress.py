@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from tidegate.lab.training.events import Ended, Event, PartsDone, Phase
+    from tidegate.lab.training.events import Ended, Event, Notice, PartsDone, Phase
     from tidegate.lab.training.events import Progress as RunProgress
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -113,7 +113,7 @@ class _Bars:
 
     def show(self, event: Event) -> None:
         """Draw it."""
-        from tidegate.lab.training.events import PartsDone, Phase, Progress
+        from tidegate.lab.training.events import Notice, PartsDone, Phase, Progress
 
         if isinstance(event, Phase):
             self._phase(event)
@@ -121,6 +121,8 @@ class _Bars:
             self._progress(event)
         elif isinstance(event, PartsDone):
             self._parts(event)
+        elif isinstance(event, Notice):
+            _print(self.bars.console, _notice_line(event))
         else:
             self._show_end(event)
 
@@ -177,7 +179,7 @@ class _Lines:
 
     def show(self, event: Event) -> None:
         """Write it."""
-        from tidegate.lab.training.events import PartsDone, Phase, Progress
+        from tidegate.lab.training.events import Notice, PartsDone, Phase, Progress
 
         if isinstance(event, Phase):
             self.remaining.phase(event)
@@ -186,6 +188,8 @@ class _Lines:
             self._progress(event)
         elif isinstance(event, PartsDone):
             self._parts(event)
+        elif isinstance(event, Notice):
+            self._write(_notice_line(event))
         else:
             self.remaining.end(event)
             count = f"{self.remaining.ended} of {self.remaining.total}"
@@ -249,7 +253,11 @@ def _end_line(event: Ended) -> str:
     return f"{_run_words(event)}: {result}"
 
 
-def _run_words(event: RunProgress | Ended) -> str:
+def _notice_line(event: Notice) -> str:
+    return f"{_run_words(event)}: {event.text}" if event.run else event.text
+
+
+def _run_words(event: RunProgress | Notice | Ended) -> str:
     return f"{event.variant}, seed {event.seed}"
 
 

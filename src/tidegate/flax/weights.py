@@ -18,8 +18,9 @@ from jax import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
-from tidegate._files import file_metadata, require_metadata, require_shapes, write_atomically
-from tidegate.config import TransformerConfig
+from tidegate._files import require_shapes, write_tensors
+from tidegate._model_files import Shapes, model_format, read_model_config
+from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import Params, dotted_path
@@ -78,23 +79,33 @@ _BLOCK = re.compile(r"(stack\.blocks\.\d+\.)?(.*)")
 
 
 def save_params(path: str | Path, params: Params, config: TransformerConfig) -> None:
-    """Write the parameters, the configuration and a version into one safetensors file, all of it or nothing.
+    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing.
 
     `tidegate.torch.load_model` reads it as well.
     """
-    arrays, metadata = to_torch(params, config), file_metadata(_KIND, config.to_json())
-    write_atomically(path, lambda file: save_file(arrays, file, metadata=metadata))
+    arrays = to_torch(params, config)
+    write_tensors(
+        path,
+        lambda file, metadata: save_file(arrays, file, metadata=metadata),
+        model_format("save_params"),
+        {"model": _KIND, "config": config.to_json()},
+        num_bytes=sum(array.nbytes for array in arrays.values()),
+        kind="model",
+    )
 
 
 def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) -> tuple[TransformerConfig, Params]:
     """The configuration and the parameters that `save_params`, or `tidegate.torch.save_model`, wrote.
 
+    A file that was changed or damaged, were it by a single bit, is refused, and so is one whose tensors are not those
+    of its configuration: before anything is built.
+
     dtype : of the parameters; None keeps what the file has
     """
+    config = read_model_config(path, kinds=(_KIND,), writer="save_params", shapes_of=_torch_shapes)
+    assert isinstance(config, TransformerConfig)
     try:
         with safe_open(path, framework="flax") as file:
-            _, text = require_metadata(file.metadata() or {}, path, kinds=(_KIND,), writer="save_params")
-            config = TransformerConfig.from_json(text)
             state = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error
@@ -127,11 +138,8 @@ def from_torch(state: Mapping[str, Any], config: TransformerConfig) -> Params:
 
 def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: str) -> Params:
     skeleton = _skeleton(config)
-    shapes = {
-        _torch_name(name).name: _torch_shape(tuple(array.shape), _torch_name(name).layout)
-        for name, array in _by_path(skeleton).items()
-    }
-    require_shapes({name: tuple(array.shape) for name, array in state.items()}, shapes, complaint=complaint)
+    given = {name: tuple(array.shape) for name, array in state.items()}
+    require_shapes(given, _torch_shapes_of(skeleton), complaint=complaint)
 
     def take(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
         torch_name = _torch_name(dotted_path(path))
@@ -151,6 +159,17 @@ def _by_path(params: Params) -> dict[str, Any]:
     if isinstance(params["stack"]["blocks"], Mapping):
         params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
     return {dotted_path(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _torch_shapes(config: StackConfig) -> Shapes:
+    """The shapes of all parameters under PyTorch's names and in its layouts."""
+    assert isinstance(config, TransformerConfig)
+    return _torch_shapes_of(_skeleton(config))
+
+
+def _torch_shapes_of(params: Params) -> Shapes:
+    rows = ((_torch_name(name), tuple(array.shape)) for name, array in _by_path(params).items())
+    return {row.name: _torch_shape(shape, row.layout) for row, shape in rows}
 
 
 def _torch_name(name: str) -> TorchName:

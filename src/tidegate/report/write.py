@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidegate._files import write_atomically
+from tidegate._files import write_content
 from tidegate.report.embed import json_text
 from tidegate.report.html import html_page
 from tidegate.report.markdown import markdown_page
@@ -24,6 +24,5 @@ def write_page(page: Page, folder: Path) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        content = text.encode()
-        write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))
+        write_content(folder / name, text.encode())
     return folder / "report.html"

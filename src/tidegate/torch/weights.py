@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tidegate._files import file_metadata, require_metadata, require_shapes, write_atomically
-from tidegate.config import TransformerConfig, VisionConfig
+from tidegate._files import write_tensors
+from tidegate._model_files import Shapes, model_format, read_model_config
+from tidegate.config import StackConfig, TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
 
 Model: TypeAlias = TransformerLM | VisionTransformer
 
-_KINDS: dict[str, Callable[[str], Model]] = {
-    "TransformerLM": lambda config: TransformerLM(TransformerConfig.from_json(config), device="meta"),
-    "VisionTransformer": lambda config: VisionTransformer(VisionConfig.from_json(config), device="meta"),
-}
+_KINDS = ("TransformerLM", "VisionTransformer")
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write the parameters, the configuration and a version into one safetensors file, all of it or nothing."""
+    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing."""
     if type(model).__name__ not in _KINDS:
         raise TypeError(
             f"model must be one of {', '.join(_KINDS)}; got {type(model).__name__}. Save what a wrapper wraps."
         )
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    metadata = file_metadata(type(model).__name__, model.config.to_json())
-    write_atomically(path, lambda file: save_file(tensors, file, metadata=metadata))
+    write_tensors(
+        path,
+        lambda file, metadata: save_file(tensors, file, metadata=metadata),
+        model_format("save_model"),
+        {"model": type(model).__name__, "config": model.config.to_json()},
+        num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        kind="model",
+    )
 
 
 def load_model(
@@ -39,20 +42,28 @@ def load_model(
 ) -> Model:
     """Read what `save_model` wrote, in training mode like every new module.
 
+    A file that was changed or damaged, were it by a single bit, is refused, and so is one whose tensors are not those
+    of its configuration: before anything is built.
+
     device : where the parameters go; None is the CPU
     dtype  : of the parameters; None keeps what the file has
     """
+    config = read_model_config(path, kinds=_KINDS, writer="save_model", shapes_of=_shapes)
     try:
         with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
-            kind, config = require_metadata(file.metadata() or {}, path, kinds=_KINDS, writer="save_model")
-            model = _KINDS[kind](config)
             # Without the copy a parameter would be a view of the file, and change when the file does.
             tensors = {name: file.get_tensor(name).to(dtype=dtype, copy=True) for name in sorted(file.keys())}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error
-    given, expected = (
-        {name: tuple(tensor.shape) for name, tensor in state.items()} for state in (tensors, model.state_dict())
-    )
-    require_shapes(given, expected, complaint=f"{path} does not fit its own configuration")
+    model = _build_on_meta(config)
     model.load_state_dict(tensors, assign=True)
     return model
+
+
+def _build_on_meta(config: StackConfig) -> Model:
+    kind: Any = TransformerLM if isinstance(config, TransformerConfig) else VisionTransformer
+    return kind(config, device="meta")
+
+
+def _shapes(config: StackConfig) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in _build_on_meta(config).state_dict().items()}

@@ -1,11 +1,12 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from lab_runs import LENGTH, STEPS, model_of, records_of, request_of, run_of, text_of, timeless
+from lab_runs import LENGTH, STEPS, cost_of, model_of, records_of, request_of, run_of, text_of, timeless
 
-from tidegate.lab.compare import design
+from tidegate.lab.compare import cost, design
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.design import base_runs, make_plan, num_parameters
 from tidegate.lab.compare.request import PRESETS, Request, parse_variants
@@ -14,9 +15,12 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress
+from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile
+from tidegate.lab.training.run import Training
+from tidegate.lab.training.train import RunContext
 
 STEP = 4 * LENGTH
 
@@ -123,6 +127,84 @@ class TestTheFile:
         assert {event.status for event in told if isinstance(event, Ended)} == {"finished"}
 
 
+class TestALineThatIsRemoved:
+    """What the error of a damaged line tells a user to do."""
+
+    @pytest.mark.parametrize("number", [0, 1, 2, 9, 10, 13])
+    def test_is_made_anew_by_the_same_command(self, task, tmp_path, miniatures, number):
+        request = request_of(task, budget=STEP, num_seeds=1, tune_lr=True)
+        if number == 0:
+            request = replace(request, tune_lr=False)
+        before = pretend_lines(request, tmp_path / "out")
+        number = min(number, len(before) - 1)
+        lines = records_path(tmp_path / "out").read_text().splitlines(keepends=True)
+        records_path(tmp_path / "out").write_text("".join(lines[:number] + lines[number + 1 :]))
+        after = pretend_lines(request, tmp_path / "out")
+        assert sorted(map(repr, after)) == sorted(map(repr, before))
+        assert len(summarise(after).variants) == 2
+
+    def test_with_the_costs_is_missed_where_runs_were_matched_by_them(self, task, tmp_path, miniatures):
+        request = request_of(task, budget=STEP, match="time")
+        pretend_lines(request, tmp_path / "out")
+        path = records_path(tmp_path / "out")
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:1] + lines[2:]))
+        with pytest.raises(ValueError, match=r"no longer the costs by which --match time chose .* another --out"):
+            pretend_lines(request, tmp_path / "out")
+
+    def test_with_the_plan_leaves_costs_that_tell_another_comparison_apart(self, task, tmp_path, miniatures):
+        pretend_lines(request_of(task, budget=STEP), tmp_path / "out")
+        path = records_path(tmp_path / "out")
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+        with pytest.raises(ValueError, match=r"out holds another comparison: [0-9a-f]{16}"):
+            pretend_lines(request_of(task, budget=2 * STEP), tmp_path / "out")
+
+
+def pretend_lines(request, folder):
+    return compared(request, folder, executor=Pretended())
+
+
+class TestCosts:
+    def test_that_lack_a_figure_are_completed_at_the_next_start(self, task, tmp_path, miniatures, monkeypatch):
+        request = request_of(task, budget=60 * STEP, match="time")
+        measured = []
+
+        def broken_off(runs, **options):
+            first, second = (cost_of(name, ratio) for name, ratio in (("none", 1.0), ("bma", 1.5)))
+            return Costs(items=(first, replace(second, peak_bytes=None)), environment={}, request=options["request"])
+
+        def peak(run):
+            measured.append(run.variant)
+            return 77
+
+        monkeypatch.setattr(compare_module, "measure_costs", broken_off)
+        runs = pretended(request, tmp_path / "out")
+        monkeypatch.setattr(cost, "_peak_bytes", peak)
+        told = []
+        lines = compared(request, tmp_path / "out", executor=Pretended(), tell=told.append)
+        assert measured == ["bma"]
+        assert told[0] == Phase(name="measuring costs", num_runs=0)
+        first, second = (line for line in lines if isinstance(line, Costs))
+        assert second == replace(first, items=(first.items[0], replace(first.items[1], peak_bytes=77)))
+        assert {variant.name: variant.cost.peak_bytes for variant in summarise(lines).variants}["bma"] == 77
+        # The ratios stayed, and the runs with them.
+        assert pretended(request, tmp_path / "out") == []
+        assert {run.training.steps for run in runs} == {60, 40}
+        assert measured == ["bma"]
+
+    def test_whose_measurement_fails_again_are_not_written_again(self, task, tmp_path, miniatures, monkeypatch):
+        request = request_of(task, budget=STEP)
+        lacking = Costs(
+            request=planned(request).request,
+            items=tuple(replace(cost_of(name), peak_bytes=None) for name in ("none", "bma")),
+            environment={},
+        )
+        monkeypatch.setattr(compare_module, "measure_costs", lambda runs, **_: lacking)
+        monkeypatch.setattr(cost, "_peak_bytes", lambda run: None)
+        before = pretend_lines(request, tmp_path / "out")
+        assert pretend_lines(request, tmp_path / "out") == before
+
+
 class TestAFolder:
     @pytest.mark.parametrize(
         "change",
@@ -203,6 +285,33 @@ class TestAFailure:
         lines = compared(request, tmp_path / "out", tell=told.append)
         assert told[0] == Phase(name="comparing", num_runs=1, num_done=5)
         assert records_of(lines) == records_of(compared(request, tmp_path / "new"))
+
+    def test_keeps_the_checkpoint_from_which_the_next_command_goes_on(self, task, tmp_path, miniatures, monkeypatch):
+        original = train.evaluate
+
+        def broken(model, batches):
+            if calls and str(model.config.gate) == "bma":
+                raise MemoryError("no room for it")
+            calls.append(model)
+            return original(model, batches)
+
+        request, calls = request_of(task, budget=4 * STEP, num_seeds=1), []
+        saving = partial(RunContext, checkpoint_seconds=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(serial, "RunContext", saving)
+            patch.setattr(train, "evaluate", broken)
+            patch.setattr(Training, "evaluates_after", lambda self, step: step == 2)
+            with pytest.raises(Failed, match=r"1 of 2 runs failed: bma \(seed 0\)"):
+                compared(request, tmp_path / "out")
+        failed = base_runs(request)["bma"].id
+        names = {path.name for path in (tmp_path / "out" / CHECKPOINTS).iterdir()}
+        assert {f"{failed}.safetensors", f"{failed}.previous.safetensors"} <= names
+        told = []
+        lines = compared(request, tmp_path / "out", tell=told.append)
+        assert next(event for event in told if isinstance(event, Progress)).step == 3
+        # The first seed's checkpoints go once its layers are measured, the failed run's with its record.
+        assert not (tmp_path / "out" / CHECKPOINTS).exists()
+        assert [line.status for line in lines if isinstance(line, Record)] == ["finished", "failed", "finished"]
 
     def test_of_a_diverging_run_is_none(self, task, tmp_path, miniatures):
         lines = compared(request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP), tmp_path / "out")

@@ -3,6 +3,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from damage import flip_inside
 from lab_runs import executed, model_of, run_of
 
 from tidegate._json import read_as
@@ -121,3 +122,12 @@ def test_a_checkpoint_that_is_gone_or_of_an_earlier_step_is_a_reason(task, tmp_p
         executed(run, folder=tmp_path, stopping=lambda: True)
     assert path.exists()
     assert measure_run(run, path) == expected
+
+
+def test_a_damaged_checkpoint_is_a_reason(task, tmp_path):
+    run = run_of(task)
+    executed(run, folder=tmp_path)
+    path = checkpoint_path(tmp_path, run.id)
+    flip_inside(path)
+    reason = "the checkpoint with the trained model is damaged"
+    assert measure_run(run, path) == LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)

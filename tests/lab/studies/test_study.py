@@ -2,9 +2,12 @@ import json
 import shlex
 from dataclasses import is_dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from damage import some_flips
 
+from tidegate._json import seal
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
 from tidegate.lab.studies.options import set_options
@@ -103,9 +106,49 @@ def test_a_record_gives_the_answer_back_to_six_digits(answered, tmp_path):
 def test_a_record_of_another_study_is_refused(answered, tmp_path):
     study, *_ = answered
     path = tmp_path / "record.json"
-    path.write_text('{"study": "weather", "result": {}}')
+    path.write_text(json.dumps(seal({"study": "weather", "result": {}})))
     with pytest.raises(ValueError, match=f"must be a record of {study.name}; it is one of 'weather'"):
         read_record(study, path)
+
+
+def test_a_damaged_record_is_refused_by_its_path(answered, tmp_path):
+    study, result, *_ = answered
+    path = tmp_path / "record.json"
+    save_record(record_of(study, result), path)
+    content = path.read_bytes()
+    whole = read_record(study, path)
+    for changed in some_flips(content, 20):
+        path.write_bytes(changed)
+        try:
+            assert read_record(study, path) == whole
+        except ValueError as problem:
+            words = str(problem)
+    assert words.startswith(f"{path} cannot be read: ")
+    assert words.endswith(f" Make it anew with tidegate study {study.name}.")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps({"study": "depth", "result": {}}), "it has no digest"),
+        (json.dumps(seal({"study": "depth"})), "result must be an object of fields; got None"),
+        (json.dumps(seal({"study": "depth", "result": {"options": 3}})), r"result\.\S+ is missing"),
+    ],
+    ids=["deep", "no digest", "no result", "no fields"],
+)
+def test_what_is_no_record_is_refused(text, words, tmp_path):
+    (tmp_path / "depth.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"depth\.json cannot be read: .*{words}"):
+        read_record(STUDIES["depth"], tmp_path / "depth.json")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[3] / "docs" / "records").glob("*/*.json")), ids=lambda p: p.stem
+)
+def test_every_committed_record_is_whole(path):
+    study = STUDIES[path.stem]
+    assert type(read_record(study, path)) is study.result
 
 
 def test_the_page_says_what_was_found_and_goes_through_json(answered):

@@ -1,18 +1,47 @@
+import json
+from dataclasses import asdict, replace
+
 import pytest
 import torch
+from damage import flip_inside, forge_tensors, some_flips
 from lab_runs import run_of
 
+from tidegate import _faults
 from tidegate.lab.training import checkpoint
-from tidegate.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from tidegate.lab.training.checkpoint import (
+    LoadedCheckpoint,
+    TrainingState,
+    forget_checkpoint,
+    load_checkpoint,
+    previous_path,
+    save_checkpoint,
+)
 from tidegate.lab.training.model import build_model
+from tidegate.lab.training.records import Point
 from tidegate.lab.training.train import make_optimizer, train_step
 
-STATE = {"step": 3, "elapsed": 0.1 + 0.2, "curve": [{"loss": None}]}
+POINT = Point(step=3, tokens=12, flops=1e9, loss=None, train_loss=2.5, gradient_norm=0.1 + 0.2)
+STATE = TrainingState(step=3, elapsed=0.1 + 0.2, started="now", batches="abc", curve=[POINT], seconds=[0.5])
+LOADED = LoadedCheckpoint(state=STATE, problems=())
 
 
 @pytest.fixture
 def trained(task):
     return advanced(task, steps=3)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.safetensors"
+
+
+@pytest.fixture
+def two(trained, path):
+    """A run with two checkpoints, of steps 2 and 3, and where the last of them lies."""
+    _, model, optimizer = trained
+    for step in (2, 3):
+        save_checkpoint(path, model, optimizer, run="a", state=replace(STATE, step=step))
+    return path
 
 
 def advanced(task, *, steps):
@@ -24,11 +53,21 @@ def advanced(task, *, steps):
     return run, model, optimizer
 
 
-def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, tmp_path):
+def loaded_step(path, task):
+    """The step of the checkpoint that a run finds, and why it did not take another."""
+    _, model, optimizer = advanced(task, steps=0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    loaded = load_checkpoint(path, model, optimizer, run="a")
+    changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
+    assert any(changed) is (loaded.state is not None)
+    return loaded.state and loaded.state.step, loaded.problems
+
+
+def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, path):
     run, model, optimizer = trained
-    save_checkpoint(tmp_path / "a", model, optimizer, STATE)
+    save_checkpoint(path, model, optimizer, run="a", state=STATE)
     _, other, its_optimizer = advanced(task, steps=0)
-    assert load_checkpoint(tmp_path / "a", other, its_optimizer) == STATE
+    assert load_checkpoint(path, other, its_optimizer, run="a") == LOADED
     batch = run.task.load().batch(seed=0, step=3, size=4)
     assert train_step(model, optimizer, batch, run, 3) == train_step(other, its_optimizer, batch, run, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -41,33 +80,33 @@ def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, tmp_path
     )
 
 
-def test_the_model_alone_comes_back_without_an_optimiser(task, trained, tmp_path):
+def test_the_model_alone_comes_back_without_an_optimiser(task, trained, path):
     _, model, optimizer = trained
-    save_checkpoint(tmp_path / "a", model, optimizer, STATE)
+    save_checkpoint(path, model, optimizer, run="a", state=STATE)
     _, other, _ = advanced(task, steps=0)
-    assert load_checkpoint(tmp_path / "a", other) == STATE
+    assert load_checkpoint(path, other, run="a") == LOADED
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_where_there_is_none_nothing_changes(trained, tmp_path):
-    _, model, optimizer = trained
-    before = [parameter.clone() for parameter in model.parameters()]
-    assert load_checkpoint(tmp_path / "none", model, optimizer) is None
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+def test_where_there_is_none_nothing_changes(task, path):
+    assert loaded_step(path, task) == (None, ())
 
 
-def test_its_folder_is_made_and_nothing_else_is_left_in_it(trained, tmp_path):
+def test_its_folder_is_made_and_holds_the_last_two_and_nothing_else(task, trained, tmp_path):
     _, model, optimizer = trained
     path = tmp_path / "some" / "where" / "a.safetensors"
-    save_checkpoint(path, model, optimizer, STATE)
-    save_checkpoint(path, model, optimizer, STATE)
-    assert list(path.parent.iterdir()) == [path]
+    for step in (1, 2, 3):
+        save_checkpoint(path, model, optimizer, run="a", state=replace(STATE, step=step))
+    assert sorted(path.parent.iterdir()) == [previous_path(path), path]
+    assert loaded_step(path, task) == (3, ())
+    path.unlink()
+    assert loaded_step(path, task) == (2, ())
+    forget_checkpoint(path.parent, "a")
+    assert not path.parent.exists()
 
 
-def test_one_that_was_not_written_to_its_end_leaves_the_one_before(trained, tmp_path, monkeypatch):
+def test_one_that_was_not_written_to_its_end_leaves_those_before(task, trained, two, monkeypatch):
     _, model, optimizer = trained
-    path = tmp_path / "a.safetensors"
-    save_checkpoint(path, model, optimizer, STATE)
 
     def broken(tensors, file, metadata):
         file.write_bytes(b"half")
@@ -75,6 +114,82 @@ def test_one_that_was_not_written_to_its_end_leaves_the_one_before(trained, tmp_
 
     monkeypatch.setattr(checkpoint, "save_file", broken)
     with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(path, model, optimizer, STATE | {"step": 4})
-    assert load_checkpoint(path, model, optimizer) == STATE
-    assert not list(tmp_path.glob("*.partial"))
+        save_checkpoint(two, model, optimizer, run="a", state=replace(STATE, step=4))
+    assert loaded_step(two, task) == (3, ())
+    assert sorted(two.parent.glob("a.*")) == [previous_path(two), two]
+
+
+@pytest.mark.parametrize(("point", "step"), [("before-move", 3), ("after-previous", 3), ("moved", 4)])
+def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch, point, step):
+    _, model, optimizer = trained
+    monkeypatch.setenv("TIDEGATE_FAULT", f"checkpoint:{point}:1:full")
+    _faults._reached.clear()
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(two, model, optimizer, run="a", state=replace(STATE, step=4))
+    assert loaded_step(two, task) == (step, ())
+
+
+class TestADamagedCheckpoint:
+    def test_gives_way_to_the_previous_one_and_is_removed(self, task, two):
+        flip_inside(two)
+        words = f"{two} is damaged: its content does not fit its digest."
+        step, (problem,) = loaded_step(two, task)
+        assert step == 2
+        assert problem.startswith(words)
+        assert not two.exists()
+
+    def test_does_not_push_out_the_whole_one_at_the_next_save(self, task, trained, two, monkeypatch):
+        _, model, optimizer = trained
+        flip_inside(two)
+        assert loaded_step(two, task)[0] == 2
+        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:before-move:1:full")
+        _faults._reached.clear()
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(two, model, optimizer, run="a", state=STATE)
+        assert loaded_step(two, task) == (2, ())
+
+    def test_and_another_leave_a_run_to_begin_anew(self, task, two):
+        for file in (two, previous_path(two)):
+            flip_inside(file)
+        step, problems = loaded_step(two, task)
+        assert step is None
+        assert len(problems) == 2
+        assert loaded_step(two, task) == (None, ())
+
+    def test_is_never_used_whichever_bit_is_flipped(self, task, trained, two):
+        _, model, optimizer = trained
+        previous_path(two).unlink()
+        for changed in some_flips(two.read_bytes(), 100):
+            two.write_bytes(changed)
+            loaded = load_checkpoint(two, model, optimizer, run="a")
+            assert loaded.state is None
+            assert len(loaded.problems) == 1
+
+    @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+    def test_that_was_cut_gives_way_too(self, task, two, share):
+        content = two.read_bytes()
+        two.write_bytes(content[: int(len(content) * share)])
+        assert loaded_step(two, task)[0] == 2
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"metadata": {"run": "b"}}, "belongs to the run b and not to a"),
+            ({"metadata": {"state": "[" * 100_000}}, "cannot be read: lists or objects are nested too deeply"),
+            ({"metadata": {"state": json.dumps(asdict(STATE) | {"step": "3"})}}, "state.step must be a whole number"),
+            ({"metadata": {"state": json.dumps(asdict(STATE) | {"tide": 1})}}, "state has no field tide"),
+            ({"tensors": {"model.stack.norm.weight": None}}, "does not fit the run: stack.norm.weight is missing"),
+            ({"tensors": {"model.stack.norm.weight": torch.zeros(3)}}, "has shape (3,), expected (16,)"),
+            ({"tensors": {"optimizer.0.exp_avg": torch.zeros(3)}}, "optimizer.0.exp_avg has shape (3,), expected"),
+            ({"tensors": {"optimizer.99.exp_avg": torch.zeros(3)}}, "its optimiser has other parameters"),
+            ({"metadata": {"version": "0"}}, "has the format version '0'"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_or_one_that_is_not_of_the_run_changes_nothing(self, task, two, change, words):
+        previous_path(two).unlink()
+        forge_tensors(two, **change)
+        step, (problem,) = loaded_step(two, task)
+        assert step is None
+        assert words in problem
+        assert str(two) in problem

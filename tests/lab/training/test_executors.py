@@ -1,12 +1,14 @@
-import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import lab_runs
@@ -14,9 +16,12 @@ import pytest
 from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
-from tidegate.lab.training.executors import serial
+from tidegate.lab.training import machine
+from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.executors import attempts, processes, serial
+from tidegate.lab.training.executors.attempts import ExitReasons
 from tidegate.lab.training.executors.executor import executor_of
-from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.executors.processes import ProcessExecutor, _Worker, _WorkerPool
 from tidegate.lab.training.executors.serial import SerialExecutor, note_interrupts
 from tidegate.lab.training.records import RecordFile
 
@@ -40,8 +45,8 @@ class Deadly(str):
 
 
 def long_runs(task):
-    """Two runs that take seconds."""
-    return [run_of(task, variant=f"long {seed}", seed=seed, steps=400) for seed in (0, 1)]
+    """Two runs that take a second."""
+    return [run_of(task, variant=f"long {seed}", seed=seed, steps=150) for seed in (0, 1)]
 
 
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -97,19 +102,28 @@ class TestEveryExecutor:
     def in_processes(cls, runs, tmp_path_factory):
         """Records of the runs, of one that ends its process and of two, one of which is killed; and what was told of.
 
-        The two begin first, side by side, and one of their processes is killed as soon as either is heard of.
+        The two begin first, side by side, and the process of the one that is heard of first is killed. No run is tried
+        again. The folder of the checkpoints comes last.
         """
         deadly, pair = replace(runs[0], variant=Deadly("deadly")), long_runs(runs[0].task)
-        told, killed = set(), []
+        told, pools = set(), []
 
         def report(progress):
+            if not told:
+                (own,) = (
+                    worker for worker in pools[0].workers.values() if worker.run and worker.run.id == progress.run
+                )
+                os.kill(own.process.pid, signal.SIGTERM)
             told.add(progress.run)
-            if not killed:
-                killed.append(multiprocessing.active_children()[0].pid)
-                os.kill(killed[0], signal.SIGKILL)
 
-        folder = tmp_path_factory.mktemp("checkpoints")
-        return list(ProcessExecutor(2).execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told
+        def make_pool(*arguments, **options):
+            pools.append(_WorkerPool(*arguments, **options))
+            return pools[0]
+
+        folder, executor = tmp_path_factory.mktemp("checkpoints"), ProcessExecutor(2, retries=0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "_WorkerPool", make_pool)
+            return list(executor.execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told, folder
 
     def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
         assert {record.run["variant"]: record.status for record in alone} == STATUSES
@@ -122,7 +136,7 @@ class TestEveryExecutor:
         assert {progress.run for progress in told} == {run.id for run in runs[:-1]}
 
     def test_in_processes_each_run_is_as_it_is_alone(self, runs, alone, in_processes):
-        records, told = in_processes
+        records, told, _ = in_processes
         expected = by_id(alone)
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
@@ -130,17 +144,63 @@ class TestEveryExecutor:
         assert "Traceback" in next(record for record in records if record.run["variant"] == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
-        records, _ = in_processes
+        records, *_ = in_processes
         (deadly,) = (record for record in records if record.run["variant"] == "deadly")
         assert deadly.status == "failed"
-        assert deadly.error == "The process of this run was ended from outside: exit code 7."
+        assert deadly.error == (
+            "The process of this run was ended from outside with exit code 7. Its checkpoint is kept."
+        )
         assert len(records) == len(runs) + 3
 
-    def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record_and_the_other_goes_on(self, in_processes):
-        records, _ = in_processes
+    def test_a_run_whose_process_is_killed_politely_is_a_failed_record_and_goes_on_from_its_checkpoint(
+        self, runs, in_processes
+    ):
+        records, _, folder = in_processes
         pair = {record.status: record for record in records if record.run["variant"].startswith("long")}
         assert sorted(pair) == ["failed", "finished"]
-        assert "ended from outside: signal 9" in pair["failed"].error
+        assert "was ended from outside by SIGTERM. Its checkpoint is kept." in pair["failed"].error
+        (lost,) = (run for run in long_runs(runs[0].task) if run.id == pair["failed"].id)
+        again, told = done(SerialExecutor(), [lost], folder)
+        assert told[0].step > 1
+        assert by_id(again) == by_id([executed(lost)])
+
+    def test_a_run_whose_process_is_killed_goes_on_in_another_and_ends_as_if_nothing_had_been(
+        self, runs, alone, tmp_path, monkeypatch
+    ):
+        # Each process is killed when it has saved a checkpoint: the first has just done the last step.
+        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:1:kill")
+        records, told = done(ProcessExecutor(1, retries=1), [runs[1]], tmp_path)
+        assert by_id(records) == by_id([alone[1]])
+        assert len(records) == 1
+        (notice,) = (event for event in told if isinstance(event, Notice))
+        assert (notice.run, notice.variant, notice.seed) == (runs[1].id, "bma", 1)
+        assert re.match(
+            r"Its process was ended from outside, by SIGKILL[:,][^.]* memory\. The run goes on", notice.text
+        )
+        assert notice.text.endswith("retry 1 of 1.")
+        # Nothing was left to train.
+        assert not [event for event in told[told.index(notice) + 1 :] if isinstance(event, Progress)]
+
+    @pytest.mark.full
+    def test_on_ray_a_run_whose_process_is_killed_goes_on_in_another(self, runs, alone, tmp_path, monkeypatch):
+        pytest.importorskip("ray")
+        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:1:kill")
+        records, told = done_on_ray(runs[:2], tmp_path / "checkpoints")
+        assert by_id(records) == by_id(alone[:2])
+        assert len(records) == 2
+        notices = [event for event in told if isinstance(event, Notice)]
+        assert {notice.run for notice in notices} == {run.id for run in runs[:2]}
+        for notice in notices:
+            assert "outside, by a signal or a crash, possibly for lack of memory. The run goes on" in notice.text
+
+    @pytest.mark.full
+    def test_on_ray_a_run_that_always_loses_its_process_has_failed(self, runs, tmp_path, monkeypatch):
+        pytest.importorskip("ray")
+        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:before-move:1:kill")
+        (record,), told = done_on_ray(runs[:1], tmp_path / "checkpoints")
+        assert record.status == "failed"
+        assert "was ended from outside 3 times, the last time by a signal or a crash" in record.error
+        assert len([event for event in told if isinstance(event, Notice)]) == 2
 
     @pytest.mark.full
     def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
@@ -323,4 +383,114 @@ class TestAComparisonInProcesses:
 
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
     with pytest.raises(RuntimeError, match="ended before it could begin, with exit code 7"):
-        done(ProcessExecutor(1), [run_of(task)], Deadly("folder"))
+        done(ProcessExecutor(1, retries=0), [run_of(task)], Deadly("folder"))
+
+
+class FakeProcess:
+    """A process that has ended with this code."""
+
+    def __init__(self, exitcode):
+        self.exitcode = exitcode
+
+    def join(self):
+        pass
+
+
+class TestAPoolOfWorkers:
+    @pytest.fixture
+    def pool(self, tmp_path, monkeypatch):
+        """A pool that notes which workers it would start, and what it tells."""
+        self.told, self.started = [], []
+        pool = _WorkerPool(deque(), tmp_path, self.told.append, [], retries=2)
+        monkeypatch.setattr(pool, "start_worker", lambda: self.started.append(len(pool.todo)))
+        return pool
+
+    def ended(self, pool, code, **state):
+        """What comes of a worker that ends."""
+        here, there = Pipe()
+        there.close()
+        pool.workers[here] = _Worker(FakeProcess(code), **state)
+        return list(pool.receive())
+
+    def test_replaces_one_that_ends_before_it_begins_a_few_times(self, task, pool):
+        pool.todo.append(run_of(task))
+        for _ in range(2):
+            assert self.ended(pool, -signal.SIGKILL) == []
+        assert len(self.started) == 2
+        assert all("ended before it could begin, by SIGKILL" in notice.text for notice in self.told)
+        with pytest.raises(RuntimeError, match="ended before it could begin, by SIGKILL"):
+            self.ended(pool, -signal.SIGKILL)
+
+    def test_does_not_mind_one_that_ends_when_it_has_nothing_left_to_do(self, task, pool):
+        pool.todo.append(run_of(task))
+        assert self.ended(pool, -signal.SIGKILL, ready=True) == []
+        assert (self.started, self.told) == ([], [])
+
+    def test_gives_a_run_to_another_as_often_as_it_may_and_then_records_it_as_failed(self, task, pool):
+        run = run_of(task)
+        for attempt in (1, 2):
+            assert self.ended(pool, 143, ready=True, run=run) == []
+            assert pool.todo.popleft() is run
+            assert self.told[-1].text.endswith(
+                f"by SIGTERM. The run goes on from its last checkpoint, in another process: retry {attempt} of 2."
+            )
+        (record,) = self.ended(pool, 143, ready=True, run=run)
+        assert record.status == "failed"
+        assert record.error == (
+            "The process of this run was ended from outside 3 times, the last time by SIGTERM. Its checkpoint is kept."
+        )
+        assert len(self.started) == 2
+
+    def test_that_is_stopped_records_nothing(self, task, pool):
+        pool.stop()
+        assert self.ended(pool, -signal.SIGKILL, ready=True, run=run_of(task)) == []
+        assert (self.started, self.told) == ([], [])
+
+
+class TestTheReasonOfAnEnd:
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (-15, "by SIGTERM"),
+            (143, "by SIGTERM"),
+            (-11, "by SIGSEGV"),
+            (7, "with exit code 7"),
+            (0, "with exit code 0"),
+        ],
+    )
+    def test_is_a_signal_or_a_code(self, code, words):
+        assert ExitReasons().describe(code) == words
+
+    @pytest.mark.parametrize(
+        ("counts", "words"),
+        [
+            ((3, 4), "by SIGKILL: meanwhile the kernel killed a process for lack of memory"),
+            ((3, 3), "by SIGKILL, not by the kernel for lack of memory"),
+            ((None, None), "by SIGKILL, possibly for lack of memory"),
+        ],
+        ids=["more", "as many", "silent"],
+    )
+    def test_of_a_kill_says_whether_memory_was_short(self, counts, words, monkeypatch):
+        answers = iter(counts)
+        monkeypatch.setattr(attempts, "out_of_memory_kills", lambda: next(answers))
+        assert ExitReasons().describe(-9) == words
+
+    def test_is_counted_by_the_kernel_on_this_machine(self, tmp_path, monkeypatch):
+        for name, text in (("vmstat", "pgfault 5\noom_kill 2\n"), ("events", "low 0\noom_kill 3\noom_group_kill 1\n")):
+            (tmp_path / name).write_text(text)
+        files = [tmp_path / "vmstat", tmp_path / "events", tmp_path / "gone"]
+        monkeypatch.setattr(machine, "_kill_counters", lambda: files)
+        assert machine.out_of_memory_kills() == 5
+        monkeypatch.setattr(machine, "_kill_counters", lambda: files[2:])
+        assert machine.out_of_memory_kills() is None
+
+
+@pytest.mark.parametrize("retries", [-1, 1.5, True, "2"])
+def test_retries_that_are_no_number_of_times_are_refused(retries):
+    with pytest.raises(ValueError, match="retries must be a whole number of at least 0; got"):
+        executor_of("processes", retries=retries)
+
+
+@pytest.mark.parametrize("name", ["serial", "processes"])
+def test_every_executor_takes_the_retries(name):
+    assert getattr(executor_of(name, retries=5), "retries", 5) == 5

@@ -1,12 +1,25 @@
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from damage import some_flips
 from lab_runs import cost_of, executed, run_of
 
+from tidegate import _faults
+from tidegate._json import seal
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training import records
-from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile, VariantPlan
+from tidegate.lab.training.records import (
+    Costs,
+    LayerMeasurements,
+    Plan,
+    Record,
+    RecordFile,
+    VariantPlan,
+    last_costs,
+)
 
 PLAN = Plan(
     command="tidegate compare",
@@ -113,10 +126,96 @@ def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_w
     assert file.read() == [PLAN]
 
 
-def test_a_line_of_an_unknown_kind_is_refused(file):
-    file.path.write_text('{"kind": "poem"}\n')
-    with pytest.raises(ValueError, match="kind must be one of costs, layers, plan, run; got 'poem'"):
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"kind": "poem"}, "kind must be one of costs, layers, plan, run; got 'poem'"),
+        ({"kind": ["plan"]}, "kind must be one of costs, layers, plan, run; got ['plan']"),
+        (
+            {"id": "1", "run": {}, "status": "junk", "kind": "run"},
+            "status must be 'finished' or 'diverged' or 'failed'",
+        ),
+        (
+            {"id": "1", "run": {}, "status": "failed", "loss": "abc", "kind": "run"},
+            "loss must be a number or null; got",
+        ),
+        ({"id": "1", "run": [], "status": "failed", "kind": "run"}, "run must be an object of fields; got []"),
+        (
+            {"id": "1", "run": {}, "status": "failed", "curve": [{"step": 1}], "kind": "run"},
+            "curve[0].tokens is missing",
+        ),
+        ({"id": "1", "kind": "run"}, "run is missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_line_of_another_form_is_refused_with_file_number_and_remedy(file, line, words):
+    filled(file, PLAN)
+    with file.path.open("a") as opened:
+        opened.write(json.dumps(seal(line)) + "\n")
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
         file.read()
+    assert str(refused.value).startswith(f"{file.path}, line 2, is damaged, or of another version: ")
+    assert "Remove that line, and the command of the comparison does anew what it held" in str(refused.value)
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"\xff", b"", b"null", b'{"loss": NaN}'], ids=range(5))
+def test_a_line_that_is_no_object_is_refused(file, line):
+    file.path.write_bytes(line + b"\n")
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 1, is damaged"):
+        file.read()
+
+
+def test_a_line_without_a_digest_is_refused(file):
+    filled(file, PLAN)
+    line = json.loads(file.path.read_text())
+    del line["digest"]
+    file.path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match=r"line 1, is damaged, or of another version: it has no digest\."):
+        file.read()
+
+
+def test_a_figure_that_was_changed_by_hand_is_noticed_and_another_layout_is_none(file):
+    filled(file, PLAN, FAILED, COSTS)
+    lines = file.path.read_text().splitlines()
+    lines[2] = lines[2].replace('"time_ratio": 1.1', '"time_ratio": 1.2')
+    file.path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(ValueError, match=r"line 3, is damaged.*its content does not fit its digest"):
+        file.read()
+    filled(RecordFile(file.path.with_name("again.jsonl")), PLAN, FAILED)
+    spaced = [json.dumps(json.loads(line), separators=(" , ", " : "), sort_keys=True) for line in lines[:2]]
+    file.path.write_text("".join(f"{line}\n" for line in spaced))
+    assert file.read() == [PLAN, FAILED]
+
+
+def test_no_flipped_bit_gives_another_figure(file):
+    lines = [PLAN, COSTS, FAILED, LAYERS]
+    content = filled(file, *lines).path.read_bytes()
+    refused = 0
+    for changed in some_flips(content, 1000):
+        file.path.write_bytes(changed)
+        try:
+            # A line that has lost its end is as if never written.
+            assert file.read() in (lines, lines[:-1])
+        except ValueError:
+            refused += 1
+    assert refused > 900
+
+
+@pytest.mark.parametrize(("point", "kept"), [("before-write", 1), ("half-written", 1), ("written", 2)])
+def test_a_full_disk_is_named_and_the_next_line_heals_what_is_left(file, monkeypatch, point, kept):
+    filled(file, PLAN)
+    monkeypatch.setenv("TIDEGATE_FAULT", f"record:{point}:1:full")
+    _faults._reached.clear()
+    words = rf"{file.path} could not be written: No space left on device\. \d+ bytes were to be written, .* are free"
+    with pytest.raises(OSError, match=words):
+        file.append(FAILED)
+    assert file.read() == [PLAN, FAILED][:kept]
+    assert filled(file, LAYERS).read() == [*[PLAN, FAILED][:kept], LAYERS]
+
+
+def test_the_committed_records_are_whole():
+    file = RecordFile(Path(__file__).parents[3] / "docs" / "records" / "compare" / "records.jsonl")
+    assert [line.kind for line in file.read()].count("run") == 20
 
 
 def test_two_cannot_work_on_one_file_at_once(tmp_path):
@@ -127,8 +226,7 @@ def test_two_cannot_work_on_one_file_at_once(tmp_path):
         assert file.read() == []
 
 
-def test_a_line_of_another_kind_is_named_with_its_number(tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text('{"kind": "tide"}\n')
-    with pytest.raises(ValueError, match=r"records\.jsonl, line 1, is no record of this version"):
-        RecordFile(path).read()
+def test_the_costs_that_hold_are_the_last():
+    again = replace(COSTS, items=(cost_of("none", 2.0),))
+    assert last_costs([PLAN, COSTS, FAILED, again, LAYERS]) is again
+    assert last_costs([PLAN]) is None

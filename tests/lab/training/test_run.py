@@ -5,10 +5,11 @@ from dataclasses import fields, replace
 import pytest
 from lab_runs import model_of, run_of
 
+from tidegate._json import content_hash
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.text import TextTask
-from tidegate.lab.training.run import Run, Training, content_hash
+from tidegate.lab.training.run import Run, Training
 from tidegate.tensors.rotary import Rotary
 
 OTHER_RUN = {"variant": "other", "block": 1, "seed": 7, "role": "tuning"}

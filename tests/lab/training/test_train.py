@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from closeness import assert_close
+from damage import flip_inside
 from lab_runs import LENGTH, STEPS, executed, model_of, run_of, timeless
 
 from tidegate.config import VisionConfig
@@ -12,7 +13,7 @@ from tidegate.lab.tasks.image import image_task
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training import train
 from tidegate.lab.training.checkpoint import forget_checkpoint
-from tidegate.lab.training.events import Interrupted
+from tidegate.lab.training.events import Interrupted, Notice
 from tidegate.lab.training.model import build_model, evaluate, training_flops
 from tidegate.lab.training.observe import observe_probe
 from tidegate.lab.training.train import RunContext, make_optimizer, train_step
@@ -114,6 +115,47 @@ def test_killed_it_goes_on_from_an_older_checkpoint_as_if_nothing_had_been(task,
     told = []
     assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(executed(run))
     assert told[0].step == saved + 1
+
+
+class TestADamagedCheckpoint:
+    def damaged(self, task, folder, *, files):
+        """A run, stopped after four checkpoints, of which those of these endings are damaged."""
+        run = run_of(task, model=model_of("bma", dropout=0.1))
+
+        def report(event):
+            if event.step == 5:
+                raise Killed
+
+        with pytest.raises(Killed):
+            executed(run, folder=folder, checkpoint_seconds=0, report=report)
+        for ending in files:
+            flip_inside(folder / f"{run.id}{ending}")
+        return run
+
+    @pytest.mark.parametrize(
+        ("files", "words", "first"),
+        [
+            ([".safetensors"], "The run goes on from step 3.", 4),
+            ([".safetensors", ".previous.safetensors"], "The run begins anew.", 1),
+        ],
+        ids=["one", "both"],
+    )
+    def test_is_told_of_and_changes_no_number(self, task, tmp_path, files, words, first):
+        run = self.damaged(task, tmp_path, files=files)
+        told = []
+        assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(executed(run))
+        notice, *progress = told
+        assert isinstance(notice, Notice)
+        assert (notice.run, notice.variant, notice.seed) == (run.id, "bma", 0)
+        assert f"{run.id}.safetensors is damaged" in notice.text
+        assert notice.text.endswith(words)
+        assert progress[0].step == first
+
+    def test_that_nobody_needs_is_not_told_of(self, task, tmp_path):
+        run = self.damaged(task, tmp_path, files=[".previous.safetensors"])
+        told = []
+        assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(executed(run))
+        assert told[0].step == 5
 
 
 def test_a_run_that_ends_keeps_its_checkpoint_until_it_is_forgotten(task, tmp_path):

@@ -1,8 +1,11 @@
+import json
 import math
 from dataclasses import replace
 
 import pytest
+from damage import some_flips
 
+from tidegate._json import seal
 from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
     GateSummary,
@@ -51,10 +54,34 @@ def test_a_number_that_is_not_finite_is_null_and_comes_back_as_nan():
     assert math.isnan(residual.effective_rank)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"layers": [{}], "num_batches": 1, "keys": ""}'])
-def test_other_json_is_refused(text):
-    with pytest.raises(ValueError, match=r"text must be what Observation.to_json wrote"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "it has no digest"),
+        ("[]", "it must be an object of fields"),
+        ("{", "it is no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps(seal({"layers": [{}], "num_batches": 1, "keys": ""})), r"layers\[0\]\.name is missing"),
+        (json.dumps(seal({"layers": [], "num_batches": None, "keys": ""})), "num_batches must be a whole number"),
+        (json.dumps(seal({"layers": [], "num_batches": 1})), "keys is missing"),
+    ],
+    ids=["empty", "list", "cut", "deep", "no layer", "null", "missing"],
+)
+def test_other_json_is_refused(text, words):
+    with pytest.raises(ValueError, match=rf"text must be what Observation\.to_json wrote: .*{words}"):
         Observation.from_json(text)
+
+
+def test_a_flipped_bit_is_noticed_unless_it_changes_nothing():
+    accepted = 0
+    for changed in some_flips(OBSERVATION.to_json().encode(), 500):
+        try:
+            again = Observation.from_json(changed)
+        except ValueError:
+            continue
+        accepted += 1
+        assert again == OBSERVATION
+    assert accepted < 50
 
 
 def test_the_table_has_a_line_for_each_head():

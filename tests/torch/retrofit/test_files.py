@@ -2,10 +2,13 @@ import json
 
 import pytest
 import torch
+from damage import some_flips
 from retrofit_models import adapt, logits, stir, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tidegate.torch.retrofit import add_gates, load_gates, save_gates
+from tidegate import _faults
+from tidegate._json import seal
+from tidegate.torch.retrofit import add_gates, files, load_gates, save_gates
 from tidegate.torch.retrofit.files import base_fingerprint
 
 
@@ -82,22 +85,60 @@ def test_the_fingerprint_knows_the_base_under_gates_and_adapters():
     assert base_fingerprint(model) != expected
 
 
-def test_files_that_do_not_belong_together_are_refused(saved):
-    weights = saved[0] / "gates.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    save_gates(model, tmp_path / "other")
+    (tmp_path / "other" / "gates.safetensors").replace(saved[0] / "gates.safetensors")
     with pytest.raises(ValueError, match="were not written together"):
         load_gates(tiny("llama"), saved[0])
+
+
+@pytest.mark.parametrize("name", ["gates.json", "gates.safetensors"])
+def test_a_flipped_bit_is_noticed_unless_it_changes_nothing(saved, name):
+    directory, _ = saved
+    path = directory / name
+    content, accepted = path.read_bytes(), 0
+    whole = files._read(directory)[0]
+    for changed in some_flips(content, 150):
+        path.write_bytes(changed)
+        try:
+            description, _ = files._read(directory)
+        except ValueError:
+            continue
+        accepted += 1
+        assert description == whole
+    # Spaces between the words of JSON say nothing.
+    assert accepted < (30 if name == "gates.json" else 1)
+
+
+def test_a_save_that_is_broken_off_between_its_files_is_noticed(saved, monkeypatch):
+    directory, _ = saved
+    model = tiny("llama")
+    add_gates(model, "g1")
+    monkeypatch.setenv("TIDEGATE_FAULT", "gates:between:1:full")
+    _faults._reached.clear()
+    with pytest.raises(OSError, match="No space left"):
+        save_gates(model, directory)
+    with pytest.raises(ValueError, match="were not written together; save the gates again"):
+        load_gates(tiny("llama"), directory)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda path: path.unlink(), r"holds no gates: .*gates\.json is missing"),
-        (lambda path: path.write_text("{"), "is no JSON"),
+        (lambda path: path.write_text("{"), r"gates\.json cannot be read: it is no JSON: .* Write it with save_gates"),
+        (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
         (lambda path: path.write_text("[]"), "does not describe gates"),
-        (lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2})), "version 2"),
+        (lambda path: edit(path, version=1), "version 1, and this library reads 2"),
+        (lambda path: edit(path, fingerprint=None), "fingerprint is missing"),
+        (lambda path: edit(path, layers=[]), r"layers must be an object of fields; got \[\]"),
+        (lambda path: edit(path, layers={"a": [{"rank": "2"}]}), r"layers\.a\[0\]\.rank must be .*; got '2'"),
+        (lambda path: edit(path, layers={"a": [{"site": "sea"}]}), r"layers\.a\[0\]\.site must be .*; got 'sea'"),
+        (lambda path: path.write_text(path.read_text().replace("LlamaFor", "MistralFor")), "does not fit its digest"),
     ],
-    ids=["missing", "no JSON", "no object", "version"],
+    ids=["missing", "no JSON", "depth", "no object", "version", "a field less", "a list", "rank", "site", "changed"],
 )
 def test_a_description_that_cannot_be_read_is_refused(saved, change, reason):
     change(saved[0] / "gates.json")
@@ -105,11 +146,18 @@ def test_a_description_that_cannot_be_read_is_refused(saved, change, reason):
         load_gates(tiny("llama"), saved[0])
 
 
+def edit(path, **changes):
+    """Change entries of a description as its own writer would; None removes one."""
+    description = json.loads(path.read_text()) | changes
+    kept = {name: value for name, value in description.items() if value is not None and name != "digest"}
+    path.write_text(json.dumps(seal(kept)))
+
+
 def test_a_description_that_does_not_fit_its_weights_leaves_no_gates(saved):
     path = saved[0] / "gates.json"
-    description = json.loads(path.read_text())
-    description["layers"]["model.layers.1.self_attn"][0]["grain"] = "element"
-    path.write_text(json.dumps(description))
+    layers = json.loads(path.read_text())["layers"]
+    layers["model.layers.1.self_attn"][0]["grain"] = "element"
+    edit(path, layers=layers)
     model = tiny("llama")
     with pytest.raises(ValueError, match=r"does not fit its own description: .*has shape"):
         load_gates(model, saved[0])
@@ -163,9 +211,8 @@ def test_gates_that_were_added_to_a_part_are_saved_by_their_paths_in_the_whole(t
 
 def test_a_path_that_the_model_does_not_have_is_named(saved):
     path = saved[0] / "gates.json"
-    description = json.loads(path.read_text())
-    description["layers"]["elsewhere"] = description["layers"].pop("model.layers.0.self_attn")
-    path.write_text(json.dumps(description))
+    layers = json.loads(path.read_text())["layers"]
+    edit(path, layers={"elsewhere": layers.pop("model.layers.0.self_attn"), **layers})
     reason = "no attention at elsewhere; it has model.layers.0.self_attn, model.layers.1.self_attn"
     with pytest.raises(ValueError, match=reason):
         load_gates(tiny("llama"), saved[0])

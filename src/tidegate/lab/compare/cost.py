@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.decoder import TransformerLM
 
 _ROUNDS = 15
+_PEAKS_RESET = Path("/proc/self/clear_refs")
+"""Written to, it resets the peak of memory that the system keeps for a process."""
 
 
 def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
@@ -43,6 +46,23 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
         ),
         environment=environment(),
     )
+
+
+def lacks_peaks(costs: Costs) -> bool:
+    """Whether a peak of memory is missing that could be measured here: the process that did it was ended."""
+    return _PEAKS_RESET.exists() and any(cost.peak_bytes is None for cost in costs.items)
+
+
+def measure_missing_peaks(costs: Costs, runs: Mapping[str, Run]) -> Costs:
+    """Measure the peaks of memory that are missing; all other figures stay, as runs may depend on them.
+
+    runs : one of each variant
+    """
+    items = tuple(
+        replace(cost, peak_bytes=_peak_bytes(runs[cost.variant])) if cost.peak_bytes is None else cost
+        for cost in costs.items
+    )
+    return replace(costs, items=items)
 
 
 def _cost(
@@ -115,7 +135,7 @@ def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 
 def _peak_bytes(run: Run) -> int | None:
     """Measure the peak memory of a training step above rest, in a new process; None where the system does not tell."""
-    if not Path("/proc/self/clear_refs").exists():
+    if not _PEAKS_RESET.exists():
         return None
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -150,7 +170,7 @@ def _measure_peak(run: Run, sender: multiprocessing.connection.Connection) -> No
     step()
     gc.collect()
     resting = _status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    _PEAKS_RESET.write_text("5")
     step()
     sender.send(_status_bytes("VmHWM") - resting)
 

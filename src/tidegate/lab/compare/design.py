@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from tidegate._json import content_hash
 from tidegate.lab.compare.request import PRESETS, Request
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Plan, Record
-from tidegate.lab.training.run import ModelConfig, Run, content_hash
+from tidegate.lab.training.run import ModelConfig, Run
 
 
 def make_plan(request: Request, base: dict[str, Run]) -> Plan:

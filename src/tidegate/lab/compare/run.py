@@ -6,14 +6,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tidegate.lab.compare.cost import measure_costs
+from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, choose_rates, design_runs, make_plan, tuning_runs
 from tidegate.lab.compare.request import Request
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
-from tidegate.lab.training.records import Costs, LayerMeasurements, Line, Plan, Record, RecordFile, records_path
+from tidegate.lab.training.records import (
+    Costs,
+    LayerMeasurements,
+    Line,
+    Plan,
+    Record,
+    RecordFile,
+    last_costs,
+    records_path,
+)
 from tidegate.lab.training.run import Run, run_label
 
 CHECKPOINTS = "checkpoints"
@@ -43,7 +52,8 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
 
 
 def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) -> None:
-    if not work.lines:
+    # The plan may be the line that a user removed because it was damaged.
+    if not any(isinstance(line, Plan) for line in work.lines):
         work.append(plan)
     costs = _costs(base, plan, work)
     if request.tune_lr:
@@ -82,8 +92,8 @@ class _Work:
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.append(record)
-            # Delete the checkpoint only after the record is on disk.
-            if record.status != "finished" or record.id not in keep:
+            # Delete the checkpoint only after the record is on disk; a run that failed goes on from it.
+            if record.status == "diverged" or (record.status == "finished" and record.id not in keep):
                 forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
             self.tell(
@@ -109,13 +119,26 @@ def _ended_records(lines: Sequence[Line]) -> dict[str, Record]:
 
 
 def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
-    """Return the costs on record, or measure them: once, because matching by time depends on them."""
-    for line in work.lines:
-        if isinstance(line, Costs):
-            return line
+    """Return the costs on record, or measure them: once, because matching by time depends on them.
+
+    A peak of memory whose measurement was broken off is measured again, and goes on record with all that was known.
+    """
+    recorded = last_costs(work.lines)
+    if recorded is not None and not lacks_peaks(recorded):
+        return recorded
+    compared = [record for record in _ended_records(work.lines).values() if record.run["role"] == "comparison"]
+    if recorded is None and plan.match == "time" and compared:
+        raise ValueError(
+            f"{work.file.path} has runs, but no longer the costs by which --match time chose their lengths. Choose "
+            "another --out."
+        )
     work.tell(Phase(name="measuring costs", num_runs=0))
-    costs = measure_costs(base, control=plan.control, request=plan.request)
-    work.append(costs)
+    if recorded is None:
+        costs = measure_costs(base, control=plan.control, request=plan.request)
+    else:
+        costs = measure_missing_peaks(recorded, base)
+    if costs != recorded:
+        work.append(costs)
     return costs
 
 
@@ -142,10 +165,10 @@ def _tune_rates(request: Request, base: dict[str, Run], work: _Work) -> dict[str
 def _require_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:
     """Refuse a folder that holds another comparison, or the same one begun on another machine or version."""
     for line in lines:
-        if isinstance(line, Plan) and line.request != plan.request:
+        if isinstance(line, Plan | Costs) and line.request != plan.request:
+            other = (line.command if isinstance(line, Plan) else "") or line.request
             raise ValueError(
-                f"{folder} holds another comparison: {line.command or line.request}. Choose another folder with --out, "
-                "or remove that one."
+                f"{folder} holds another comparison: {other}. Choose another folder with --out, or remove that one."
             )
         if isinstance(line, Plan) and (changed := _environment_changes(line.environment, plan.environment)):
             raise ValueError(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
-from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Line, Plan, Record
+from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, last_costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,8 @@ def summarise(lines: Sequence[Line]) -> Summary:
         unit="nats",
     )
     layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
-    costs = {cost.variant: cost for line in lines if isinstance(line, Costs) for cost in line.items}
+    measured = last_costs(lines)
+    costs = {cost.variant: cost for cost in measured.items} if measured is not None else {}
     return Summary(
         plan=plan,
         comparison=comparison,

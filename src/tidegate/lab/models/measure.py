@@ -30,11 +30,14 @@ _WIDEST_HEAD = 32
 
 
 def measure_run(run: Run, checkpoint: Path) -> LayerMeasurements:
-    """Measure the model that a finished run left in its checkpoint; a checkpoint that is gone is a reason, no error."""
+    """Measure the model that a finished run left in its checkpoint.
+
+    A checkpoint that is gone, or damaged, is a reason and no error.
+    """
     model = build_model(run.model, seed=run.seed)
-    state = load_checkpoint(checkpoint, model)
-    if state is None or state["step"] != run.training.steps:
-        reason = "the checkpoint with the trained model is no longer there"
+    loaded = load_checkpoint(checkpoint, model, run=run.id)
+    if loaded.state is None or loaded.state.step != run.training.steps:
+        reason = f"the checkpoint with the trained model is {'damaged' if loaded.problems else 'no longer there'}"
         return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
     before = torch.get_num_threads()
     torch.set_num_threads(run.training.num_threads)

@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
-from tidegate._files import write_atomically
-from tidegate._json import read_as
+from tidegate._files import write_content
+from tidegate._json import open_sealed, parse_json, read_as, seal
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.events import Tell, ignore
 from tidegate.lab.training.machine import environment
@@ -69,19 +69,21 @@ def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
 
 
 def save_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record, numbers to six digits; make the folder if it is missing."""
+    """Write a record, numbers to six digits, with a digest of its content; make the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    text = json.dumps(rounded, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+    write_content(path, (json.dumps(seal(rounded), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
-    """Return the answer that a record holds; a `ValueError` if it is of another study."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if record.get("study") != study.name:
-        raise ValueError(f"{path} must be a record of {study.name}; it is one of {record.get('study')!r}.")
-    return read_as(study.result, record["result"])
+    """Return the answer that a record holds; a `ValueError` if it is damaged, or of another study."""
+    try:
+        record = open_sealed(parse_json(path.read_bytes()))
+        if record.get("study") != study.name:
+            raise ValueError(f"it must be a record of {study.name}; it is one of {record.get('study')!r}.")
+        return read_as(study.result, record.get("result"), where="result")
+    except ValueError as problem:
+        raise ValueError(f"{path} cannot be read: {problem} Make it anew with tidegate study {study.name}.") from None
 
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tidegate._files import write_atomically
+from tidegate._json import parse_json
 from tidegate.lab.tasks.documents import Document, fingerprint
 from tidegate.lab.tasks.tokenizer import EncodedText, Tokens, read_tokenizer, tokenizers_library, trained_tokenizer
 
@@ -76,7 +77,7 @@ def _place(name: str) -> Path | None:
 def _load(place: Path) -> _Made | None:
     """Load what is on the disk, its tokens mapped instead of read; None unless both files are whole."""
     try:
-        about: Any = json.loads(place.with_suffix(".json").read_bytes())
+        about: Any = parse_json(place.with_suffix(".json").read_bytes())
         tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
         made = _Made(tokens, about["num_training"], about["tokenizer"])
         return made if made.checksum() == about["checksum"] else None

@@ -42,6 +42,18 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Something went wrong and was mended: a run goes on from an older checkpoint, or in another process."""
+
+    text: str
+    """One or more sentences."""
+    run: str = ""
+    variant: str = ""
+    seed: int = 0
+    """The run that it happened to; run and variant are empty if it was none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
     """A run is over."""
 
@@ -67,7 +79,9 @@ class PartsDone:
     """The part that was just done, in words; empty if its number says it all."""
 
 
-Event: TypeAlias = Phase | Progress | Ended | PartsDone
+RunEvent: TypeAlias = Progress | Notice
+"""What a run says while it is under way."""
+Event: TypeAlias = Phase | RunEvent | Ended | PartsDone
 Tell: TypeAlias = Callable[[Event], None]
 """Receives every event."""
 

@@ -49,6 +49,38 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
+def out_of_memory_kills() -> int | None:
+    """Count the processes that the kernel has killed for lack of memory; None if it does not tell."""
+    counts = [count for file in _kill_counters() if (count := _read_kills(file)) is not None]
+    return sum(counts) if counts else None
+
+
+def _kill_counters() -> list[Path]:
+    """Files with a line `oom_kill <count>`: of the whole machine, and of this process's control group."""
+    root, files = Path("/sys/fs/cgroup"), [Path("/proc/vmstat")]
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return files
+    for group in groups:
+        _, controllers, place = group.split(":", 2)
+        if not controllers:
+            files.append(root / place.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            # Inside a container the group's own path is not there, and it is the root.
+            places = (root / "memory" / place.lstrip("/"), root / "memory")
+            files.append(next((file for file in places if file.is_dir()), root) / "memory.oom_control")
+    return files
+
+
+def _read_kills(file: Path) -> int | None:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
 def require_device(name: str) -> None:
     """Refuse a device that PyTorch does not know, or that this machine does not have."""
     import torch

@@ -1,17 +1,19 @@
-"""What a comparison leaves behind: one JSON object a line. The page is made from these alone."""
+"""What a comparison leaves behind: one JSON object a line, with a digest of it. The page is made from these alone."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from tidegate._json import read_as
+from tidegate._faults import reach
+from tidegate._files import explain_os_errors
+from tidegate._json import open_sealed, parse_json, read_as, seal
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
@@ -202,6 +204,11 @@ class LayerMeasurements:
 Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
+def last_costs(lines: Sequence[Line]) -> Costs | None:
+    """Return the costs that hold: the last, since figures that were missing are measured again."""
+    return next((line for line in reversed(lines) if isinstance(line, Costs)), None)
+
+
 _SEARCHED_BYTES = 4096
 
 
@@ -238,18 +245,26 @@ class RecordFile:
 
     def _parse(self, number: int, line: bytes) -> Line:
         try:
-            return read_as(Line, json.loads(line))
-        except (ValueError, TypeError) as problem:
-            raise ValueError(f"{self.path}, line {number}, is no record of this version: {problem}") from None
+            return read_as(Line, open_sealed(parse_json(line)))
+        except ValueError as problem:
+            raise ValueError(
+                f"{self.path}, line {number}, is damaged, or of another version: {problem} Remove that line, and the "
+                "command of the comparison does anew what it held; or choose another --out."
+            ) from None
 
     def append(self, line: Line) -> None:
         """Add a line, and see it safely on the disk."""
-        text = json.dumps(asdict(line), allow_nan=False).encode() + b"\n"
-        with self.path.open("a+b") as file:
+        text = json.dumps(seal(asdict(line)), allow_nan=False).encode() + b"\n"
+        with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
+            reach("record:before-write")
             file.truncate(_end_of_last_line(file))
-            file.write(text)
+            file.write(text[: len(text) // 2])
+            file.flush()
+            reach("record:half-written")
+            file.write(text[len(text) // 2 :])
             file.flush()
             os.fsync(file.fileno())
+            reach("record:written")
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

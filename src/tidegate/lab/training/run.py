@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from tidegate._json import content_hash
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import Task
 from tidegate.sizes import require_size
@@ -116,12 +116,6 @@ def run_label(run: Mapping[str, Any]) -> str:
     """What a run is called while it is under way, from its plain values; those that tune differ by learning rate."""
     rate = f" at lr {run['training']['lr']:g}" if run["role"] == "tuning" else ""
     return f"{run['variant']}{rate}"
-
-
-def content_hash(value: Any) -> str:
-    """Sixteen hexadecimal digits that stand for a JSON value."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _marks(step: int, times: int, steps: int) -> bool:

@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tidegate._json import read_as
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from tidegate.lab.training.events import Interrupted, Progress
+from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, load_checkpoint, save_checkpoint
+from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.training.loop import StepFigures, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
@@ -32,7 +31,7 @@ from tidegate.lab.training.model import (
     training_flops,
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
-from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
+from tidegate.lab.training.records import Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import gate_optimizer_groups
@@ -47,7 +46,7 @@ class RunContext:
 
     folder: Path | None = None
     """Where the run saves its checkpoints, the last at its end; None saves none."""
-    report: Callable[[Progress], None] = lambda _: None
+    report: Callable[[RunEvent], None] = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
     checkpoint_seconds: float = 20.0
@@ -88,23 +87,6 @@ def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run
     )
 
 
-@dataclass(slots=True)
-class _State:
-    """Where a run stands, as JSON: what a checkpoint holds besides tensors."""
-
-    step: int = 0
-    elapsed: float = 0.0
-    started: str = ""
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Of loss, gradient norm and the gates' gradient norm since the last point."""
-    summed: int = 0
-    batches: str = ""
-    """Hash of all batches so far."""
-    curve: list[Point] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    observations: list[ObservationSummary] = field(default_factory=list)
-
-
 class _Trainer:
     """A run under way."""
 
@@ -126,6 +108,7 @@ class _Trainer:
         folder = context.folder
         self.checkpoint = None if folder is None else checkpoint_path(folder, run.id)
         self.state = self._load_state()
+        self.saved_step = self.state.step
         self.evaluation: Evaluation | None = None
 
     def record(self) -> Record:
@@ -133,14 +116,18 @@ class _Trainer:
         diverged = self._train()
         return self._diverged_record(diverged) if diverged else self._final_record()
 
-    def _load_state(self) -> _State:
+    def _load_state(self) -> TrainingState:
         """Return the state in the checkpoint, or that of a run that begins."""
-        state = None if self.checkpoint is None else load_checkpoint(self.checkpoint, self.model, self.optimizer)
-        if state is None:
-            return _State(started=datetime.now(UTC).isoformat(timespec="seconds"))
-        curve = [read_as(Point, point) for point in state.pop("curve")]
-        observations = [read_as(ObservationSummary, observation) for observation in state.pop("observations")]
-        return _State(**state, curve=curve, observations=observations)
+        begun = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
+        if self.checkpoint is None:
+            return begun
+        loaded = load_checkpoint(self.checkpoint, self.model, self.optimizer, run=self.run.id)
+        state = loaded.state or begun
+        if loaded.problems:
+            how = "The run begins anew." if loaded.state is None else f"The run goes on from step {state.step}."
+            text = " ".join((*loaded.problems, how))
+            self.context.report(Notice(text=text, run=self.run.id, variant=self.label, seed=self.run.seed))
+        return state
 
     def _train(self) -> str:
         """Do the steps that are left; return where the run diverged, or an empty text."""
@@ -259,8 +246,9 @@ class _Trainer:
         )
 
     def _save(self) -> None:
-        if self.checkpoint is not None:
-            save_checkpoint(self.checkpoint, self.model, self.optimizer, asdict(self.state))
+        if self.checkpoint is not None and self.saved_step != self.state.step:
+            self.saved_step = self.state.step
+            save_checkpoint(self.checkpoint, self.model, self.optimizer, run=self.run.id, state=self.state)
 
     def _tokens(self) -> int:
         return self.state.step * self.tokens_per_step

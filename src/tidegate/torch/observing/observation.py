@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from tidegate._json import read_as, without_nan
+from tidegate._json import open_sealed, parse_json, read_as, seal, without_nan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,9 +43,6 @@ CLOSED_BELOW = 0.1
 """A gate's value below this lets next to nothing through."""
 
 _TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4}
-
-_OPTIONAL = ("saturated", "residual")
-"""The fields that may be None; null elsewhere in JSON is a number that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,16 +142,16 @@ class Observation:
         return replace(self, layers=tuple(_curves_in_stretches(layer, num_points) for layer in self.layers))
 
     def to_json(self) -> str:
-        """Return the observation as JSON; a number that is not finite is null."""
-        return json.dumps(without_nan(asdict(self)), allow_nan=False)
+        """Return the observation as JSON with a digest of its content; a number that is not finite is null."""
+        return json.dumps(seal(without_nan(asdict(self))), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; null where a number should be is nan."""
+        """Read what `to_json` wrote; null where a number should be is nan. What was changed since is refused."""
         try:
-            return read_as(cls, _null_to_nan(json.loads(text)))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"text must be what Observation.to_json wrote: {error}") from error
+            return read_as(cls, open_sealed(parse_json(text)), null_is_nan=True)
+        except ValueError as problem:
+            raise ValueError(f"text must be what Observation.to_json wrote: {problem}") from None
 
     def figure(self) -> Figure:
         """Draw maps of layers and heads, and curves over positions, as a matplotlib figure."""
@@ -205,12 +202,3 @@ def _align_columns(rows: list[tuple[str, ...]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-def _null_to_nan(value: Any, name: str = "") -> Any:
-    """Return JSON with nan where a number is null, but for the fields that may be None."""
-    if isinstance(value, dict):
-        return {key: _null_to_nan(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_null_to_nan(item) for item in value]
-    return math.nan if value is None and name not in _OPTIONAL else value

@@ -8,16 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tidegate._files import require_shapes, write_atomically
+from tidegate._faults import reach
+from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_content, write_tensors
+from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
@@ -25,7 +29,10 @@ from tidegate.torch.retrofit.refusal import require_model
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
 _WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
-_FORMAT, _VERSION = "tidegate-gates", 1
+_FORMAT, _VERSION = "tidegate-gates", 2
+_TENSORS = TensorFormat(
+    name=_FORMAT, version=str(_VERSION), keys=frozenset(), holds="gates of save_gates", writer="save_gates"
+)
 _CIRCUMSTANCES = (
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),
@@ -37,11 +44,28 @@ which trainers write there.
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Description:
+    """What `gates.json` holds."""
+
+    format: str
+    version: int
+    model: str
+    """Class of the base model."""
+    dtype: str
+    fingerprint: str
+    """Of the base model."""
+    weights: str
+    """Digest of the file of weights that belongs to it."""
+    layers: dict[str, tuple[Gate, ...]]
+
+
 def save_gates(model: nn.Module, directory: str | Path) -> None:
     """Write the gates of a model, and a fingerprint of the model instead of its weights.
 
     `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
-    were trained in, and a hash of the weights' file. Each is written whole or not at all, the description last.
+    were trained in, and the digest of the weights' file. Each is written whole or not at all, the description last, and
+    has a digest of its content inside.
     Adapters are no part of the fingerprint: a model with the same base takes the gates with or without them. Where an
     adapter keeps copies of the gates, those of the active one are written.
 
@@ -51,20 +75,28 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     layers = acting_layers(base)
     if not layers:
         raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
-    weights = save({name: weight.detach().contiguous() for name, weight in _weights(base).items()})
-    description = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "model": type(base).__name__,
-        "dtype": str(base.dtype),
-        "fingerprint": base_fingerprint(base),
-        "weights": _digest(weights),
-        "layers": {path: json.loads(layer.gates.to_json()) for path, layer in layers.items()},
-    }
+    weights = {name: weight.detach().contiguous() for name, weight in _weights(base).items()}
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / _WEIGHTS, lambda path: path.write_bytes(weights))
-    write_atomically(folder / _DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=1)))
+    digest = write_tensors(
+        folder / _WEIGHTS,
+        lambda path, metadata: save_file(weights, path, metadata=metadata),
+        _TENSORS,
+        {},
+        num_bytes=sum(weight.nbytes for weight in weights.values()),
+        kind="gates",
+    )
+    reach("gates:between")
+    description = _Description(
+        format=_FORMAT,
+        version=_VERSION,
+        model=type(base).__name__,
+        dtype=str(base.dtype),
+        fingerprint=base_fingerprint(base),
+        weights=digest,
+        layers={path: tuple(layer.gates) for path, layer in layers.items()},
+    )
+    write_content(folder / _DESCRIPTION, json.dumps(seal(asdict(description)), indent=1).encode())
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
@@ -79,7 +111,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     base = unwrap_model(model)
     require_model(base)
     _require_base(base, description, directory)
-    layers = {name: Gates.from_json(json.dumps(gates)) for name, gates in description["layers"].items()}
+    layers = {name: Gates(gates) for name, gates in description.layers.items()}
     present = {path: layer.gates for path, layer in acting_layers(base).items()}
     if present and present != layers:
         raise ValueError(
@@ -112,32 +144,39 @@ def _fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Pat
         weight.copy_(given[name])
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
     try:
-        description = json.loads((folder / _DESCRIPTION).read_bytes())
-        weights = (folder / _WEIGHTS).read_bytes()
+        description = _read_description(folder / _DESCRIPTION)
+        header = read_tensor_header(folder / _WEIGHTS, _TENSORS)
+        if description.weights != header.digest:
+            raise ValueError(
+                f"{_WEIGHTS} and {_DESCRIPTION} in {folder} were not written together; save the gates again."
+            )
+        return description, load_file(folder / _WEIGHTS)
     except FileNotFoundError as error:
         raise ValueError(
             f"{folder} holds no gates: {error.filename} is missing. Write them with save_gates."
         ) from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / _DESCRIPTION} is no JSON: {error}.") from error
-    if not isinstance(description, dict) or description.get("format") != _FORMAT:
-        raise ValueError(f"{folder / _DESCRIPTION} does not describe gates. Write them with save_gates.")
-    if description.get("version") != _VERSION:
-        raise ValueError(f"{folder} has the version {description.get('version')!r}; this library reads {_VERSION}.")
-    if description.get("weights") != _digest(weights):
-        raise ValueError(f"{_WEIGHTS} and {_DESCRIPTION} in {folder} were not written together; save the gates again.")
-    try:
-        return description, load(weights)
     except SafetensorError as error:
         raise ValueError(f"{folder / _WEIGHTS} is not a safetensors file: {error}.") from error
 
 
-def _require_base(model: PreTrainedModel, description: dict[str, Any], directory: str | Path) -> None:
-    if description["fingerprint"] == base_fingerprint(model):
+def _read_description(path: Path) -> _Description:
+    try:
+        value = parse_json(path.read_bytes())
+        if not isinstance(value, dict) or value.get("format") != _FORMAT:
+            raise ValueError("it does not describe gates.")
+        if value.get("version") != _VERSION:
+            raise ValueError(f"it has the version {value.get('version')!r}, and this library reads {_VERSION}.")
+        return read_as(_Description, open_sealed(value))
+    except ValueError as problem:
+        raise ValueError(f"{path} cannot be read: {problem} Write it with save_gates.") from None
+
+
+def _require_base(model: PreTrainedModel, description: _Description, directory: str | Path) -> None:
+    if description.fingerprint == base_fingerprint(model):
         return
-    saved, here = (description["model"], description["dtype"]), (type(model).__name__, str(model.dtype))
+    saved, here = (description.model, description.dtype), (type(model).__name__, str(model.dtype))
     differ = (
         f"its base was a {saved[0]} in {saved[1]}, this is a {here[0]} in {here[1]}"
         if saved != here
@@ -146,10 +185,6 @@ def _require_base(model: PreTrainedModel, description: dict[str, Any], directory
     raise ValueError(
         f"The gates in {directory} belong to another model: {differ}. Load the model that they were trained in."
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from tidegate.lab.training.events import Progress
+from tidegate.lab.training.events import RunEvent
+from tidegate.lab.training.executors.attempts import RETRIES, require_retries
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 
@@ -17,17 +18,24 @@ class Executor(Protocol):
     """Does runs. Which one does them changes no number of a record but its timing."""
 
     def execute(
-        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
+        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
     ) -> Iterator[Record]:
         """The record of each run, as they end; a run that fails gives a record with its traceback.
+
+        A run whose process is ended from outside goes on in another one, and fails only if that happens too often.
 
         Ctrl-C stops every run at its next step, saves what it needs to go on, and raises `KeyboardInterrupt`.
         """
         ...
 
 
-def executor_of(name: ExecutorName) -> Executor:
-    """An executor by its name."""
+def executor_of(name: ExecutorName, *, retries: int = RETRIES) -> Executor:
+    """An executor by its name.
+
+    retries : times that a run goes on in another process after its own was ended from outside, before it has failed.
+              Serially there is no process but this one
+    """
+    require_retries(retries)
     match name:
         case "serial":
             from tidegate.lab.training.executors.serial import SerialExecutor
@@ -36,9 +44,9 @@ def executor_of(name: ExecutorName) -> Executor:
         case "processes":
             from tidegate.lab.training.executors.processes import ProcessExecutor
 
-            return ProcessExecutor()
+            return ProcessExecutor(retries=retries)
         case "ray":
             from tidegate.lab.training.executors.ray import RayExecutor
 
-            return RayExecutor()
+            return RayExecutor(retries=retries)
     raise ValueError(f"executor must be one of {', '.join(get_args(ExecutorName))}; got {name!r}.")

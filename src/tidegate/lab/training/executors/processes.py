@@ -17,9 +17,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import final
 
-from tidegate.lab.training.events import Interrupted, Progress
+from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
+from tidegate.lab.training.executors.attempts import RETRIES, Attempts, ExitReasons
 from tidegate.lab.training.executors.serial import note_interrupts
-from tidegate.lab.training.machine import environment
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import RunContext, execute_run
@@ -35,14 +35,16 @@ class ProcessExecutor:
     """Does runs in as many processes as have cores for their threads, unless told how many.
 
     Each process has a pipe of its own to this one and shares no lock with the others, so that one which is killed, at
-    whatever moment, does not block the others: its run is recorded as failed, and another process takes its place.
+    whatever moment, does not block the others. Another process takes its place, and its run goes on there from its last
+    checkpoint; a run that loses its process more than `retries` times is recorded as failed.
     """
 
-    def __init__(self, num_processes: int | None = None) -> None:
+    def __init__(self, num_processes: int | None = None, *, retries: int = RETRIES) -> None:
         self.num_processes = num_processes
+        self.retries = retries
 
     def execute(
-        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
+        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
     ) -> Iterator[Record]:
         """See `Executor`."""
         if not runs:
@@ -50,7 +52,7 @@ class ProcessExecutor:
         threads = max(run.training.num_threads for run in runs)
         num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
         with note_interrupts() as interrupted:
-            pool = _WorkerPool(deque(runs), checkpoints, report, interrupted)
+            pool = _WorkerPool(deque(runs), checkpoints, report, interrupted, retries=self.retries)
             try:
                 for _ in range(num_workers):
                     pool.start_worker()
@@ -70,6 +72,8 @@ class _Worker:
     """A worker process and its run."""
 
     process: SpawnProcess
+    ready: bool = False
+    """Whether it has begun, and asked for a run."""
     run: Run | None = None
     """What it works on."""
 
@@ -78,7 +82,13 @@ class _WorkerPool:
     """The workers, by the pipe to each, and the runs that are not handed out yet."""
 
     def __init__(
-        self, todo: deque[Run], checkpoints: Path, report: Callable[[Progress], None], interrupted: list[int]
+        self,
+        todo: deque[Run],
+        checkpoints: Path,
+        report: Callable[[RunEvent], None],
+        interrupted: list[int],
+        *,
+        retries: int,
     ) -> None:
         self.todo = todo
         self.checkpoints = checkpoints
@@ -86,6 +96,10 @@ class _WorkerPool:
         self.interrupted = interrupted
         self.workers: dict[Connection, _Worker] = {}
         self.stopped = False
+        self.attempts = Attempts(retries, report)
+        self.reasons = ExitReasons()
+        self.false_starts = 0
+        """Workers that ended before they were ready, since one last was."""
 
     def start_worker(self) -> None:
         """Start a worker; it sends None when it is ready for a run."""
@@ -119,13 +133,15 @@ class _WorkerPool:
             except (EOFError, OSError):
                 yield from self._remove_worker(pipe)
                 continue
-            if isinstance(message, Progress):
+            if isinstance(message, RunEvent):
                 self.report(message)
                 continue
             if isinstance(message, Record):
                 yield message
-            self.workers[pipe].run = self.todo.popleft() if self.todo else None
-            _send(pipe, self.workers[pipe].run)
+            worker = self.workers[pipe]
+            worker.ready, self.false_starts = True, 0
+            worker.run = self.todo.popleft() if self.todo else None
+            _send(pipe, worker.run)
 
     def drain(self) -> None:
         """Wait for all workers to end, reading what they still send: a worker with a full pipe would never end."""
@@ -134,32 +150,38 @@ class _WorkerPool:
                 pass
 
     def _remove_worker(self, pipe: Connection) -> Iterator[Record]:
-        """Remove a worker that has ended. If it was not asked to, its run failed, and a new one is started."""
+        """Remove a worker that has ended. If it was not asked to, a new one takes its place."""
         worker = self.workers.pop(pipe)
         worker.process.join()
         pipe.close()
-        code = worker.process.exitcode or 0
-        if self.stopped or self.interrupted:
+        has_ended_by_itself = worker.ready and worker.run is None
+        if self.stopped or self.interrupted or has_ended_by_itself:
             return
         if worker.run is not None:
-            yield _killed_record(worker.run, code)
-            if self.todo:
-                self.start_worker()
-        elif code:
-            raise RuntimeError(f"A training process ended before it could begin, with exit code {code}.")
+            record = self.attempts.lose(worker.run, self._ending(worker))
+            if record is None:
+                self.todo.appendleft(worker.run)
+            else:
+                yield record
+        else:
+            self._count_false_start(self._ending(worker))
+        if self.todo:
+            self.start_worker()
+
+    def _ending(self, worker: _Worker) -> str:
+        return self.reasons.describe(worker.process.exitcode or 0)
+
+    def _count_false_start(self, how: str) -> None:
+        self.false_starts += 1
+        if self.false_starts > self.attempts.retries:
+            raise RuntimeError(f"A training process ended before it could begin, {how}.")
+        self.report(Notice(text=f"A training process ended before it could begin, {how}. Another takes its place."))
 
 
-def _send(pipe: Connection, message: Run | Progress | Record | None) -> None:
+def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
     """Send, ignoring a closed pipe."""
     with suppress(OSError):
         pipe.send(message)
-
-
-def _killed_record(run: Run, code: int) -> Record:
-    """Make the record of a run whose process was killed from outside."""
-    how = f"signal {-code}; if it was 9, the machine may have been out of memory" if code < 0 else f"exit code {code}"
-    error = f"The process of this run was ended from outside: {how}."
-    return Record(id=run.id, run=run.to_dict(), status="failed", error=error, environment=environment())
 
 
 def _run_worker(pipe: Connection, checkpoints: Path) -> None:
@@ -193,14 +215,16 @@ def _next_run(pipe: Connection, killed: list[int]) -> Run | None:
 
 @final
 class _Throttle:
-    """Pass progress on a few times a second: nobody reads faster."""
+    """Pass progress on a few times a second, since nobody reads faster, and all else at once."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.last = 0.0
 
-    def report(self, progress: Progress) -> None:
+    def report(self, event: RunEvent) -> None:
         now = time.monotonic()
-        if now - self.last > _POLL_SECONDS or progress.step == progress.steps:
+        if not isinstance(event, Progress):
+            _send(self.pipe, event)
+        elif now - self.last > _POLL_SECONDS or event.step == event.steps:
             self.last = now
-            _send(self.pipe, progress)
+            _send(self.pipe, event)

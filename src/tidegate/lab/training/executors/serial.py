@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-from tidegate.lab.training.events import Interrupted, Progress
+from tidegate.lab.training.events import Interrupted, RunEvent
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import RunContext, execute_run
@@ -20,7 +20,7 @@ class SerialExecutor:
     """Do runs one after another."""
 
     def execute(
-        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[Progress], None]
+        self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
     ) -> Iterator[Record]:
         """See `Executor`."""
         with note_interrupts() as interrupted:

@@ -1,0 +1,102 @@
+"""What a model's file says of itself, checked before anything is built from it; the same for every framework."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+
+from tidegate._files import StrPath, TensorFormat, read_tensor_header, require_shapes
+from tidegate.config import StackConfig, TransformerConfig, VisionConfig
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_CONFIGS: dict[str, type[StackConfig]] = {"TransformerLM": TransformerConfig, "VisionTransformer": VisionConfig}
+_BLOCK = re.compile(r"stack\.blocks\.(\d+)\.")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_LONGEST_REASON = 500
+"""Letters: a reason quotes what is in the file."""
+
+
+def model_format(writer: str) -> TensorFormat:
+    """Return the format of models.
+
+    writer : the function that writes them in this framework
+    """
+    return TensorFormat(
+        name="tidegate", version="2", keys=frozenset(("model", "config")), holds="Tidegate model", writer=writer
+    )
+
+
+def read_model_config(
+    path: StrPath, *, kinds: Iterable[str], writer: str, shapes_of: Callable[[StackConfig], Shapes]
+) -> StackConfig:
+    """Check a model's file, its tensors against its own configuration, and return the configuration.
+
+    The work is bounded by the file and not by the sizes that it declares.
+
+    kinds     : the classes that can be read
+    writer    : the function that writes such files
+    shapes_of : gives the names and shapes of all tensors of a model, without allocating them; it is called for models
+                of a single block
+    """
+    header = read_tensor_header(path, model_format(writer))
+    kind, kinds = header.metadata["model"], tuple(kinds)
+    if kind not in kinds:
+        raise ValueError(f"{path} holds a model {kind!r}; this library knows {', '.join(kinds)}.")
+    try:
+        config = _CONFIGS[kind].from_json(header.metadata["config"])
+    except (ValueError, TypeError, OverflowError) as problem:
+        raise ValueError(f"The configuration in {path} cannot be read: {str(problem)[:_LONGEST_REASON]}") from None
+    for name, dtype in header.dtypes.items():
+        if dtype not in _FLOATS:
+            raise ValueError(f"{path} has the tensor {name} of the type {dtype}; a model has {', '.join(_FLOATS)}.")
+    complaint = f"{path} does not fit its own configuration"
+    _require_sizes(config, header.shapes, complaint)
+    try:
+        expected = _expected_shapes(config, shapes_of)
+    except (RuntimeError, TypeError, OverflowError) as problem:
+        raise ValueError(f"{complaint}: a model of these sizes cannot be. {problem}") from None
+    require_shapes(header.shapes, expected, complaint=complaint)
+    return config
+
+
+def _require_sizes(config: StackConfig, shapes: Shapes, complaint: str) -> None:
+    """Refuse more blocks than the file has, and sizes that no tensor in it could have."""
+    num_blocks = len({match[1] for name in shapes if (match := _BLOCK.match(name)) is not None})
+    if config.num_layers != num_blocks:
+        raise ValueError(
+            f"{complaint}: num_layers is {config.num_layers:,}, and it has tensors of {num_blocks:,} blocks."
+        )
+    largest = max(map(math.prod, shapes.values()))
+    for name, size in _declared_sizes(config).items():
+        if size > largest:
+            raise ValueError(f"{complaint}: {name} is {size:,}, and its largest tensor has {largest:,} numbers.")
+
+
+def _declared_sizes(config: StackConfig) -> dict[str, int]:
+    """Return the sizes that the shapes of some tensors are made of, so that none is larger than the largest tensor."""
+    sizes = {option.name: getattr(config, option.name) for option in fields(config)}
+    # No tensor has these sizes.
+    del sizes["num_layers"]
+    if isinstance(config, TransformerConfig):
+        del sizes["window"]
+        if config.positions != "learned":
+            del sizes["max_length"]
+    if isinstance(config.d_ff, tuple):
+        sizes["d_ff"] = max(config.d_ff)
+    for gate in config.gates:
+        sizes |= {f"rank of {gate}": gate.rank, f"width of {gate}": gate.width}
+    return {name: size for name, size in sizes.items() if type(size) is int}
+
+
+def _expected_shapes(config: StackConfig, shapes_of: Callable[[StackConfig], Shapes]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors; blocks of one feed-forward width are alike."""
+    widths = config.d_ff if isinstance(config.d_ff, tuple) else (config.d_ff,) * config.num_layers
+    single = {width: shapes_of(replace(config, num_layers=1, d_ff=width)) for width in dict.fromkeys(widths)}
+    return {
+        _BLOCK.sub(f"stack.blocks.{index}.", name, count=1): shape
+        for index, width in enumerate(widths)
+        for name, shape in single[width].items()
+    }

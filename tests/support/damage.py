@@ -1,0 +1,49 @@
+"""Files that were changed behind the back of whoever wrote them."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tidegate._files import TensorFormat, write_tensors
+
+
+def flip(content: bytes, bit: int) -> bytes:
+    """The content with one bit changed, counted from the beginning."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def some_flips(content: bytes, number: int, *, seed: int = 0) -> Iterator[bytes]:
+    """The content with one bit changed, for so many bits drawn at random."""
+    for bit in random.Random(seed).sample(range(8 * len(content)), number):
+        yield flip(content, bit)
+
+
+def flip_inside(path: Path, share: float = 0.5) -> None:
+    """Change one bit of a file, at a share of its length."""
+    content = path.read_bytes()
+    path.write_bytes(flip(content, int(8 * len(content) * share)))
+
+
+def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
+    """Write a file of tensors again with entries changed, as if by its own writer; None as a value removes one.
+
+    sealed : whether the file gets a digest that fits
+    """
+    with safe_open(path, framework="pt") as file:
+        held = file.metadata() | (metadata or {})
+    state = load_file(path) | (tensors or {})
+    kept = {name: tensor for name, tensor in state.items() if tensor is not None}
+    held = {name: text for name, text in held.items() if text is not None}
+    if not sealed:
+        save_file(kept, path, metadata=held)
+        return
+    own = {name: text for name, text in held.items() if name not in ("format", "version", "digest")}
+    form = TensorFormat(
+        name=held["format"], version=held["version"], keys=frozenset(own), holds="forgery", writer="forge_tensors"
+    )
+    write_tensors(path, lambda file, texts: save_file(kept, file, metadata=texts), form, own, num_bytes=0, kind="file")
