@@ -28,7 +28,7 @@ class Layer:
 
 # Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
-PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._refusals")
+PLUMBING = ("tidegate._json", "tidegate._files", "tidegate._text", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 LIBRARY = (
     *MATHS,
@@ -74,6 +74,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "_json": Layer(about="Frozen dataclasses from JSON."),
     "_files": Layer(about="Writing files whole or not at all; the metadata of a model's file."),
+    "_text": Layer(about="Text that is safe to show."),
     "_refusals": Layer(about="Checks of inputs, with one wording for every framework.", allowed=VOCABULARY[:3]),
     "tensors": Layer(
         about="Attention as mathematics on any array library: the reference for all else.",
@@ -139,7 +140,7 @@ LAYERS: dict[str, Layer] = {
     "lab/models": Layer(
         about="Language models, loaded to be looked at; their curvature and gauge.",
         allowed=(*LIBRARY, "tidegate.lab.tasks", "tidegate.lab.training", "tidegate.report.page", "torch", "numpy"),
-        only_in={"language_models.py": ("transformers", "safetensors")},
+        only_in={"hugging_face.py": ("transformers", "safetensors", "huggingface_hub")},
     ),
     "lab/compare": Layer(
         about="`tidegate compare`: turns a request into runs, verdicts and a page.", allowed=UPPER_ROOM
@@ -161,7 +162,11 @@ LAYERS: dict[str, Layer] = {
         about="The verbs of the command line, a file for each, and their one progress display.",
         allowed=("tidegate.*", "typer", "rich"),
         # Every verb imports what it needs, so that `tidegate --help` needs nothing.
-        deferred=(*(name for name in LIBRARY if name != "tidegate._files"), "tidegate.lab.*", "tidegate.report"),
+        deferred=(
+            *(name for name in LIBRARY if name not in ("tidegate._files", "tidegate._text")),
+            "tidegate.lab.*",
+            "tidegate.report",
+        ),
     ),
 }
 

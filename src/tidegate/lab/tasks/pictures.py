@@ -20,6 +20,11 @@ from tidegate.lab.tasks.task import DataError
 DIGITS = "digits"
 """The source that needs no path."""
 
+_FORMATS = (
+    "AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP",
+)  # fmt: skip
+"""Formats that are read. Pillow knows others, some of which are programs: it gives PostScript to an interpreter."""
+
 
 class Pictures(NamedTuple):
     """Images of one size, with their classes."""
@@ -62,14 +67,14 @@ def picture_folder(source: str) -> str:
 def folder_pictures(source: str, image_size: int) -> Pictures:
     """The images of a folder, the shorter side brought to `image_size` and the longer one cut.
 
-    Grey if all of them are, else in colour. Hidden files, and those without an ending of an image, are passed over.
+    Grey if all of them are, else in colour. Hidden files, and those without the ending of a known format, are left out.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError("--data with images needs the package pillow: pip install 'tidegate[lab]'.") from error
     folders = _class_folders(Path(source))
-    endings = frozenset(Image.registered_extensions())
+    endings = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _FORMATS)
     paths = [(label, path) for label, folder in enumerate(folders) for path in _image_files(folder, endings)]
     labels = np.asarray([label for label, _ in paths], dtype=np.int64)
     _require_two_each(folders, labels)
@@ -108,11 +113,14 @@ def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.u
     """(1, S, S) if the image is grey, else (3, S, S)."""
     from PIL import Image, ImageOps
 
+    Image.init()
+    known = [name for name in _FORMATS if name in Image.OPEN]
     try:
-        with Image.open(BytesIO(content)) as image:
+        with Image.open(BytesIO(content), formats=known) as image:
             grey = image.mode in ("1", "L", "LA")
             fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    # Decoders raise errors of many classes, those of the modules that they call among them.
+    except Exception as error:
         raise DataError(f"--data {path} cannot be read as an image: {error}. Mend it or take it out.") from error
     array = np.asarray(fitted, dtype=np.uint8)
     return array[None] if grey else np.moveaxis(array, -1, 0)

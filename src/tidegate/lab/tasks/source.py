@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,8 +97,9 @@ _LARGEST_VOCABULARY = 1 << 22
 def read_tokens(source: str) -> TokenFile:
     """The whole numbers of a one-dimensional `.npy` file, mapped and not read into memory."""
     try:
-        tokens: Any = np.load(source, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        tokens: Any = np.lib.format.open_memmap(source, mode="r")
+    # A header that is damaged can fail in the reader of Python literals too.
+    except (OSError, ValueError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise DataError(f"--data {source} cannot be read as a NumPy array: {error}.") from error
     if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
         raise DataError(

@@ -1,0 +1,28 @@
+"""Text that is safe to show: names and contents of files may hold characters that steer a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_STEERING = re.compile(
+    "["
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line break
+    r"\u2028\u2029\u202a-\u202e\u2066-\u2069"  # breaks of lines and changes of direction
+    r"\ud800-\udfff"  # halves of characters, which stand for bytes of names that are not UTF-8, and cannot be encoded
+    "]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return the text with every character that steers a terminal spelled, as in `\u001b`; tab and line break stay.
+
+    The spelling is that of JSON: inside its strings the value stays the same.
+    """
+    return _STEERING.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def list_some(items: Sequence[str], *, most: int = 6) -> str:
+    """Join the first items by commas, and say how many more there are."""
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
