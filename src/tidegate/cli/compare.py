@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -278,7 +279,7 @@ def _call_function(name: str) -> list[Run]:
     """Import module:function, also from the working folder, and return the runs that it gives."""
     from tidegate.lab.training.run import Run
 
-    if name.count(":") != 1:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"--runs must be module:function; got {name!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -9,6 +10,7 @@ from typing import Any, NoReturn, cast
 import typer
 from rich.text import Text
 
+from tidegate._text import printable
 from tidegate.cli.console import new_console
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -25,7 +27,7 @@ _EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster"}
 
 def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
     """Say why on the error stream, in one line, and end."""
-    line = " ".join(str(message).split())
+    line = printable(" ".join(str(message).split()))
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
     label = ("stopped: ", "bold yellow") if code == INTERRUPTED else ("error: ", "bold red")
@@ -50,10 +52,12 @@ def errors_in_one_line() -> Generator[None]:
         # Whoever reads the output has seen enough.
         raise
     except _UsageError as problem:
-        stop(f"{problem.format_message()} See {_command(problem)} --help.")
+        stop(f"{problem.format_message().rstrip('.')}. See {_command(problem)} --help.")
     except ModuleNotFoundError as problem:
         stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
-    except (ValueError, OSError, ImportError) as problem:
+    except OSError as problem:
+        stop(_words(problem))
+    except (ValueError, ImportError) as problem:
         stop(problem)
     except MemoryError as problem:
         stop(f"this machine has too little memory for that. {problem}")
@@ -63,6 +67,13 @@ def errors_in_one_line() -> Generator[None]:
 
 def _command(problem: Any) -> str:
     return "tidegate" if problem.ctx is None else problem.ctx.command_path
+
+
+def _words(problem: OSError) -> str:
+    """Name the file first, if it is known; a full disk has a remedy."""
+    words = str(problem) if problem.filename is None else f"{problem.filename}: {problem.strerror}"
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{words}. Make room there, and give the same command again." if full else words
 
 
 def _extra(problem: ModuleNotFoundError) -> str:

@@ -40,7 +40,7 @@ def note_unread(model: LanguageModel) -> None:
     """Say on the error stream which tensors of a model's files are not part of what is measured."""
     if model.unread:
         new_console(stderr=True).print(
-            f"note: {len(model.unread)} tensors of {model.name} are not part of its class and are not read: "
+            f"note: {model.name} has tensors that its class does not know, and that are not read: "
             f"{list_some(model.unread)}.",
             soft_wrap=True,
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ _ADAPTER = "adapter_config.json"
 _COUNTS = re.compile("layer|label|types")
 """Found in the names of options that classes of configurations make lists of; `attention_types` holds numbers too."""
 _MOST_COUNTED = 4096
+_LONGEST_REASON = 400
+"""Letters of what transformers says."""
 _TIMES = 16
 _MORE_THINGS = 2_000
 _MORE_NUMBERS = 1 << 22
@@ -93,7 +96,7 @@ def load_pretrained(folder: Path, *, attention: str, dtype: torch.dtype | None) 
                 local_files_only=True,
             )
     model, notes = loaded
-    _require_all_loaded(notes, folder)
+    _require_all_loaded(model, notes, tensors, folder)
     unread = tuple(sorted(notes["unexpected_keys"]))
     _require_no_more_layers(model, unread, folder)
     with _quietly(), _transformers_errors(folder, "cannot be run"), torch.no_grad():
@@ -224,19 +227,25 @@ def _text_config(config: Any) -> Any:
     return config.get_text_config() if part is not None and _model_class(config).config_class == part else config
 
 
-def _require_all_loaded(notes: dict[str, Any], folder: Path) -> None:
-    """Refuse a model with tensors that were not in its files, or of another shape.
+def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a model with tensors that were not in its files, or of another shape or kind of number.
 
     Tied weights, and buffers that a model makes itself, are not among them.
     """
     if missing := sorted(notes["missing_keys"]):
         raise ValueError(
-            f"MODEL {folder} lacks {len(missing)} tensors that its {_CONFIG} asks for, and would have random numbers "
-            f"in their place: {list_some(missing)}. Save it again as a whole."
+            f"MODEL {folder} lacks tensors that its {_CONFIG} asks for, and would have random numbers in their place: "
+            f"{list_some(missing)}. Save it again as a whole."
         )
-    if others := sorted(notes["mismatched_keys"]):
-        shapes = [f"{name} is {tuple(given)} instead of {tuple(asked)}" for name, given, asked in others]
-        raise ValueError(f"MODEL {folder} has weights that do not fit its {_CONFIG}: {list_some(shapes, most=3)}.")
+    others = [
+        f"{name} is {tuple(given)} instead of {tuple(asked)}" for name, given, asked in sorted(notes["mismatched_keys"])
+    ] + [
+        f"{name} is {tensors[name].dtype} instead of {asked.dtype}"
+        for name, asked in model.state_dict().items()
+        if name in tensors and tensors[name].is_floating_point() != asked.is_floating_point()
+    ]
+    if others:
+        raise ValueError(f"MODEL {folder} has weights that do not fit its {_CONFIG}: {list_some(others, most=3)}.")
 
 
 def _require_no_more_layers(model: nn.Module, unread: tuple[str, ...], folder: Path) -> None:
@@ -304,7 +313,7 @@ def _transformers_errors(folder: Path, complaint: str) -> Generator[None]:
         raise
     # It checks little of what it is given: a wrong value raises errors of a dozen unrelated classes.
     except Exception as problem:
-        reason = (str(problem).strip().splitlines() or [""])[0].rstrip(".")
+        reason = " ".join(str(problem).split())[:_LONGEST_REASON].rstrip(".")
         raise ValueError(f"MODEL {folder} {complaint} ({type(problem).__name__}: {reason}).") from problem
 
 
@@ -320,7 +329,8 @@ def _quietly() -> Generator[None]:
     bars.disable_progress_bar()
     constants.HF_HUB_OFFLINE = True
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         constants.HF_HUB_OFFLINE = offline
         logger.setLevel(level)

@@ -168,8 +168,9 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     attention = "eager" if derivatives else "sdpa"
     model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)
     if gates is not None:
-        if Path(gates).is_dir():
-            require_regular_files(Path(gates), "--gates")
+        if not Path(gates).is_dir():
+            raise ValueError(f"--gates {gates} is no folder. Name one that save_gates wrote.")
+        require_regular_files(Path(gates), "--gates")
         # They fit the model in its own dtype alone.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
         model = model.double() if derivatives else model
@@ -208,6 +209,6 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
 
 def _blocks(model: nn.Module, count: int, folder: Path) -> tuple[nn.Module, ...]:
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
+        if isinstance(module, nn.ModuleList) and len(module) == count > 0:
             return tuple(module)
     raise ValueError(f"MODEL {folder} has no list of {count} blocks, as its config.json says.")

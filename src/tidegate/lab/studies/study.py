@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,10 +88,18 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
     if not isinstance(record, dict) or record.get("study") != study.name:
         found = record.get("study") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"{path} must be a record of {study.name}; it is one of {found!r}.")
-    try:
+    with damage_refused(path):
         return read_as(study.result, record["result"])
-    except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as problem:
-        raise ValueError(f"{path} is damaged, or was written by another version: {problem}.") from problem
+
+
+@contextmanager
+def damage_refused(path: Path) -> Generator[None]:
+    """Turn the errors of working on a record whose content does not fit its study into a `ValueError`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
+        reason = str(problem).rstrip(".") or type(problem).__name__
+        raise ValueError(f"{path} is damaged, or was written by another version: {reason}.") from problem
 
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:

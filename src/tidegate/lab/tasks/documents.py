@@ -53,6 +53,14 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
 
 
+def expand_home(source: str) -> Path:
+    """The path with `~` replaced by the home it stands for; a `DataError` if there is no such user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"--data {source} names a home that is not there. Write the path in full.") from error
+
+
 def exists(path: Path) -> bool:
     """Whether there is such a file or folder; a `DataError` if we may not look."""
     try:
