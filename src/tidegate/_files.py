@@ -270,3 +270,15 @@ def require_shapes(
     if found:
         more = f"; and {len(found) - _MOST_LISTED:,} more" if len(found) > _MOST_LISTED else ""
         raise ValueError(f"{complaint}: {'; '.join(found[:_MOST_LISTED])}{more}.")
+
+
+def irregular_kind(path: StrPath) -> str:
+    """Say what a path leads to if it is no regular file, as in "a named pipe"; empty for a regular file.
+
+    Links are followed. An `OSError` if there is nothing. What is no regular file may never end, or wait for ever.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISREG(mode):
+        return ""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -9,12 +9,13 @@ import functools
 import hashlib
 import json
 import math
-import reprlib
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, NoReturn, cast, get_args, get_origin
+
+from tidegate._text import echo, shorten
 
 _DIGEST = "digest"
 
@@ -36,7 +37,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite_number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"it is no JSON: {_shorten(digits)} is too large for a number.")
+        raise ValueError(f"it is no JSON: {echo(digits)} is too large for a number.")
     return number
 
 
@@ -58,7 +59,7 @@ def seal(value: dict[str, Any]) -> dict[str, Any]:
 def open_sealed(value: Any) -> dict[str, Any]:
     """Return what `seal` was given; a `ValueError` if there is no digest, or if it is not that of the content."""
     if not isinstance(value, dict):
-        raise ValueError(f"it must be an object of fields; got {_shorten(value)}.")
+        raise ValueError(f"it must be an object of fields; got {echo(value)}.")
     content = {name: item for name, item in cast("dict[str, Any]", value).items() if name != _DIGEST}
     if _DIGEST not in value:
         raise ValueError("it has no digest.")
@@ -101,7 +102,7 @@ def read_as(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False
     if null_is_nan and kind is float and value is None:
         return math.nan
     if not _fits(kind, value):
-        raise ValueError(f"{where or 'it'} must be {_in_words(kind)}; got {_shorten(value)}.")
+        raise ValueError(f"{where or 'it'} must be {_in_words(kind)}; got {echo(value)}.")
     if is_dataclass(kind):
         return _read_fields(kind, value, where, null_is_nan)
     if origin is dict:
@@ -122,7 +123,7 @@ def read_as(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False
 def _read_fields(kind: Any, value: dict[str, Any], where: str, null_is_nan: bool) -> Any:
     hints, required = _hints(kind), _required_fields(kind)
     if unknown := sorted(set(value).difference(hints)):
-        raise ValueError(f"{where or kind.__name__} has no field {', '.join(map(_shorten_name, unknown))}.")
+        raise ValueError(f"{where or kind.__name__} has no field {', '.join(map(shorten, unknown))}.")
     for name in required:
         if name not in value:
             raise ValueError(f"{_inside(where, name)} is missing.")
@@ -157,7 +158,7 @@ def _read_union(choices: tuple[Any, ...], value: Any, where: str, null_is_nan: b
         return math.nan
     if not fitting:
         words = " or ".join(dict.fromkeys(map(_in_words, choices)))
-        raise ValueError(f"{where or 'it'} must be {words}; got {_shorten(cast('Any', value))}.")
+        raise ValueError(f"{where or 'it'} must be {words}; got {echo(cast('Any', value))}.")
     for choice in fitting[:-1]:
         try:
             return read_as(choice, value, where=where, null_is_nan=null_is_nan)
@@ -171,7 +172,7 @@ def _class_for(value: dict[str, Any], classes: list[Any], where: str) -> Any:
     by_kind = {_kind(choice): choice for choice in classes}
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in by_kind:
-        raise ValueError(f"{_inside(where, 'kind')} must be one of {', '.join(sorted(by_kind))}; got {_shorten(kind)}.")
+        raise ValueError(f"{_inside(where, 'kind')} must be one of {', '.join(sorted(by_kind))}; got {echo(kind)}.")
     return by_kind[kind]
 
 
@@ -232,19 +233,5 @@ def _in_words(kind: Any) -> str:
 
 
 def _inside(where: str, name: str) -> str:
-    name = _shorten_name(name)
+    name = shorten(name)
     return f"{where}.{name}" if where else name
-
-
-def _shorten_name(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
-
-
-_LONGEST = 60
-_short = reprlib.Repr()
-_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 2, _LONGEST, _LONGEST, _LONGEST
-
-
-def _shorten(value: Any) -> str:
-    """Return how a value is written in Python, cut in the middle if it is long."""
-    return _short.repr(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from tidegate._echo import echo
+from tidegate._text import echo
 from tidegate.gates import Gates
 from tidegate.sizes import require_size
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
 
-from tidegate._echo import echo, shorten
 from tidegate._json import parse_json
 from tidegate._refusals import require_bool, require_layer_options
+from tidegate._text import echo, shorten
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape, require_size
 

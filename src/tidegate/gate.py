@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from tidegate._echo import echo
 from tidegate._json import parse_json
+from tidegate._text import echo
 from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]

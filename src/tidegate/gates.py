@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, TypeAlias, cast, final
 
-from tidegate._echo import echo
 from tidegate._json import parse_json
+from tidegate._text import echo
 from tidegate.gate import SITE_ORDER, Gate, Site
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None

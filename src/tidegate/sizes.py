@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tidegate._echo import echo
+from tidegate._text import echo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

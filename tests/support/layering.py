@@ -28,7 +28,7 @@ class Layer:
 
 # Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
-PLUMBING = ("tidegate._echo", "tidegate._json", "tidegate._faults", "tidegate._files", "tidegate._refusals")
+PLUMBING = ("tidegate._text", "tidegate._json", "tidegate._faults", "tidegate._files", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 LIBRARY = (
     *MATHS,
@@ -75,8 +75,8 @@ LAYERS: dict[str, Layer] = {
         about="The options of layers and models, each declared once.",
         allowed=(*VOCABULARY[:3], *PLUMBING),
     ),
-    "_echo": Layer(about="How an error quotes what it was given."),
-    "_json": Layer(about="JSON: parsed, sealed by a digest, and read as frozen dataclasses."),
+    "_text": Layer(about="How text of others is shown: quoted, shortened, without what steers a terminal."),
+    "_json": Layer(about="JSON: parsed, sealed by a digest, and read as frozen dataclasses.", allowed=PLUMBING[:1]),
     "_faults": Layer(about="Points at which tests break off the writing of files."),
     "_files": Layer(
         about="Writing files whole or not at all; files of tensors with a digest.",
@@ -152,7 +152,7 @@ LAYERS: dict[str, Layer] = {
     "lab/models": Layer(
         about="Language models, loaded to be looked at; their curvature and gauge.",
         allowed=(*LIBRARY, "tidegate.lab.tasks", "tidegate.lab.training", "tidegate.report.page", "torch", "numpy"),
-        only_in={"language_models.py": ("transformers", "safetensors")},
+        only_in={"hugging_face.py": ("transformers", "safetensors", "huggingface_hub")},
     ),
     "lab/compare": Layer(
         about="`tidegate compare`: turns a request into runs, verdicts and a page.", allowed=UPPER_ROOM
@@ -174,7 +174,11 @@ LAYERS: dict[str, Layer] = {
         about="The verbs of the command line, a file for each, and their one progress display.",
         allowed=("tidegate.*", "typer", "rich"),
         # Every verb imports what it needs, so that `tidegate --help` needs nothing.
-        deferred=(*(name for name in LIBRARY if name != "tidegate._files"), "tidegate.lab.*", "tidegate.report"),
+        deferred=(
+            *(name for name in LIBRARY if name not in ("tidegate._files", "tidegate._text")),
+            "tidegate.lab.*",
+            "tidegate.report",
+        ),
     ),
 }
 

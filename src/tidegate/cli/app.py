@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
 
 from tidegate.cli.compare import compare
 from tidegate.cli.curvature import curvature
+from tidegate.cli.errors import errors_in_one_line
 from tidegate.cli.observe import observe
 from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
 
+
+@final
+class _Verbs(TyperGroup):
+    """The verbs, which all end in the same way."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options that stand before the verb; without any, show the help."""
+        if not args:
+            return super().parse_args(ctx, args)
+        with errors_in_one_line():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the options of the verb and do it."""
+        with errors_in_one_line():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="tidegate",
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

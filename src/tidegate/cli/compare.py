@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -14,6 +17,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from tidegate.cli.console import new_console
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.progress import display
@@ -133,35 +137,38 @@ def compare(
     Example: tidegate compare --data notes/ --variants none,g1,bma+g1,slow=g1@lr=1e-3 --out notes-gates
     """
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    console = Console(highlight=False, markup=False)
+    console = new_console()
     if not console.is_terminal:
         # Output is not a terminal: do not wrap.
         console.width = _WIDE
-    try:
-        from tidegate.lab.compare.page import comparison_page
-        from tidegate.lab.compare.request import PRESETS, Request, parse_variants
-        from tidegate.lab.compare.run import compare as run_comparison
-        from tidegate.lab.compare.summary import summarise
-        from tidegate.lab.tasks.catalogue import task_of
-        from tidegate.lab.training.executors.executor import executor_of
-        from tidegate.report import write_page
+    from tidegate.lab.compare.page import comparison_page
+    from tidegate.lab.compare.request import PRESETS, Request, parse_variants
+    from tidegate.lab.compare.run import Failed
+    from tidegate.lab.compare.run import compare as run_comparison
+    from tidegate.lab.compare.summary import summarise
+    from tidegate.lab.tasks.catalogue import task_of
+    from tidegate.lab.training.executors.executor import executor_of
+    from tidegate.lab.training.records import records_path
+    from tidegate.report import write_page
 
+    try:
         if runs is None:
             if length is not None and length < 2:
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
-            request = Request(
-                variants=parse_variants(variants),
-                task=task_of(task, data, tokenizer=tokenizer, field=field, length=length),
-                preset=preset,
-                num_seeds=seeds,
-                budget=tokens,
-                match=match,
-                tune_lr=tune_lr,
-                device=device,
-                margin=margin,
-                command=command,
-            )
+            with _options_named():
+                request = Request(
+                    variants=parse_variants(variants),
+                    task=task_of(task, data, tokenizer=tokenizer, field=field, length=length),
+                    preset=preset,
+                    num_seeds=seeds,
+                    budget=tokens,
+                    match=match,
+                    tune_lr=tune_lr,
+                    device=device,
+                    margin=margin,
+                    command=command,
+                )
         else:
             _require_no_other_options(context)
             request = _request_of_runs(runs, margin=margin, command=command)
@@ -172,15 +179,7 @@ def compare(
             lines = run_comparison(request, out, executor=executor_of(executor, retries=retries), tell=shown.show)
         summary = summarise(lines)
         page = write_page(comparison_page(summary), out)
-    except ModuleNotFoundError as problem:
-        stop(f"{problem}. Comparisons need the extra lab, pip install 'tidegate[lab]'; --executor ray needs cluster.")
-    except ValueError as problem:
-        stop(_name_option(str(problem)))
-    except OSError as problem:
-        stop(problem)
-    except RuntimeError as problem:
-        from tidegate.lab.training.records import records_path
-
+    except Failed as problem:
         stop(f"{problem} See {records_path(out)}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
@@ -200,10 +199,14 @@ _OPTIONS = {
 """The options that set the fields of a `Request`."""
 
 
-def _name_option(message: str) -> str:
-    """Replace the field that a message begins with by its option; other messages stay as they are."""
-    field, space, rest = message.partition(" ")
-    return f"{_OPTIONS.get(field, field)}{space}{rest}"
+@contextmanager
+def _options_named() -> Generator[None]:
+    """Replace the field that an error's message begins with by its option; other messages stay as they are."""
+    try:
+        yield
+    except ValueError as problem:
+        field, space, rest = str(problem).partition(" ")
+        raise ValueError(f"{_OPTIONS.get(field, field)}{space}{rest}") from problem
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
@@ -284,16 +287,29 @@ def _call_function(name: str) -> list[Run]:
     """Import module:function, also from the working folder, and return the runs that it gives."""
     from tidegate.lab.training.run import Run
 
-    if name.count(":") != 1:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"--runs must be module:function; got {name!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = pkgutil.resolve_name(name)
+    except ModuleNotFoundError as problem:
+        raise ValueError(
+            f"--runs {name}: {problem}. Name a module of the working folder or an installed one."
+        ) from None
     except AttributeError as problem:
         raise ValueError(f"--runs {name}: {problem}.") from None
-    if not callable(found):
-        raise ValueError(f"--runs {name} is no function.")
+    if not callable(found) or not _takes_nothing(found):
+        raise ValueError(f"--runs {name} must be a function that can be called without arguments.")
     given: Any = found()
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):
         raise ValueError(f"--runs {name} must give a list of tidegate.lab.training.run.Run; got {given!r}.")
     return cast("list[Run]", given)
+
+
+def _takes_nothing(function: Callable[..., object]) -> bool:
+    try:
+        signature(function).bind()
+    except (TypeError, ValueError):
+        # It needs arguments, or it is built in and does not tell.
+        return False
+    return True

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.console import new_console
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, note_unread
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -43,22 +42,18 @@ def curvature(
     from tidegate.lab.training.measurements import Sampling
     from tidegate.report import write_page
 
-    console = Console(highlight=False)
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    try:
-        require_writable(out)
-        require_apart(out, data)
-        require_no_comparison(out)
-        loaded = load_language_model(model, gates=gates)
-        windows = token_windows(loaded, data, length=length, count=sequences, field=field)
-        sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
-        with display(Console(stderr=True, highlight=False), quiet=False) as shown:
-            measured = model_curvature(loaded, windows, sampling, tell=shown.show)
-        page = write_page(curvature_page(measured, command=command), out)
-    except (ValueError, TypeError, OSError, ImportError) as problem:
-        stop(problem)
-    except KeyboardInterrupt:
-        stop("nothing was written.", code=INTERRUPTED)
+    require_writable(out)
+    require_apart(out, data)
+    require_no_comparison(out)
+    loaded = load_language_model(model, gates=gates)
+    note_unread(loaded)
+    windows = token_windows(loaded, data, length=length, count=sequences, field=field)
+    sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
+    with display(new_console(stderr=True), quiet=False) as shown:
+        measured = model_curvature(loaded, windows, sampling, tell=shown.show)
+    page = write_page(curvature_page(measured, command=command), out)
+    console = new_console()
     console.print(_table(measured))
     console.print(f"The page: {page}", soft_wrap=True)
 

@@ -2,18 +2,79 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import errno
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from tidegate._text import printable
+from tidegate.cli.console import new_console
+
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+_LONGEST = 4000
+"""Letters of a message; what is longer loses its middle."""
+
+# What it calls bad options is not exported, but for this kind of them.
+_UsageError = cast("type[Any]", typer.BadParameter.__base__)
+
+_EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster"}
+"""Extras that bring a package; all else that a command needs comes with lab."""
 
 
 def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
     """Say why on the error stream, in one line, and end."""
-    line = " ".join(str(message).split())
+    line = printable(" ".join(str(message).split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
     label = ("stopped: ", "bold yellow") if code == INTERRUPTED else ("error: ", "bold red")
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(label, line))
+    new_console(stderr=True).print(Text.assemble(label, line), soft_wrap=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def errors_in_one_line() -> Generator[None]:
+    """End the command with one line for what its user can mend; any other exception is a bug and shows its traceback.
+
+    What a user can mend is raised as one of these, with the remedy:
+
+    ValueError  : options, data, models or records that cannot be used, `DataError` and `GeometryError` among them
+    OSError     : files that cannot be read or written
+    ImportError : a package that is not installed
+    MemoryError : more asked for than the machine has
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough.
+        raise
+    except _UsageError as problem:
+        stop(f"{problem.format_message().rstrip('.')}. See {_command(problem)} --help.")
+    except ModuleNotFoundError as problem:
+        stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
+    except OSError as problem:
+        stop(_words(problem))
+    except (ValueError, ImportError) as problem:
+        stop(problem)
+    except MemoryError as problem:
+        stop(f"this machine has too little memory for that. {problem}")
+    except KeyboardInterrupt:
+        stop("nothing was written.", code=INTERRUPTED)
+
+
+def _command(problem: Any) -> str:
+    return "tidegate" if problem.ctx is None else problem.ctx.command_path
+
+
+def _words(problem: OSError) -> str:
+    """Name the file first, if it is known; a full disk has a remedy."""
+    words = str(problem) if problem.filename is None else f"{problem.filename}: {problem.strerror}"
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{words}. Make room there, and give the same command again." if full else words
+
+
+def _extra(problem: ModuleNotFoundError) -> str:
+    return _EXTRAS.get((problem.name or "").partition(".")[0], "lab")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.console import new_console
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, QuietOption
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, QuietOption, note_unread
 from tidegate.cli.progress import display
 
 _LENGTH = 512
@@ -44,28 +43,23 @@ def observe(
 
     The matrix of attention weights is never made, so that long sequences cost little memory.
     """
-    console = Console(highlight=False)
+    from tidegate.lab.models.language_models import load_language_model, token_windows
+    from tidegate.lab.observe.page import observation_page
+    from tidegate.lab.observe.run import model_observation
+    from tidegate.report import write_page
+
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    try:
-        require_writable(out)
-        require_apart(out, data)
-        require_no_comparison(out)
-
-        from tidegate.lab.models.language_models import load_language_model, token_windows
-        from tidegate.lab.observe.page import observation_page
-        from tidegate.lab.observe.run import model_observation
-        from tidegate.report import write_page
-
-        loaded = load_language_model(model, derivatives=False, gates=gates)
-        tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
-        windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
-        with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
-            seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
-        page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
-        page_file = write_page(page, out)
-    except (ValueError, TypeError, OSError, ImportError) as problem:
-        stop(problem)
-    except KeyboardInterrupt:
-        stop("nothing was written.", code=INTERRUPTED)
-    console.print(seen.table(), soft_wrap=True, markup=False, emoji=False)
-    console.print(f"The page: {page_file}", soft_wrap=True, markup=False)
+    require_writable(out)
+    require_apart(out, data)
+    require_no_comparison(out)
+    loaded = load_language_model(model, derivatives=False, gates=gates)
+    note_unread(loaded)
+    tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
+    windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
+    with display(new_console(stderr=True), quiet=quiet) as shown:
+        seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
+    page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
+    page_file = write_page(page, out)
+    console = new_console()
+    console.print(seen.table(), soft_wrap=True)
+    console.print(f"The page: {page_file}", soft_wrap=True)

@@ -1,11 +1,17 @@
-"""Options that several verbs have: which trained model, which text it reads, how much is shown."""
+"""What several verbs ask for and say: which trained model, which text it reads, how much is shown."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+
+from tidegate._text import list_some
+from tidegate.cli.console import new_console
+
+if TYPE_CHECKING:
+    from tidegate.lab.models.language_models import LanguageModel
 
 ModelArgument: TypeAlias = Annotated[
     Path,
@@ -28,3 +34,13 @@ FieldOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)
 ]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Show the result alone.")]
+
+
+def note_unread(model: LanguageModel) -> None:
+    """Say on the error stream which tensors of a model's files are not part of what is measured."""
+    if model.unread:
+        new_console(stderr=True).print(
+            f"note: {model.name} has tensors that its class does not know, and that are not read: "
+            f"{list_some(model.unread)}.",
+            soft_wrap=True,
+        )

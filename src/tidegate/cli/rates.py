@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from tidegate.cli.console import new_console
 from tidegate.cli.errors import stop
 from tidegate.cli.options import QuietOption
 from tidegate.cli.study import answer_study
@@ -70,4 +70,4 @@ def _print_slopes(result: RatesResult) -> None:
             for text in (f"{slope.slope:+.3f}", f"{slope.low:+.3f}…{slope.high:+.3f}")
         )
         table.add_row(found.placement, expert.verdict, *numbers)
-    Console(highlight=False).print(table)
+    new_console().print(table)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tidegate.cli.console import new_console
 from tidegate.cli.errors import stop
 
 
@@ -24,9 +24,6 @@ def report(
     path = records_path(folder)
     if not path.is_file():
         stop(f"{folder} has no records: {path} is not there. Give the folder that was --out of a comparison.")
-    try:
-        summary = summarise(RecordFile(path).read())
-        written = write_page(comparison_page(summary), folder if out is None else out)
-    except (ValueError, OSError) as problem:
-        stop(problem)
-    Console(markup=False).print(f"The page: {written}", soft_wrap=True, highlight=False)
+    summary = summarise(RecordFile(path).read())
+    written = write_page(comparison_page(summary), folder if out is None else out)
+    new_console().print(f"The page: {written}", soft_wrap=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.console import new_console
+from tidegate.cli.errors import stop
 from tidegate.cli.folders import require_no_comparison, require_writable
 from tidegate.cli.options import QuietOption
 from tidegate.cli.progress import display
@@ -45,7 +45,7 @@ def study(
     from tidegate.lab.studies.catalogue import STUDIES
     from tidegate.lab.studies.options import set_options, settings_of
 
-    console = Console(highlight=False, markup=False)
+    console = new_console()
     if name == "list":
         for known in STUDIES.values():
             console.print(f"{known.name}: {known.question}", soft_wrap=True)
@@ -72,30 +72,25 @@ def answer_study(
 ) -> Any:
     """Answer a study, or read its answer from a record; write record, page and figures, print the finding.
 
-    Returns the answer. Ends the command if it cannot be done.
+    Returns the answer.
     """
     from tidegate.lab.studies.drawing import save_figures
     from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
     from tidegate.report import write_page
 
-    try:
-        require_writable(folder)
-        require_no_comparison(folder)
-        if record is None:
-            with display(Console(stderr=True, highlight=False), quiet=quiet) as shown:
-                result = study.run(options, tell=shown.show)
-        else:
-            result = read_record(study, record)
-        values, view = record_of(study, result), study.view(result)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_record(values, folder / f"{study.name}.json")
-        save_figures(view.figures, folder)
-        page = write_page(page_of(study, values, result, view), folder)
-    except (ValueError, OSError, KeyError, ImportError) as problem:
-        stop(problem)
-    except KeyboardInterrupt:
-        stop("nothing was written.", code=INTERRUPTED)
-    console = Console(highlight=False, markup=False)
+    require_writable(folder)
+    require_no_comparison(folder)
+    if record is None:
+        with display(new_console(stderr=True), quiet=quiet) as shown:
+            result = study.run(options, tell=shown.show)
+    else:
+        result = read_record(study, record)
+    values, view = record_of(study, result), study.view(result)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_record(values, folder / f"{study.name}.json")
+    save_figures(view.figures, folder)
+    page = write_page(page_of(study, values, result, view), folder)
+    console = new_console()
     console.print(values["finding"], soft_wrap=True)
     console.print(f"The page: {page}", soft_wrap=True)
     return result

@@ -9,11 +9,12 @@ import json
 from typing import Any
 
 from tidegate._json import without_nan
+from tidegate._text import printable
 
 
 def json_text(value: Any) -> str:
     """Write any JSON value as text; nan and infinities, which JSON does not have, become null."""
-    return json.dumps(without_nan(value), allow_nan=False, ensure_ascii=False, indent=1)
+    return printable(json.dumps(without_nan(value), allow_nan=False, ensure_ascii=False, indent=1))
 
 
 def embedded_json(value: Any) -> str:

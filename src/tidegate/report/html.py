@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from tidegate._text import printable
 from tidegate.report.colours import palette_of
 from tidegate.report.embed import compress_text, embedded_json, json_text, script_hash
 from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
@@ -60,9 +61,15 @@ def _environment() -> Environment:
         loader=PackageLoader("tidegate.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _finalize(value: Any) -> Any:
+    """Spell what would steer a terminal, or turn text around; markup, such as the scripts, stays as it is."""
+    return printable(value) if type(value) is str else value
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidegate._json import finite
+from tidegate._text import printable
 from tidegate.report.formats import estimate_digits, estimate_text, heading, number_text
 from tidegate.report.maps import colour_scale
 from tidegate.report.page import (
@@ -130,7 +131,7 @@ def _prose(panel: Prose) -> Iterator[str]:
 def _snippet(panel: Snippet) -> Iterator[str]:
     longest = max((len(run) for run in re.findall("`+", panel.text)), default=0)
     fence = "`" * max(3, longest + 1)
-    yield f"{fence}text\n{panel.text.rstrip()}\n{fence}"
+    yield f"{fence}text\n{printable(panel.text.rstrip())}\n{fence}"
 
 
 _WRITERS: dict[str, Callable[[Any], Iterator[str]]] = {
@@ -162,8 +163,8 @@ def _row(texts: list[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text on one line, without the letters that Markdown would read; code between backticks stays code."""
-    pieces = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    """Text on one line, without the letters that Markdown or a terminal would read; code in backticks stays code."""
+    pieces = re.split(r"(`[^`]+`)", printable(" ".join(text.split())))
     return "".join(_code(piece) if place % 2 else _escape(piece) for place, piece in enumerate(pieces))
 
 

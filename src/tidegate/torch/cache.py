@@ -12,8 +12,8 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from tidegate._echo import echo
 from tidegate._refusals import require_num_caches
+from tidegate._text import echo
 from tidegate.sizes import require_size
 
 

@@ -83,6 +83,8 @@ def _require_distinct(names: Sequence[str]) -> None:
         raise ValueError(f"Two variants are called {', '.join(twice)}. Name them apart, as in first=none,second=none.")
 
 
+_MOST_SEEDS = 10_000
+
 PresetName: TypeAlias = Literal["tiny", "small", "base"]
 
 
@@ -173,8 +175,10 @@ class Request:
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
             raise ValueError(f"num_seeds must be at least 1; got {self.num_seeds}. Three are needed for a verdict.")
-        if self.budget is not None and self.budget < 1:
-            raise ValueError(f"budget must be at least 1; got {self.budget}.")
+        if self.num_seeds > _MOST_SEEDS:
+            raise ValueError(f"num_seeds must be at most {_MOST_SEEDS:,}; got {self.num_seeds}.")
+        if self.budget is not None and not 1 <= self.budget < 2**63:
+            raise ValueError(f"budget must be at least 1 and fit into 64 bits; got {self.budget}.")
         if not 0 <= self.margin < math.inf:
             raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
         if len(self.variants) < 2:

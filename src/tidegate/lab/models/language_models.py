@@ -1,14 +1,13 @@
 """Language models from disk, as measurements take them: a module, its blocks, and tokens of a text.
 
 One of ours is a file that `tidegate.torch.save_model` wrote, or a folder with one such file. A Hugging Face model is a
-folder with a `config.json`, read from the disk alone, its weights from safetensors: nothing is unpickled or fetched.
+folder with a `config.json`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
@@ -20,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tidegate._files import irregular_kind
+from tidegate.lab.models.hugging_face import load_pretrained, require_regular_files, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerLM, load_model
@@ -44,6 +45,8 @@ class LanguageModel:
     vocab_size: int
     max_length: int | None
     """Positions that it knows; None has no limit."""
+    unread: tuple[str, ...] = ()
+    """Tensors of its files that its class does not know, and that are no part of it."""
 
     def attentions(self) -> tuple[nn.Module, ...]:
         """The attention of each block; a `ValueError` if a block has none by a known name."""
@@ -78,6 +81,10 @@ def load_language_model(
         return _from_hugging_face(place, derivatives, gates)
     if gates is not None:
         raise ValueError(f"--gates {gates} is for a Hugging Face model; MODEL {place} has its own. Leave it out.")
+    if place.is_dir():
+        require_regular_files(place, "MODEL")
+    elif kind := irregular_kind(place):
+        raise ValueError(f"MODEL {place} is {kind} and no file. Name a file of save_model.")
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(files) != 1:
         raise ValueError(
@@ -155,17 +162,27 @@ def _ours(path: Path, derivatives: bool) -> LanguageModel:
 
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
-    model, unknown = _load_pretrained(folder, derivatives, exact=derivatives and gates is None)
+    # It makes transformers know our own class.
+    import_module("tidegate.torch.hf")
+    exact = derivatives and gates is None
+    attention = "eager" if derivatives else "sdpa"
+    model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)
     if gates is not None:
+        if not Path(gates).is_dir():
+            raise ValueError(f"--gates {gates} is no folder. Name one that save_gates wrote.")
+        require_regular_files(Path(gates), "--gates")
         # They fit the model in its own dtype alone.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
         model = model.double() if derivatives else model
-    elif any("attn_gate" in name.split(".") for name in unknown):
+    elif any("attn_gate" in name.split(".") for name in unread):
         raise ValueError(
             f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
             "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR."
         )
     config: Any = model.config.get_text_config()
+    for name in ("vocab_size", "num_hidden_layers"):
+        if not hasattr(config, name):
+            raise ValueError(f"MODEL {folder} has no {name} in its configuration, which is needed here.")
     # The logits are not needed, and may take more memory than all else.
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
@@ -173,7 +190,10 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         # Without a tokenizer a vocabulary of 256 is one of bytes, as that of our own models.
         if config.vocab_size == 256 and not any(folder.glob("tokenizer*")):
             return list(text)
-        return _tokenize(folder, text)
+        try:
+            return tokenize(folder, text.decode("utf-8", errors="replace"))
+        except ValueError as problem:
+            raise DataError(f"{problem} Put its files there, or give --data a .npy file of tokens.") from problem
 
     return LanguageModel(
         name=folder.resolve().name,
@@ -183,65 +203,12 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         encode=encode,
         vocab_size=config.vocab_size,
         max_length=getattr(config, "max_position_embeddings", None),
+        unread=unread,
     )
-
-
-def _load_pretrained(folder: Path, derivatives: bool, *, exact: bool) -> tuple[Any, list[str]]:
-    """Load the model, and list those of its weights that its class does not know.
-
-    exact : whether it is read in float64
-    """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    # It makes transformers know our own class.
-    import_module("tidegate.torch.hf")
-    try:
-        with _without_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                attn_implementation="eager" if derivatives else "sdpa",
-                dtype=torch.float64 if exact else "auto",
-                output_loading_info=True,
-            )
-    except SafetensorError as problem:
-        raise ValueError(f"MODEL {folder} has weights that cannot be read: {problem}.") from problem
-    model, notes = loaded
-    return model.eval(), sorted(notes["unexpected_keys"])
-
-
-def _tokenize(folder: Path, text: bytes) -> list[int]:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as problem:
-        raise DataError(
-            f"MODEL {folder} has no tokenizer that can be read. Put its files there, or give --data a .npy file of "
-            "tokens."
-        ) from problem
-    return tokenizer(text.decode("utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
-
-
-@contextmanager
-def _without_bars() -> Generator[None]:
-    """Hide the progress bars of transformers: a command shows its own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _blocks(model: nn.Module, count: int, folder: Path) -> tuple[nn.Module, ...]:
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
+        if isinstance(module, nn.ModuleList) and len(module) == count > 0:
             return tuple(module)
     raise ValueError(f"MODEL {folder} has no list of {count} blocks, as its config.json says.")

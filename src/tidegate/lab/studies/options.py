@@ -61,7 +61,9 @@ def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> Non
 
 
 def require_gates(gates: Sequence[str]) -> None:
-    """Refuse gates that cannot be parsed before any work is done."""
+    """Refuse no gates, and gates that cannot be parsed, before any work is done."""
+    if not gates:
+        raise ValueError("gates must have at least one value.")
     for gate in gates:
         Gates.parse(gate)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
-from tidegate._files import write_content
+from tidegate._files import irregular_kind, write_content
 from tidegate._json import open_sealed, parse_json, read_as, seal
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.events import Tell, ignore
@@ -77,6 +77,8 @@ def save_record(record: dict[str, Any], path: Path) -> None:
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
     """Return the answer that a record holds; a `ValueError` if it is damaged, or of another study."""
+    if kind := irregular_kind(path):
+        raise ValueError(f"{path} is {kind} and no record. Name the file {study.name}.json of a study.")
     try:
         record = open_sealed(parse_json(path.read_bytes()))
         if record.get("study") != study.name:

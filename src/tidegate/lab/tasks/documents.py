@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -11,6 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from tidegate._files import irregular_kind
+from tidegate._json import parse_json
 from tidegate.lab.tasks.task import DataError
 
 _SNIFFED_BYTES = 8192
@@ -43,11 +44,21 @@ def fingerprint(*groups: Sequence[Document]) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file; a `DataError` if it cannot be read."""
+    """A whole file; a `DataError` if it cannot be read, or if it is a pipe or a device, which may never end."""
     try:
+        if kind := irregular_kind(path):
+            raise DataError(f"--data {path} is {kind} and no file. Write what it gives to a file, and name that.")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
+
+
+def expand_home(source: str) -> Path:
+    """The path with `~` replaced by the home it stands for; a `DataError` if there is no such user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"--data {source} names a home that is not there. Write the path in full.") from error
 
 
 def exists(path: Path) -> bool:
@@ -60,9 +71,12 @@ def exists(path: Path) -> bool:
 
 def holds_records(folder: Path) -> bool:
     """Whether a comparison wrote its records here: the first line of `records.jsonl` is its plan."""
+    path = folder / _RECORDS
     try:
-        with (folder / _RECORDS).open("rb") as file:
-            first = json.loads(file.readline(_LONGEST_PLAN))
+        if irregular_kind(path):
+            return False
+        with path.open("rb") as file:
+            first = parse_json(file.readline(_LONGEST_PLAN))
     except (OSError, ValueError):
         return False
     return isinstance(first, dict) and cast("dict[str, Any]", first).get("kind") == "plan"
@@ -148,7 +162,7 @@ def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Docu
 
 def _parse_json(line: bytes, path: Path, number: int) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError as error:
         raise DataError(f"--data {path}:{number} is not JSON ({error}); each line must be one JSON object.") from error
 
@@ -181,11 +195,22 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; hidden ones, and those below hidden folders or a comparison's, left out."""
+    """All files below a folder; hidden ones, and those below hidden folders or a comparison's, left out.
+
+    So are pipes, devices and links to them. A link that leads nowhere is not: whoever reads it says so.
+    """
 
     def refuse(error: OSError) -> None:
         raise DataError(f"--data {error.filename} cannot be read: {error.strerror}.") from error
 
     for here, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and not holds_records(Path(here, name))]
-        yield from (Path(here, name) for name in files if not name.startswith("."))
+        paths = (Path(here, name) for name in files if not name.startswith("."))
+        yield from (path for path in paths if not _is_irregular(path))
+
+
+def _is_irregular(path: Path) -> bool:
+    try:
+        return irregular_kind(path) != ""
+    except OSError:
+        return False

@@ -6,6 +6,7 @@ Legend: N images, C channels, S height and width.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +15,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.lab.tasks.documents import Document, exists, files_below, fingerprint, holds_records, read_bytes
+from tidegate.lab.tasks.documents import (
+    Document,
+    exists,
+    expand_home,
+    files_below,
+    fingerprint,
+    holds_records,
+    read_bytes,
+)
 from tidegate.lab.tasks.task import DataError
 
 DIGITS = "digits"
 """The source that needs no path."""
+
+_FORMATS = (
+    "AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP",
+)  # fmt: skip
+"""Formats that are read. Pillow knows others, some of which are programs: it gives PostScript to an interpreter."""
 
 
 class Pictures(NamedTuple):
@@ -51,7 +65,7 @@ def digit_pictures() -> Pictures:
 
 def picture_folder(source: str) -> str:
     """Return the absolute path of a folder with at least two class folders; a `DataError` if it is none."""
-    folder = Path(source).expanduser().absolute()
+    folder = expand_home(source).absolute()
     if not exists(folder):
         raise DataError(f"--data {source} does not exist; give a folder of images, or 'digits'.")
     if not folder.is_dir() or len(_class_folders(folder)) < 2:
@@ -62,14 +76,14 @@ def picture_folder(source: str) -> str:
 def folder_pictures(source: str, image_size: int) -> Pictures:
     """The images of a folder, the shorter side brought to `image_size` and the longer one cut.
 
-    Grey if all of them are, else in colour. Hidden files, and those without an ending of an image, are passed over.
+    Grey if all of them are, else in colour. Hidden files, and those without the ending of a known format, are left out.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError("--data with images needs the package pillow: pip install 'tidegate[lab]'.") from error
     folders = _class_folders(Path(source))
-    endings = frozenset(Image.registered_extensions())
+    endings = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _FORMATS)
     paths = [(label, path) for label, folder in enumerate(folders) for path in _image_files(folder, endings)]
     labels = np.asarray([label for label, _ in paths], dtype=np.int64)
     _require_two_each(folders, labels)
@@ -106,14 +120,20 @@ def _require_two_each(folders: Sequence[Path], labels: npt.NDArray[np.int64]) ->
 
 def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     """(1, S, S) if the image is grey, else (3, S, S)."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
+    Image.init()
+    known = [name for name in _FORMATS if name in Image.OPEN]
     try:
-        with Image.open(BytesIO(content)) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content), formats=known) as image:
             grey = image.mode in ("1", "L", "LA")
             fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"--data {path} cannot be read as an image: {error}. Mend it or take it out.") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"--data {path} is none of {', '.join(known)}. Convert it or take it out.") from error
+    # Decoders raise errors of many classes, those of the modules that they call among them.
+    except Exception as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"--data {path} cannot be read as an image: {reason}. Mend it or take it out.") from error
     array = np.asarray(fitted, dtype=np.uint8)
     return array[None] if grey else np.moveaxis(array, -1, 0)
 

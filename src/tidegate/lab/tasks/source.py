@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.lab.tasks.corpus import embedded_corpus
-from tidegate.lab.tasks.documents import Document, exists, file_documents, fingerprint, is_pattern
+from tidegate.lab.tasks.documents import Document, exists, expand_home, file_documents, fingerprint, is_pattern
 from tidegate.lab.tasks.hub import hub_documents
 from tidegate.lab.tasks.task import DataError
 
@@ -55,7 +56,7 @@ def source_kind(source: str) -> SourceKind:
         return "embedded"
     if source.startswith(_HUB):
         return "hub"
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if exists(path) or is_pattern(str(path)):
         return "tokens" if path.suffix == ".npy" and path.is_file() else "files"
     if _looks_like_path(source, path):
@@ -69,7 +70,7 @@ def resolve_source(source: str) -> str:
         return source
     if source_kind(source) == "hub":
         return _HUB + source.removeprefix(_HUB)
-    return str(Path(source).expanduser().absolute())
+    return str(expand_home(source).absolute())
 
 
 def read_corpus(source: str, field: str | None) -> Corpus:
@@ -96,9 +97,12 @@ _LARGEST_VOCABULARY = 1 << 22
 def read_tokens(source: str) -> TokenFile:
     """The whole numbers of a one-dimensional `.npy` file, mapped and not read into memory."""
     try:
-        tokens: Any = np.load(source, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"--data {source} cannot be read as a NumPy array: {error}.") from error
+        with warnings.catch_warnings(action="ignore"):
+            tokens: Any = np.lib.format.open_memmap(source, mode="r")
+    # The header is read as a Python literal, whose faults raise errors of many classes.
+    except Exception as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"--data {source} cannot be read as a NumPy array: {reason}.") from error
     if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
         raise DataError(
             f"--data {source} must be a one-dimensional array of whole numbers, one a token; "

@@ -1,6 +1,6 @@
 import pytest
 
-from tidegate._echo import echo, shorten
+from tidegate._text import echo, shorten
 
 
 @pytest.mark.parametrize("value", ["g1", 3, None, [1, "a"], "x" * 198], ids=lambda value: str(value)[:9])

@@ -1,0 +1,47 @@
+"""How text of others is shown: quoted, shortened, and without characters that steer a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LONGEST = 200
+_STEERING = re.compile(
+    "["
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line break
+    r"\u2028\u2029\u202a-\u202e\u2066-\u2069"  # breaks of lines and changes of direction
+    r"\ud800-\udfff"  # halves of characters, which stand for bytes of names that are not UTF-8, and cannot be encoded
+    "]"
+)
+
+
+def echo(value: object) -> str:
+    """Return the value as Python writes it; of a long one its beginning, and how long it is.
+
+    Control characters in strings are escaped, as `repr` does.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python does not write whole numbers of more than 4,300 digits, nor what is nested too deeply.
+        return f"a value of type {type(value).__name__} that is too long to write"
+    return shorten(text)
+
+
+def shorten(text: str) -> str:
+    """Return the text; of a long one its beginning, and how long it is."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    r"""Return the text with every character that steers a terminal spelled, as in `\u001b`; tab and line break stay.
+
+    The spelling is that of JSON: inside its strings the value stays the same.
+    """
+    return _STEERING.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def list_some(items: Sequence[str], *, most: int = 6) -> str:
+    """Join the first items by commas, and say how many more there are."""
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")

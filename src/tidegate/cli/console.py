@@ -1,0 +1,29 @@
+"""What a command prints to: a terminal that no text can steer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from tidegate._text import printable
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    """Open the terminal: text is shown as it is, without markup, and what would steer the terminal is spelled."""
+    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+@final
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Spell before the text is measured, so that columns are wide enough."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Spell what else is drawn; segments of rich's own, which move the cursor, stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
