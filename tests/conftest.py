@@ -60,7 +60,7 @@ def pytest_addoption(parser):
         "and JAX with the optimisations that users get",
     )
     parser.addoption(
-        "--torture", action="store_true", help="try the faults of tests/faults at full length, and what is marked torture"
+        "--torture", action="store_true", help="try the faults of tests/faults at full length, and those marked torture"
     )
     parser.addoption("--outcomes", help="a file to add a line to for each fault of tests/faults")
 

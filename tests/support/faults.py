@@ -1,7 +1,7 @@
 """The faults that tests/faults tries: one row each in docs/reliability.md, made from what the tests report.
 
-`make torture` runs them at full length with `--outcomes FILE`, which gathers a line for each, and then this script, which
-writes them into the table of the page: `python tests/support/faults.py FILE docs/reliability.md`.
+`make torture` runs them at full length with `--outcomes FILE`, which gathers a line for each, and then this script,
+which writes them into the table of the page: `python tests/support/faults.py FILE docs/reliability.md`.
 """
 
 import json
