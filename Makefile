@@ -56,7 +56,7 @@ test-all: check chromium ## the whole products of gates, options, dtypes and mas
 torture: $(READY) chromium ## every fault of tests/faults at full length; writes the table of docs/reliability.md
 	rm -f build/faults.jsonl && mkdir -p build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --torture --outcomes build/faults.jsonl -r s --timeout 3600
-	$(BIN)/python tests/support/faults.py build/faults.jsonl docs/reliability.md
+	$(BIN)/python tests/support/faults.py build/faults.jsonl
 
 coverage: $(READY) ## the tests once more, with the lines that none of them reaches
 	$(PYTEST) --cov=src/tidegate --cov-report=term-missing:skip-covered

@@ -1,7 +1,7 @@
 """The faults that tests/faults tries: one row each in docs/reliability.md, made from what the tests report.
 
 `make torture` runs them at full length with `--outcomes FILE`, which gathers a line for each, and then this script,
-which writes them into the table of the page: `python tests/support/faults.py FILE docs/reliability.md`.
+which writes them into the table of the page: `python tests/support/faults.py FILE`.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
@@ -56,6 +57,4 @@ def _between(page):
 
 
 if __name__ == "__main__":
-    _, lines, page = sys.argv
-    place = Path(page)
-    place.write_text(with_table(place.read_text(encoding="utf-8"), read(lines)), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read(sys.argv[1])), encoding="utf-8")
