@@ -1,4 +1,4 @@
-"""A comparison or a study whose processes are killed at any moment goes on, and ends with the records of one left alone."""
+"""Whatever is killed at whatever moment goes on, and ends with the records of one that was left alone."""
 
 import random
 import time
