@@ -7,17 +7,25 @@ computes nothing itself, so that no thread is lost by the fork.
 import functools
 import multiprocessing
 import os
+import resource
 import signal
 import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from lab_runs import LENGTH, request_of, text_of, use_miniatures
 
 from tidegate.lab.compare.run import compare
+from tidegate.lab.studies.catalogue import STUDIES
+from tidegate.lab.studies.study import record_of, save_record
+from tidegate.lab.training.events import ignore
 from tidegate.lab.training.executors import serial
+from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.train import RunContext
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["victims", "tidegate.lab.studies.catalogue"])
+_context.set_forkserver_preload(["victims"])
 
 SECONDS_BETWEEN_CHECKPOINTS = 0.02
 """Twenty seconds for users; miniature runs would end before their first."""
@@ -47,6 +55,40 @@ def kill(process):
     return alive
 
 
+def kill_child(process):
+    """End one of a victim's own processes, and let the victim end by itself; returns whether there was one to kill."""
+    children = _children(process.pid)
+    for child in children[:1]:
+        _end(child)
+    process.join()
+    return bool(children)
+
+
+def kill_all(process):
+    """End a victim and all of its processes."""
+    children = _children(process.pid)
+    alive = kill(process)
+    for child in children:
+        _end(child)
+    return alive
+
+
+def _children(pid):
+    """The workers of a process; the tracker of multiprocessing's resources is none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and b"spawn_main" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def _end(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def _begin(environment, function, arguments):
     os.environ.update(environment)
     # What a victim prints as it dies is no output of a test.
@@ -58,5 +100,27 @@ def small_comparison(folder, out, num_seeds, steps):
     """Two variants, run one after another, with a checkpoint every few steps."""
     use_miniatures()
     serial.RunContext = functools.partial(RunContext, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
-    request = request_of(text_of(folder), num_seeds=num_seeds, budget=steps * 4 * LENGTH)
-    compare(request, out, executor=serial.SerialExecutor(), tell=lambda _: None)
+    compare(_request(folder, num_seeds, steps), out, executor=serial.SerialExecutor(), tell=ignore)
+
+
+def comparison_in_processes(folder, out, num_seeds, steps):
+    """The same, in two processes, whose runs are retried when one is killed."""
+    use_miniatures()
+    compare(_request(folder, num_seeds, steps), out, executor=ProcessExecutor(2), tell=ignore)
+
+
+def limited_comparison(folder, out, num_seeds, steps):
+    """The first one, in a process that may write no file beyond 20 kB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    small_comparison(folder, out, num_seeds, steps)
+
+
+def _request(folder, num_seeds, steps):
+    return request_of(text_of(folder), num_seeds=num_seeds, budget=steps * 4 * LENGTH)
+
+
+def small_study(folder):
+    """The record of a study in miniature."""
+    study = STUDIES["depth"]
+    options = replace(study.options, gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
+    save_record(record_of(study, study.run(options)), folder / "depth.json")
