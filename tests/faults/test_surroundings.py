@@ -133,7 +133,7 @@ def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, t
         if not refused:
             refused.append(True)
             with pytest.raises(
-                ValueError, match="Another command is at work in .*Wait for it, or choose another --out"
+                ValueError, match=r"Another command is at work in .*Wait for it, or choose another --out"
             ):
                 comparison(out)
 
