@@ -5,27 +5,30 @@ computes nothing itself, so that no thread is lost by the fork.
 """
 
 import functools
+import json
 import multiprocessing
 import os
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lab_runs import LENGTH, request_of, text_of, use_miniatures
+from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures
 
 from tidegate.lab.compare.run import compare
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import record_of, save_record
 from tidegate.lab.training.events import ignore
 from tidegate.lab.training.executors import serial
+from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
-from tidegate.lab.training.train import RunContext
+from tidegate.lab.training.train import RunContext, execute_run
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["victims"])
+_context.set_forkserver_preload(["victims", "hostile"])
 
 SECONDS_BETWEEN_CHECKPOINTS = 0.02
 """Twenty seconds for users; miniature runs would end before their first."""
@@ -124,3 +127,32 @@ def small_study(folder):
     study = STUDIES["depth"]
     options = replace(study.options, gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
     save_record(record_of(study, study.run(options)), folder / "depth.json")
+
+
+def many_runs(folder, executor, count, answer):
+    """So many runs of one step; writes what the executor added to each, and how much this process grew."""
+    if executor == "ray":
+        import ray
+
+        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    runs = [run_of(text_of(folder), seed=seed, steps=1, num_evaluations=1, num_observations=1) for seed in range(count)]
+    work = executor_of(executor).execute(runs, checkpoints=folder / "checkpoints", report=ignore)
+    start, finished, memory = time.perf_counter(), 0, []
+    for record in work:
+        finished += record.status == "finished"
+        memory.append(_resting_bytes())
+    seconds = time.perf_counter() - start
+    alone = [_seconds(lambda run=run: execute_run(run, RunContext())) for run in runs[:20]]
+    overhead = (seconds * len(os.sched_getaffinity(0)) / count) - sorted(alone)[len(alone) // 2]
+    growth = memory[-1] - memory[len(memory) // 10]
+    answer.write_text(json.dumps({"num_finished": finished, "overhead": overhead, "growth": growth}))
+
+
+def _seconds(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _resting_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
