@@ -59,6 +59,10 @@ def pytest_addoption(parser):
         help="run the whole products of gates, options, dtypes and masks instead of their covers, what is marked full, "
         "and JAX with the optimisations that users get",
     )
+    parser.addoption(
+        "--torture", action="store_true", help="try the faults of tests/faults at full length, and those marked torture"
+    )
+    parser.addoption("--outcomes", help="a file to add a line to for each fault of tests/faults")
 
 
 def pytest_configure(config):
@@ -66,6 +70,7 @@ def pytest_configure(config):
         "markers", "over(axes): run over a cover of the product of axes; with --full, over all of it"
     )
     config.addinivalue_line("markers", "full: run with --full alone")
+    config.addinivalue_line("markers", "torture: run with --torture alone")
     if not config.getoption("--full"):
         # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
         quickly = (f"--{option}={value}".lower() for option, value in QUICKLY.items())
@@ -81,12 +86,16 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only `--full` runs, and begin with the slowest files: the last to end should be a short one."""
+    """Leave out what only options run, and begin with the slowest files: the last to end should be a short one."""
+    chosen = [
+        not any(item.get_closest_marker(name) and not config.getoption(f"--{name}") for name in ("full", "torture"))
+        for item in items
+    ]
     if not config.getoption("--full"):
         kept = covers.without_most_eager_jax(map(law_of, items))
-        chosen = [keep and not item.get_closest_marker("full") for keep, item in zip(kept, items, strict=True)]
-        config.hook.pytest_deselected(items=[item for item, keep in zip(items, chosen, strict=True) if not keep])
-        items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
+        chosen = [keep and choice for keep, choice in zip(kept, chosen, strict=True)]
+    config.hook.pytest_deselected(items=[item for item, keep in zip(items, chosen, strict=True) if not keep])
+    items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
     order = {HERE / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 

@@ -2,8 +2,6 @@ import lab_runs
 import pytest
 import torch
 
-from tidegate.lab.compare import run as compare_module
-from tidegate.lab.compare.request import PRESETS
 from tidegate.lab.compare.run import compare
 from tidegate.lab.training.executors.serial import SerialExecutor
 
@@ -24,15 +22,7 @@ def task(tmp_path):
 @pytest.fixture
 def miniatures(monkeypatch):
     """The preset `tiny` is a miniature, and costs are made up; gives the function that sets them."""
-    return with_miniatures(monkeypatch)
-
-
-def with_miniatures(patch, *, layers=False):
-    patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
-    patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
-    patch.setattr(compare_module, "measure_run", compare_module.measure_run)
-    lab_runs.use_miniatures(layers=layers)
-    return lab_runs.use_miniatures
+    return lab_runs.patch_miniatures(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +30,7 @@ def compared(tmp_path_factory):
     """The lines of a miniature comparison of three variants under three seeds."""
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
-        with_miniatures(patch, layers=True)
+        lab_runs.patch_miniatures(patch, layers=True)
         request = lab_runs.request_of(lab_runs.text_of(folder), "none,g1,bma-query", command="tidegate compare")
         lines = compare(request, folder / "out", executor=SerialExecutor(), tell=lambda _: None)
     return tuple(lines)

@@ -100,6 +100,15 @@ def use_miniatures(ratios=None, *, layers=False):
     compare_module.measure_costs = made_up
 
 
+def patch_miniatures(patch, *, layers=False):
+    """The same until the patch is undone; gives the function that sets them."""
+    patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
+    patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
+    patch.setattr(compare_module, "measure_run", compare_module.measure_run)
+    use_miniatures(layers=layers)
+    return use_miniatures
+
+
 def leave_unmeasured(run, checkpoint):
     return LayerMeasurements(id=run.id, curvature_reason="not asked for", gauge_reason="not asked for")
 

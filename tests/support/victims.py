@@ -1,0 +1,158 @@
+"""Processes that the tests of tests/faults start in order to kill them.
+
+A server process imports PyTorch and the laboratory once and forks for each victim, which begins within milliseconds. It
+computes nothing itself, so that no thread is lost by the fork.
+"""
+
+import functools
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures
+
+from tidegate.lab.compare.run import compare
+from tidegate.lab.studies.catalogue import STUDIES
+from tidegate.lab.studies.study import record_of, save_record
+from tidegate.lab.training.events import ignore
+from tidegate.lab.training.executors import serial
+from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.train import RunContext, execute_run
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["victims", "hostile"])
+
+SECONDS_BETWEEN_CHECKPOINTS = 0.02
+"""Twenty seconds for users; miniature runs would end before their first."""
+
+
+def start(function, *arguments, environment=None):
+    """Start a victim: a function of a module of tests/support, which may set variables of the environment first."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        process = _context.Process(target=_begin, args=(environment or {}, function, arguments))
+        process.start()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return process
+
+
+def kill(process):
+    """End a victim at once; returns whether it was still alive."""
+    alive = process.is_alive()
+    if alive:
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return alive
+
+
+def kill_child(process):
+    """End one of a victim's own processes, and let the victim end by itself; returns whether there was one to kill."""
+    children = _children(process.pid)
+    for child in children[:1]:
+        _end(child)
+    process.join()
+    return bool(children)
+
+
+def kill_all(process):
+    """End a victim and all of its processes."""
+    children = _children(process.pid)
+    alive = kill(process)
+    for child in children:
+        _end(child)
+    return alive
+
+
+def _children(pid):
+    """The workers of a process; the tracker of multiprocessing's resources is none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and b"spawn_main" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def _end(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _begin(environment, function, arguments):
+    os.environ.update(environment)
+    # What a victim prints as it dies is no output of a test.
+    sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123, open until the end
+    function(*arguments)
+
+
+def small_comparison(folder, out, num_seeds, steps):
+    """Two variants, run one after another, with a checkpoint every few steps."""
+    use_miniatures()
+    serial.RunContext = functools.partial(RunContext, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
+    compare(_request(folder, num_seeds, steps), out, executor=serial.SerialExecutor(), tell=ignore)
+
+
+def comparison_in_processes(folder, out, num_seeds, steps):
+    """The same, in two processes, whose runs are retried when one is killed."""
+    use_miniatures()
+    compare(_request(folder, num_seeds, steps), out, executor=ProcessExecutor(2), tell=ignore)
+
+
+def limited_comparison(folder, out, num_seeds, steps):
+    """The first one, in a process that may write no file beyond 20 kB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    small_comparison(folder, out, num_seeds, steps)
+
+
+def _request(folder, num_seeds, steps):
+    return request_of(text_of(folder), num_seeds=num_seeds, budget=steps * 4 * LENGTH)
+
+
+def small_study(folder):
+    """The record of a study in miniature."""
+    study = STUDIES["depth"]
+    options = replace(study.options, gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
+    save_record(record_of(study, study.run(options)), folder / "depth.json")
+
+
+def many_runs(folder, executor, count, answer):
+    """So many runs of one step; writes what the executor added to each, and how much this process grew."""
+    if executor == "ray":
+        import ray
+
+        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    runs = [run_of(text_of(folder), seed=seed, steps=1, num_evaluations=1, num_observations=1) for seed in range(count)]
+    work = executor_of(executor).execute(runs, checkpoints=folder / "checkpoints", report=ignore)
+    start, finished, memory = time.perf_counter(), 0, []
+    for record in work:
+        finished += record.status == "finished"
+        memory.append(_resting_bytes())
+    seconds = time.perf_counter() - start
+    alone = [_seconds(lambda run=run: execute_run(run, RunContext())) for run in runs[:20]]
+    overhead = (seconds * len(os.sched_getaffinity(0)) / count) - sorted(alone)[len(alone) // 2]
+    growth = memory[-1] - memory[len(memory) // 10]
+    answer.write_text(json.dumps({"num_finished": finished, "overhead": overhead, "growth": growth}))
+
+
+def _seconds(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _resting_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
