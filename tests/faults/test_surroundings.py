@@ -4,6 +4,7 @@ import random
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import victims
@@ -13,17 +14,20 @@ from tidegate import _faults
 from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare
 from tidegate.lab.training import train
 from tidegate.lab.training.events import ignore
-from tidegate.lab.training.executors.serial import SerialExecutor
+from tidegate.lab.training.executors import serial
+from tidegate.lab.training.train import RunContext
 
 
 @pytest.fixture
 def comparison(tmp_path, monkeypatch):
     """A function that does a small comparison in a folder, from wherever it stands, and returns its records."""
     patch_miniatures(monkeypatch)
+    # A checkpoint after each step, so that there is a previous one.
+    monkeypatch.setattr(serial, "RunContext", partial(RunContext, checkpoint_seconds=0.0))
     request = request_of(text_of(tmp_path), num_seeds=1, budget=12 * 4 * LENGTH)
 
     def done(out, tell=ignore):
-        return records_of(compare(request, out, executor=SerialExecutor(), tell=tell))
+        return records_of(compare(request, out, executor=serial.SerialExecutor(), tell=tell))
 
     return done
 
@@ -49,11 +53,11 @@ def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(point, comp
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 300 kB, where mounting is allowed."""
+    """A file system of 1 MB, where mounting is allowed."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", place], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("a small disk cannot be mounted here")
@@ -64,14 +68,14 @@ def small_disk(tmp_path):
 def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, tmp_path, report):
     expected = comparison(tmp_path / "undisturbed")
     ballast = small_disk / "ballast"
-    for kilobytes in (290, 260, 200):
+    for kilobytes in (1000, 900, 750):
         ballast.write_bytes(bytes(1024 * kilobytes))
         with pytest.raises((OSError, Failed), match="No space left on device"):
             comparison(small_disk / "out")
     ballast.unlink()
     assert comparison(small_disk / "out") == expected
     report(
-        "A disk of 300 kB that is full, at three fillings",
+        "A disk of 1 MB that is full, at three fillings",
         tried=3,
         outcome="refused each time, naming the file; with room again it went on to the same records",
     )

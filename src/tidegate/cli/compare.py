@@ -172,11 +172,13 @@ def compare(
         else:
             _require_no_other_options(context)
             request = _request_of_runs(runs, margin=margin, command=command)
+        with _options_named():
+            runner = executor_of(executor, retries=retries)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
         with display(console, quiet=quiet, examples=examples) as shown:
-            lines = run_comparison(request, out, executor=executor_of(executor, retries=retries), tell=shown.show)
+            lines = run_comparison(request, out, executor=runner, tell=shown.show)
         summary = summarise(lines)
         page = write_page(comparison_page(summary), out)
     except Failed as problem:
@@ -195,8 +197,9 @@ _OPTIONS = {
     "tune_lr": "--tune-lr",
     "device": "--device",
     "retries": "--retries",
+    "retries": "--retries",
 }
-"""The options that set the fields of a `Request`."""
+"""The options by what their checks call them."""
 
 
 @contextmanager

@@ -382,7 +382,7 @@ class TestAComparisonInProcesses:
 
 
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
-    with pytest.raises(RuntimeError, match="ended before it could begin, with exit code 7"):
+    with pytest.raises(ChildProcessError, match="ended before it could begin, with exit code 7"):
         done(ProcessExecutor(1, retries=0), [run_of(task)], Deadly("folder"))
 
 
@@ -418,7 +418,7 @@ class TestAPoolOfWorkers:
             assert self.ended(pool, -signal.SIGKILL) == []
         assert len(self.started) == 2
         assert all("ended before it could begin, by SIGKILL" in notice.text for notice in self.told)
-        with pytest.raises(RuntimeError, match="ended before it could begin, by SIGKILL"):
+        with pytest.raises(ChildProcessError, match="ended before it could begin, by SIGKILL"):
             self.ended(pool, -signal.SIGKILL)
 
     def test_does_not_mind_one_that_ends_when_it_has_nothing_left_to_do(self, task, pool):

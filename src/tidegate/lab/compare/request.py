@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from tidegate._text import echo
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
@@ -34,11 +35,11 @@ class Variant:
         spelled, *options = text.split("@")
         name, named, gate = spelled.rpartition("=")
         if named and not name.strip():
-            raise ValueError(f"The variant {text!r} has an empty name. Write name=gate, or the gate alone.")
+            raise ValueError(f"The variant {echo(text)} has an empty name. Write name=gate, or the gate alone.")
         overrides = dict(_override(option, text) for option in options)
         first_seed = overrides.pop("first_seed", 0.0)
         if not first_seed.is_integer() or first_seed < 0:
-            raise ValueError(f"first_seed must be a whole number of at least 0; got {first_seed:g} in {text!r}.")
+            raise ValueError(f"first_seed must be a whole number of at least 0; got {first_seed:g} in {echo(text)}.")
         return cls(
             name=name.strip() or text.strip(),
             gates=Gates.parse(gate.strip()),
@@ -56,7 +57,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """Read a list of variants, parted by commas; the first is the control. Names must differ."""
     variants = tuple(Variant.parse(part) for part in text.split(",") if part.strip())
     if len(variants) < 2:
-        raise ValueError(f"variants must be at least two, the control first, such as none,bma; got {text!r}.")
+        raise ValueError(f"variants must be at least two, the control first, such as none,bma; got {echo(text)}.")
     _require_distinct([variant.name for variant in variants])
     return variants
 
@@ -66,14 +67,14 @@ def _override(option: str, text: str) -> tuple[str, float]:
     name = name.strip().replace("-", "_")
     if name not in OVERRIDES or not equals:
         raise ValueError(
-            f"{option!r} in {text!r} is no option of a variant. Write @name=number, name one of {', '.join(OVERRIDES)}."
+            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=number, name one of {', '.join(OVERRIDES)}."
         )
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name} of the variant {text!r} must be a finite number; got {value!r}.")
+        raise ValueError(f"{name} of the variant {echo(text)} must be a finite number; got {echo(value)}.")
     return name, number
 
 

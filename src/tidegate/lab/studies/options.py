@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tidegate._json import parse_json
+from tidegate._text import echo
 from tidegate.gates import Gates
 
 
@@ -21,7 +22,7 @@ def set_options(options: Any, settings: Sequence[str]) -> Any:
         name, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(
-                f"a setting must be NAME=VALUE, such as {next(iter(settings_of(options)))}; got {setting!r}."
+                f"a setting must be NAME=VALUE, such as {next(iter(settings_of(options)))}; got {echo(setting)}."
             )
         options = _set(options, name.strip(), text.strip(), name.strip())
     return options
@@ -48,16 +49,16 @@ def require_at_least(options: Any, **least: int) -> None:
     """Refuse options below their least value."""
     for name, smallest in least.items():
         if (value := getattr(options, name)) < smallest:
-            raise ValueError(f"{name} must be at least {smallest}; got {value!r}.")
+            raise ValueError(f"{name} must be at least {smallest}; got {echo(value)}.")
 
 
 def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> None:
     """Refuse no value at all, a value twice, and one that is not known."""
     if not values or len(set(values)) != len(values):
-        raise ValueError(f"{name} must have at least one value and no duplicates; got {', '.join(values)!r}.")
+        raise ValueError(f"{name} must have at least one value and no duplicates; got {echo(', '.join(values))}.")
     for value in values:
         if value not in known:
-            raise ValueError(f"{name} must be among {', '.join(known)}; got {value!r}.")
+            raise ValueError(f"{name} must be among {', '.join(known)}; got {echo(value)}.")
 
 
 def require_gates(gates: Sequence[str]) -> None:
@@ -82,7 +83,7 @@ def _set(options: Any, name: str, text: str, whole_name: str) -> Any:
     kinds = get_type_hints(type(options))
     if outer not in kinds or bool(inner) != is_dataclass(kinds[outer]):
         known = ", ".join(known for known, _ in _items(options))
-        raise ValueError(f"there is no option {whole_name!r}. Known: {known}.")
+        raise ValueError(f"there is no option {echo(whole_name)}. Known: {known}.")
     if inner:
         return replace(options, **{outer: _set(getattr(options, outer), inner, text, whole_name)})
     return replace(options, **{outer: _parse(whole_name, text, kinds[outer])})
@@ -101,7 +102,7 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         return kind(text)
     except ValueError:
         words = {int: "a whole number", float: "a number"}
-        raise ValueError(f"{name} must be {words[kind]}; got {text!r}.") from None
+        raise ValueError(f"{name} must be {words[kind]}; got {echo(text)}.") from None
 
 
 def _json_list(text: str) -> list[str]:
@@ -110,7 +111,7 @@ def _json_list(text: str) -> list[str]:
     try:
         return [word if isinstance(word, str) else json.dumps(word) for word in parse_json(text)]
     except ValueError as problem:
-        raise ValueError(f"a list must be JSON, or words parted by commas; got {text!r}: {problem}") from None
+        raise ValueError(f"a list must be JSON, or words parted by commas; got {echo(text)}: {problem}") from None
 
 
 def _format(value: Any) -> str:
