@@ -216,7 +216,7 @@ gradient_of_the_inverse = jax.jit(jax.grad(lambda g, cotangent: jnp.sum(metric_i
 
 
 def inverse_gradients(g, cotangent):
-    by_jax = gradient_of_the_inverse(jnp.asarray(g), cotangent)
+    by_jax = gradient_of_the_inverse(g, cotangent)
     leaf = torch.tensor(g, requires_grad=True)
     (metric_inverse(leaf) * torch.from_numpy(cotangent)).sum().backward()
     return by_jax, leaf.grad
@@ -237,7 +237,7 @@ def test_the_gradient_of_the_quadratic_form_is_twice_the_lowered_vector():
     quadratic_form(leaf, torch.from_numpy(g)).backward()
     expected = 2 * lower_index(v, g)
     assert_close(leaf.grad, expected, what="gradient")
-    assert_close(jax.jit(jax.grad(quadratic_form))(jnp.asarray(v), jnp.asarray(g)), expected, what="gradient")
+    assert_close(jax.jit(jax.grad(quadratic_form))(v, g), expected, what="gradient")
 
 
 def properties(library, g, **options):

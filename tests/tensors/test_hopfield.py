@@ -254,7 +254,7 @@ by_jax = jax.jit(jax.grad(scalar_energy_of_the_result, argnums=(0, 1)))
 
 @pytest.mark.parametrize("query", [STATE, PATTERNS[0], np.zeros(4)], ids=["generic", "at a pattern", "zero"])
 def test_jax_and_torch_agree_on_the_gradient_through_retrieval(query):
-    expected = by_jax(jnp.asarray(query), jnp.asarray(PATTERNS))
+    expected = by_jax(query, PATTERNS)
     leaves = [torch.tensor(array, requires_grad=True) for array in (query, PATTERNS)]
     scalar_energy_of_the_result(*leaves).backward()
     for leaf, gradient in zip(leaves, expected, strict=True):
@@ -267,7 +267,7 @@ def test_a_single_pattern_has_infinite_separation(library):
 
 
 def test_an_infinite_separation_has_a_finite_gradient():
-    gradient = jax.jit(jax.grad(lambda patterns: separation_quality(patterns).sum()))(jnp.asarray(PATTERNS[:1]))
+    gradient = jax.jit(jax.grad(lambda patterns: separation_quality(patterns).sum()))(PATTERNS[:1])
     assert_close(gradient, 2 * PATTERNS[:1], what="gradient")
     leaf = torch.tensor(PATTERNS[:1], requires_grad=True)
     separation_quality(leaf).sum().backward()
