@@ -5,19 +5,26 @@ import numpy as np
 import pytest
 import torch
 import torch_layers
+from closeness import naming
+from covers import axis, rows
 from layers import EXOTIC, GATES, TOGETHER, make_layer
 
 from tidegate.experts.decomposition import decompose, with_input_gates
 from tidegate.flax import attention_arrays
 
 SPELLINGS = ("none", *map(str, GATES), *EXOTIC, *(spelling for spelling in TOGETHER if "+" in spelling))
-GROUPS = {"own": 4, "grouped": 2, "one": 1}
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((2, 5, 6))
 MASK = rng.random((2, 1, 5, 5)) < 0.6
 MASK[0, 0, 2] = False
 TOLERANCE = 1e-10
+AXES = {
+    "full": axis([True, False]),
+    "G": axis([2, 4, 1]),
+    "causal": axis([True, False]),
+    "mask": axis({"masked": MASK, "all": None}),
+}
 
 
 def relative_error(layer, *, form, mask=None):
@@ -26,16 +33,15 @@ def relative_error(layer, *, form, mask=None):
 
 
 @pytest.mark.parametrize("gate", SPELLINGS)
-def test_the_mixture_is_the_layer(gate):
-    for full in (False, True):
-        for groups in GROUPS.values():
-            if "w5" in gate and groups == 4:
-                continue
-            for causal in (False, True):
-                layer = make_layer(gate, full=full, causal=causal, G=groups)
-                for mask in (None, MASK):
-                    for form in ("signed", "convex"):
-                        assert relative_error(layer, form=form, mask=mask) < TOLERANCE
+def test_the_mixture_is_the_layer(gate, request):
+    for row in rows(AXES, full=request.config.getoption("--full")):
+        options = {name: AXES[name].values[value] for name, value in row.items()}
+        if "w5" in gate and options["G"] == 4:
+            continue
+        mask, layer = options.pop("mask"), make_layer(gate, **options)
+        for form in ("signed", "convex"):
+            with naming((row, form)):
+                assert relative_error(layer, form=form, mask=mask) < TOLERANCE
 
 
 def test_convex_weights_are_probabilities():

@@ -1,8 +1,9 @@
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from layers import EXOTIC, GATES, make_layer
 
 from tidegate import Gates
@@ -34,20 +35,25 @@ def layer(gate, *, d=D, seed=0, G=HEADS, **options):
     return made.with_parameters({name: array / np.sqrt(array.shape[-2]) for name, array in weights.items()})
 
 
-def charts(gate, x=X, **options):
-    made = layer(gate, **options)
-    return {
-        "weight": weight_chart(made, x, position=2),
-        "frozen": frozen_weight_chart(made, x, moving=0),
-        "query": query_chart(made, x),
-        "input": input_chart(made, x, moving=0),
-        "depth": depth_chart([made, made], x, moving=0),
-    }
+CHARTS = {
+    "weight": lambda made, x: weight_chart(made, x, position=2),
+    "frozen": lambda made, x: frozen_weight_chart(made, x, moving=0),
+    "query": query_chart,
+    "input": lambda made, x: input_chart(made, x, moving=0),
+    "depth": lambda made, x: depth_chart([made, made], x, moving=0),
+}
+
+
+def chart_of(name, gate, x=X):
+    return CHARTS[name](layer(gate), x)
 
 
 def curvatures(chart, tangent, *, count=6, seed=0):
     u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))
     return sectional_curvature(chart, chart.start, u, v, tangent=tangent).numpy()
+
+
+MEASURES = (("query", "plane"), ("input", "full"), ("input", "plane"), ("depth", "full"))
 
 
 def sites_and_reads(gate):
@@ -88,7 +94,7 @@ def test_the_query_chart_moves_as_the_layer_does():
 
 @every_gate
 def test_the_weight_chart_bends_only_under_a_gate_that_reads_the_output(gate):
-    chart = charts(gate)["weight"]
+    chart = chart_of("weight", gate)
     assert chart.says_something
     bends = gate != "none" and sites_and_reads(gate)[1] == "output"
     for tangent in ("full", "plane"):
@@ -98,7 +104,7 @@ def test_the_weight_chart_bends_only_under_a_gate_that_reads_the_output(gate):
 
 @every_gate
 def test_the_frozen_weight_chart_bends_under_value_output_and_dense_gates(gate):
-    chart = charts(gate)["frozen"]
+    chart = chart_of("frozen", gate)
     assert chart.says_something
     bends = gate != "none" and sites_and_reads(gate)[0] in ("value", "output", "dense")
     for tangent in ("full", "plane"):
@@ -123,11 +129,13 @@ def test_a_heads_query_chart_is_flat_for_want_of_codimension_and_its_slices_bend
     assert np.abs(curvatures(chart, "plane")).min() > 1e-5
 
 
-@every_gate
-def test_the_query_input_and_depth_charts_bend_with_and_without_a_gate(gate):
-    made = charts(gate)
-    for name, tangent in (("query", "plane"), ("input", "full"), ("depth", "full"), ("input", "plane")):
-        assert np.abs(curvatures(made[name], tangent)).max() > 1e-5, name
+@over(
+    gate=axis(SPELLINGS, "none", "g1", "bma"),
+    measure=axis({" ".join(pair): pair for pair in MEASURES}, "query plane", "input full"),
+)
+def test_the_query_input_and_depth_charts_bend_with_and_without_a_gate(gate, measure):
+    name, tangent = measure
+    assert np.abs(curvatures(chart_of(name, gate), tangent)).max() > 1e-5
 
 
 def test_too_few_keys_leave_the_query_chart_without_full_rank():
@@ -160,7 +168,7 @@ def test_one_number_a_head_from_the_output_leaves_one_heads_weight_chart_flat():
 
 
 def test_a_slice_has_the_curvature_of_its_plane():
-    chart = charts("g1")["input"]
+    chart = chart_of("input", "g1")
     u, v = torch.from_numpy(np.random.default_rng(0).standard_normal((2, chart.dimension)))
     surface = chart.slice(u, v)
     assert (surface.dimension, surface.ambient_dimension) == (2, chart.ambient_dimension)
@@ -170,7 +178,7 @@ def test_a_slice_has_the_curvature_of_its_plane():
 
 @pytest.mark.parametrize("name", ["weight", "frozen", "query", "input"])
 def test_jax_and_torch_measure_the_same_layer_alike(name):
-    ours, theirs = (charts("output:output+value:query", x)[name] for x in (X, jnp.asarray(X.numpy())))
+    ours, theirs = (chart_of(name, "output:output+value:query", x) for x in (X, jax.device_put(X.numpy())))
     u, v = np.random.default_rng(2).standard_normal((2, 2, ours.dimension))
     one, other = (sectional_curvature(chart, chart.start, u, v, tangent="plane") for chart in (ours, theirs))
     assert_close(one, np.asarray(other), what="gradient")
@@ -194,11 +202,11 @@ def test_a_stack_may_be_any_function():
 
 
 def test_a_chart_says_what_moves():
-    made = charts("none")
-    assert "weights over 3 keys move" in made["weight"].note
-    assert "position 0 moves, the attention weights stay; the output at 6 positions" in made["frozen"].note
-    assert "keys and values stay" in made["query"].note
-    assert "2 layers" in made["depth"].note
+    notes = {name: chart_of(name, "none").note for name in CHARTS}
+    assert "weights over 3 keys move" in notes["weight"]
+    assert "position 0 moves, the attention weights stay; the output at 6 positions" in notes["frozen"]
+    assert "keys and values stay" in notes["query"]
+    assert "2 layers" in notes["depth"]
 
 
 def test_bad_arguments_are_named():

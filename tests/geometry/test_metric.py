@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_the_metric_is_the_pullback_of_the_precision(name):
         assert_close(metric, jacobian.T @ np.linalg.inv(as_matrix(covariance)) @ jacobian, what="gradient")
 
 
-@pytest.mark.parametrize("make", [torch.from_numpy, jnp.asarray], ids=["torch", "jax"])
+@pytest.mark.parametrize("make", [torch.from_numpy, jax.device_put], ids=["torch", "jax"])
 def test_a_covariance_may_come_in_any_kind_and_form(make):
     x, u, v = np.asarray([[0.3, 0.4], [1.0, 0.0], [0.2, 1.0]])
     diagonal = COVARIANCES["vector"]
@@ -63,7 +64,7 @@ def test_a_singular_metric_is_given_as_it_is():
     assert_close(found, 3 * torch.ones(2, 2, dtype=torch.float64), what="gradient")
 
 
-@pytest.mark.parametrize("make", [torch.from_numpy, jnp.asarray], ids=["torch", "jax"])
+@pytest.mark.parametrize("make", [torch.from_numpy, jax.device_put], ids=["torch", "jax"])
 @pytest.mark.parametrize("categories", [3, 5])
 def test_the_full_simplex_has_curvature_one_quarter(categories, make):
     rng = np.random.default_rng(categories)

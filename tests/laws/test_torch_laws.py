@@ -5,7 +5,7 @@ import torch
 from closeness import assert_close
 from covers import DTYPE, GATE, OPTION, axis, over
 from layers import GATES
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 from torch_layers import OPTIONS, every_gate, make, sample, ungated
 
 from tidegate import Gate, Gates
@@ -115,18 +115,38 @@ def test_sigmoid_gates_lie_between_zero_and_one_however_large_the_logits(gate):
     assert all(found.isfinite().all() for found in torch.autograd.grad(y.sum(), [x, *layer.parameters()]))
 
 
+def central_differences(function, point, step=1e-5):
+    """The derivative of every output by every entry of the point, (..., entries), in two calls."""
+    steps = step * torch.eye(len(point), dtype=point.dtype)
+    return ((vmap(function)(point + steps) - vmap(function)(point - steps)) / (2 * step)).movedim(0, -1)
+
+
 @every_gate
 def test_derivatives_of_both_orders_are_those_of_finite_differences(gate):
     layer = make(gate, d_model=4, num_heads=2, num_kv_heads=1)
-    names = [name for name, _ in layer.named_parameters()]
+    given = {"x": sample(1, 3, 4)} | {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    point = torch.cat([tensor.flatten() for tensor in given.values()]).requires_grad_()
 
-    def forward(x, *parameters):
-        return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+    def forward(point):
+        parts = point.split([tensor.numel() for tensor in given.values()])
+        named = {name: part.reshape(given[name].shape) for name, part in zip(given, parts, strict=True)}
+        return functional_call(layer, named, (named.pop("x"),)).flatten()
+
+    weights = sample(12, seed=1)
+
+    def combined(point):
+        return forward(point) @ weights
+
+    def derivatives(outputs):
+        directions = torch.eye(len(outputs), dtype=outputs.dtype)
+        return torch.autograd.grad(outputs, point, directions, is_grads_batched=True)[0]
 
     with plain_kernel():
-        given = (sample(1, 3, 4, requires_grad=True), *layer.parameters())
-        assert torch.autograd.gradcheck(forward, given)
-        assert torch.autograd.gradgradcheck(forward, given)
+        (slopes,) = torch.autograd.grad(combined(point), point, create_graph=True)
+        first, second = derivatives(forward(point)), derivatives(slopes)
+        expected = [central_differences(function, point.detach()) for function in (forward, grad(combined))]
+    assert_close(first, expected[0], what="finite difference")
+    assert_close(second, expected[1], what="finite difference")
 
 
 @every_gate

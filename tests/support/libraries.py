@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -56,7 +55,8 @@ def _jitted(function, fixed):
 
 
 NUMPY = Library("numpy", np.asarray, np.ndarray)
-JAX = Library("jax", jnp.asarray, jax.Array)
-JAX_JIT = Library("jax-jit", jnp.asarray, jax.Array, jitted=True)
+# jnp.asarray would compile a copy for every new shape of a NumPy array.
+JAX = Library("jax", jax.device_put, jax.Array)
+JAX_JIT = Library("jax-jit", jax.device_put, jax.Array, jitted=True)
 TORCH = Library("torch", lambda array: torch.from_numpy(np.asarray(array, order="C")), torch.Tensor)
 LIBRARIES = (NUMPY, JAX, JAX_JIT, TORCH)

@@ -40,13 +40,45 @@ def well_conditioned(W):
     return W.T @ W + np.eye(W.shape[-1])
 
 
+# What hypothesis calls with many examples is defined here: JAX compiles a function once, and one made anew each time.
+
+
+def there_and_back(v, g):
+    inverse = metric_inverse(g)
+    return raise_index(lower_index(v, g), inverse), lower_index(raise_index(v, inverse), g)
+
+
+def linear_forms(u, v, w, g, a, b):
+    return [
+        (bilinear_form(a * u + b * v, w, g), a * bilinear_form(u, w, g) + b * bilinear_form(v, w, g)),
+        (bilinear_form(w, a * u + b * v, g), a * bilinear_form(w, u, g) + b * bilinear_form(w, v, g)),
+    ]
+
+
+def swapped_forms(u, v, g):
+    return (
+        bilinear_form(u, v, g),
+        bilinear_form(v, u, g.T),
+        bilinear_form(u, v, g + g.T),
+        bilinear_form(v, u, g + g.T),
+    )
+
+
+def forms_with_itself(v, g):
+    return quadratic_form(v, g), bilinear_form(v, v, g)
+
+
+def learned_length(W, v):
+    return quadratic_form(v, learned_metric(W))
+
+
+def inner_products(u, v):
+    return inner_product(u, v, "euclidean"), inner_product(u, v)
+
+
 @settings(max_examples=8)
 @given(v=vectors, W=matrices)
 def test_raising_and_lowering_undo_each_other(library, v, W):
-    def there_and_back(v, g):
-        inverse = metric_inverse(g)
-        return raise_index(lower_index(v, g), inverse), lower_index(raise_index(v, inverse), g)
-
     for back in library.call(there_and_back, v, well_conditioned(W)):
         assert_close(back, v)
 
@@ -54,26 +86,14 @@ def test_raising_and_lowering_undo_each_other(library, v, W):
 @settings(max_examples=8)
 @given(u=vectors, v=vectors, w=vectors, g=matrices, a=unit, b=unit)
 def test_the_form_is_linear_in_each_argument(library, u, v, w, g, a, b):
-    def both_sides(u, v, w, g):
-        yield bilinear_form(a * u + b * v, w, g), a * bilinear_form(u, w, g) + b * bilinear_form(v, w, g)
-        yield bilinear_form(w, a * u + b * v, g), a * bilinear_form(w, u, g) + b * bilinear_form(w, v, g)
-
-    for left, right in library.call(lambda *arrays: list(both_sides(*arrays)), u, v, w, g):
+    for left, right in library.call(linear_forms, u, v, w, g, np.asarray(a), np.asarray(b)):
         assert_close(left, right)
 
 
 @settings(max_examples=8)
 @given(u=vectors, v=vectors, g=matrices)
 def test_swapping_the_arguments_transposes_the_metric(library, u, v, g):
-    def both_sides(u, v, g):
-        return (
-            bilinear_form(u, v, g),
-            bilinear_form(v, u, g.T),
-            bilinear_form(u, v, g + g.T),
-            bilinear_form(v, u, g + g.T),
-        )
-
-    form, swapped, symmetric, symmetric_swapped = library.call(both_sides, u, v, g)
+    form, swapped, symmetric, symmetric_swapped = library.call(swapped_forms, u, v, g)
     assert_close(form, swapped)
     assert_close(symmetric, symmetric_swapped)
 
@@ -81,14 +101,13 @@ def test_swapping_the_arguments_transposes_the_metric(library, u, v, g):
 @settings(max_examples=8)
 @given(v=vectors, g=matrices)
 def test_the_quadratic_form_is_the_form_of_a_vector_with_itself(library, v, g):
-    quadratic, bilinear = library.call(lambda v, g: (quadratic_form(v, g), bilinear_form(v, v, g)), v, g)
+    quadratic, bilinear = library.call(forms_with_itself, v, g)
     assert_close(quadratic, bilinear)
 
 
 @given(W=arrays(np.float64, (2, 3), elements=unit), v=vectors)
 def test_a_learned_metric_measures_the_image(library, W, v):
-    length = library.call(lambda W, v: quadratic_form(v, learned_metric(W)), W, v)
-    assert_close(length, np.sum((v @ W.T) ** 2, axis=-1))
+    assert_close(library.call(learned_length, W, v), np.sum((v @ W.T) ** 2, axis=-1))
 
 
 def test_a_learned_metric_is_semidefinite_and_definite_at_full_column_rank(library):
@@ -144,7 +163,7 @@ def test_a_numpy_metric_joins_the_vectors_of_any_library(library):
 @settings(max_examples=8)
 @given(u=vectors, v=vectors)
 def test_inner_products_are_forms_in_the_metric_they_name(library, u, v):
-    plain, scaled = library.call(lambda u, v: (inner_product(u, v, "euclidean"), inner_product(u, v)), u, v)
+    plain, scaled = library.call(inner_products, u, v)
     assert_close(plain, bilinear_form(u, v, euclidean_metric(3)))
     assert_close(scaled, bilinear_form(u, v, scaled_euclidean_metric(3)))
 
@@ -157,22 +176,23 @@ def test_a_diagonal_metric_has_its_weights_and_nothing_else(library, weights):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_results_have_the_kind_and_dtype_of_their_arguments(library, dtype):
-    v, g, W = normal(2, 4).astype(dtype), MINKOWSKI.astype(dtype), normal(3, 4).astype(dtype)
-    calls = [
-        (learned_metric, W),
-        (diagonal_metric, v),
-        (lower_index, v, g),
-        (raise_index, v, g),
-        (metric_inverse, g),
-        (bilinear_form, v, v, g),
-        (bilinear_form_batch, v, v, g),
-        (quadratic_form, v, g),
-        (inner_product, v, v),
-    ]
-    for function, *arguments in calls:
-        result = library.call(function, *arguments)
-        assert isinstance(result, library.kind), function
-        assert to_numpy(result).dtype == dtype, function
+    def all_of_them(v, g, W):
+        return {
+            "learned_metric": learned_metric(W),
+            "diagonal_metric": diagonal_metric(v),
+            "lower_index": lower_index(v, g),
+            "raise_index": raise_index(v, g),
+            "metric_inverse": metric_inverse(g),
+            "bilinear_form": bilinear_form(v, v, g),
+            "bilinear_form_batch": bilinear_form_batch(v, v, g),
+            "quadratic_form": quadratic_form(v, g),
+            "inner_product": inner_product(v, v),
+        }
+
+    results = library.call(all_of_them, *(array.astype(dtype) for array in (normal(2, 4), MINKOWSKI, normal(3, 4))))
+    for name, result in results.items():
+        assert isinstance(result, library.kind), name
+        assert to_numpy(result).dtype == dtype, name
 
 
 def test_half_precision_metrics_are_inverted_in_float32(library):
@@ -192,8 +212,11 @@ def test_the_inverse_is_symmetric_to_the_last_bit(library):
     assert np.array_equal(inverse, inverse.T)
 
 
+gradient_of_the_inverse = jax.jit(jax.grad(lambda g, cotangent: jnp.sum(metric_inverse(g) * cotangent)))
+
+
 def inverse_gradients(g, cotangent):
-    by_jax = jax.grad(lambda g: jnp.sum(metric_inverse(g) * cotangent))(jnp.asarray(g))
+    by_jax = gradient_of_the_inverse(g, cotangent)
     leaf = torch.tensor(g, requires_grad=True)
     (metric_inverse(leaf) * torch.from_numpy(cotangent)).sum().backward()
     return by_jax, leaf.grad
@@ -214,7 +237,7 @@ def test_the_gradient_of_the_quadratic_form_is_twice_the_lowered_vector():
     quadratic_form(leaf, torch.from_numpy(g)).backward()
     expected = 2 * lower_index(v, g)
     assert_close(leaf.grad, expected, what="gradient")
-    assert_close(jax.grad(quadratic_form)(jnp.asarray(v), jnp.asarray(g)), expected, what="gradient")
+    assert_close(jax.jit(jax.grad(quadratic_form))(v, g), expected, what="gradient")
 
 
 def properties(library, g, **options):

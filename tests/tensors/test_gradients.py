@@ -1,11 +1,11 @@
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from covers import axis, over, rows
 from libraries import JAX, NUMPY, TORCH
 
 from tidegate.tensors._broadcast import sum_to_shape
@@ -43,12 +43,14 @@ SHAPES = {
     "batch": {"Q": (B, H, T, h), "K": (B, H, T, h), "V": (B, H, T, v), "W_g": (H, h, v)},
     "broadcast": {"Q": (B, H, T, h), "K": (H, T, h), "V": (B, 1, T, v), "W_g": (1, h, v)},
 }
-CASES = [
-    pytest.param(shapes, index, mask, id=f"{name}-{index}-{'masked' if mask is not None else 'all'}")
-    for name, shapes in SHAPES.items()
-    for index in ("source", "query")
-    for mask in (None, MASK)
-]
+INDEX, MASKS = axis(["source", "query"]), axis({"all": None, "masked": MASK}, "masked")
+every_case = pytest.mark.parametrize(
+    ("shapes", "index", "mask"),
+    [
+        pytest.param(SHAPES[row["shapes"]], row["index"], MASKS.values[row["mask"]], id="-".join(row.values()))
+        for row in rows({"shapes": axis(SHAPES), "index": INDEX, "mask": MASKS}, full=True)
+    ],
+)
 
 
 def arrays_of(shapes):
@@ -61,7 +63,7 @@ def exactly(message):
 
 
 class TestModulatedAttention:
-    @pytest.mark.parametrize(("shapes", "index", "mask"), CASES)
+    @every_case
     def test_gradients_by_hand_are_those_of_pytorch(self, shapes, index, mask):
         arrays = {name: torch.from_numpy(array).requires_grad_() for name, array in arrays_of(shapes).items()}
         output = bilinearly_modulated_attention(**arrays, index=index, mask=mask)
@@ -72,7 +74,7 @@ class TestModulatedAttention:
         for name, array in arrays.items():
             assert_close(found[f"dL_d{name}"], array.grad, what="gradient")
 
-    @pytest.mark.parametrize(("shapes", "index", "mask"), CASES[8:])
+    @over(shapes=axis({name: SHAPES[name] for name in ("broadcast", "batch")}), index=INDEX, mask=MASKS)
     def test_gradients_by_hand_are_those_of_jax(self, shapes, index, mask):
         @jax.jit
         def both(arrays, E):
@@ -84,14 +86,20 @@ class TestModulatedAttention:
         for name in arrays:
             assert_close(by_hand[f"dL_d{name}"], judge[name], what="gradient")
 
-    @pytest.mark.parametrize(("shapes", "index", "mask"), CASES)
+    @over(shapes=axis(SHAPES), index=INDEX, mask=MASKS)
     def test_gradients_by_hand_are_those_of_central_differences(self, shapes, index, mask):
         found = gradient_numerical_check(**arrays_of(shapes), index=index, mask=mask)
         assert found["max_error"] < 1e-6
         assert found["rel_error"] < 1e-6
 
-    @pytest.mark.parametrize("index", ["source", "query"])
-    def test_gradients_have_the_callers_kind_and_dtype(self, library, index):
+    def test_gradients_have_the_callers_kind_and_dtype(self, library):
+        self.check_kind_and_dtype(library, "source")
+
+    def test_gradients_of_the_other_reading_have_the_callers_kind_and_dtype(self, library):
+        self.check_kind_and_dtype(library, "query")
+
+    @staticmethod
+    def check_kind_and_dtype(library, index):
         arrays = {name: array.astype(np.float32) for name, array in arrays_of(SHAPES["batch"]).items()}
         found = library.call(bma_backward, sample(B, H, T, v).astype(np.float32), **arrays, index=index, mask=MASK)
         wide = bma_backward(sample(B, H, T, v), **arrays_of(SHAPES["batch"]), index=index, mask=MASK)
@@ -228,7 +236,7 @@ class TestCheckers:
 
     def test_a_mask_reaches_the_plain_form(self):
         Q, K, V, _ = arrays_of(SHAPES["matrices"]).values()
-        assert verify_gradients(*map(jnp.asarray, (Q, K, V)), 1e-9, 1e-9, mask=MASK)["all_correct"]
+        assert verify_gradients(*map(jax.device_put, (Q, K, V)), 1e-9, 1e-9, mask=MASK)["all_correct"]
         masked, plain = (gradient_numerical_check(Q, K, V, mask=mask)["numerical"]["dL_dV"] for mask in (MASK, None))
         assert abs(masked - plain).max() > 0.01
 

@@ -68,7 +68,7 @@ def test_every_option_has_pytorchs_gradients(options):
 
 def jax_gradients(layer, x, **options):
     """By hand and by autodiff, in one compilation, for a gradient of the output that is not the output."""
-    arrays = {"x": x} | {name: jnp.asarray(array) for name, array in layer.parameters().items()}
+    arrays = {"x": x} | layer.parameters()
     E = sample(*x.shape, seed=8)
 
     @jax.jit
@@ -82,7 +82,14 @@ def jax_gradients(layer, x, **options):
     return both(arrays)
 
 
-@pytest.mark.parametrize("gates", TOGETHER)
+# PyTorch judges every gate; these four have every site, every source and both grains between them.
+@pytest.mark.parametrize(
+    "gates",
+    [
+        pytest.param(gates, marks=() if place in (0, 3, 4, 7) else pytest.mark.full)
+        for place, gates in enumerate(TOGETHER)
+    ],
+)
 def test_every_gate_has_jaxs_gradients(gates):
     by_hand, judge = jax_gradients(make_layer(gates), X)
     assert set(by_hand) == set(judge)
@@ -100,13 +107,14 @@ def test_exotic_gates_and_every_option_have_jaxs_gradients(gates):
         assert_close(by_hand[name], gradient, what="gradient")
 
 
-# JAX judges every gate; central differences cost a forward pass for each parameter.
+# PyTorch judges every gate; central differences cost a forward pass for each parameter.
 @pytest.mark.parametrize(
-    "gates", [*COMBINED[:3], *(pytest.param(gate, marks=pytest.mark.full) for gate in (*COMBINED[3:], *EXOTIC))]
+    "gates",
+    [COMBINED[1], *(pytest.param(gate, marks=pytest.mark.full) for gate in (COMBINED[0], *COMBINED[2:], *EXOTIC))],
 )
 def test_every_gate_has_the_gradients_of_central_differences(gates):
-    layer = make_layer(gates, full=True, d=3, H=2, G=1, window=2)
-    found = verify_layer_gradients(layer, sample(3, 3), 1e-6, 1e-6)
+    layer = make_layer(gates, full=True, d=2, H=2, G=1, window=2)
+    found = verify_layer_gradients(layer, sample(3, 2), 1e-6, 1e-6)
     assert found == dict.fromkeys(names_of(layer, "x"), True)
 
 
@@ -138,7 +146,7 @@ def test_an_empty_row_passes_no_gradient():
 
 
 def test_gradients_have_the_callers_kind_and_their_arrays_shape(library):
-    layer = make_layer("bma+g1")
+    layer = make_layer("g1")
     found = library.call(lambda x, E: layer_backward(layer, x, E), X, sample(B, T, d, seed=3))
     assert set(found) == {"x", *layer.parameters()}
     for name, gradient in found.items():

@@ -71,15 +71,21 @@ def test_the_limits_of_a_window(n, extra):
     ("xp", "kind"), [(np, np.ndarray), (jnp, jax.Array), (torch, torch.Tensor)], ids=["numpy", "jax", "torch"]
 )
 def test_patterns_are_bool_and_of_the_kind_asked_for(xp, kind):
-    for function, *options in [
-        (causal_mask,),
-        (causal_mask_with_window, 2),
-        (local_attention_mask, 2),
-        (strided_attention_mask, 3),
-        (block_sparse_mask, 2),
-        (global_local_mask, 1, [3]),
-    ]:
-        mask = function(7, *options, xp=xp)
+    patterns = {
+        causal_mask: (),
+        causal_mask_with_window: (2,),
+        local_attention_mask: (2,),
+        strided_attention_mask: (3,),
+        block_sparse_mask: (2,),
+        global_local_mask: (1, [3]),
+    }
+
+    def all_of_them():
+        return [function(7, *options, xp=xp) for function, options in patterns.items()]
+
+    # Compiled at once, where each step of each pattern would be compiled alone.
+    masks = jax.jit(all_of_them)() if xp is jnp else all_of_them()
+    for mask, (function, options) in zip(masks, patterns.items(), strict=True):
         assert isinstance(mask, kind), function
         assert to_numpy(mask).dtype == np.bool_, function
         assert np.array_equal(to_numpy(mask), function(7, *options)), function
@@ -141,17 +147,25 @@ def test_documents_see_themselves_alone(library, queries, keys):
     assert np.array_equal(to_numpy(mask), queries[:, :, None] == keys[None, None, :])
 
 
+def masked_and_sevens(scores, mask):
+    return apply_mask(scores, mask), apply_mask(scores, mask, 7.0)
+
+
 @given(scores=arrays(np.float64, (2, 3, 4), elements=st.floats(-5, 5)), mask=arrays(np.bool_, (3, 4)))
 def test_masked_scores_are_the_fill_and_the_others_untouched(library, scores, mask):
-    masked, sevens = library.call(lambda *arrays: (apply_mask(*arrays), apply_mask(*arrays, 7.0)), scores, mask)
+    masked, sevens = library.call(masked_and_sevens, scores, mask)
     assert isinstance(masked, library.kind)
     assert np.array_equal(to_numpy(masked), np.where(mask, scores, -1e9))
     assert np.array_equal(to_numpy(sevens), np.where(mask, scores, 7.0))
 
 
+def additive_and_twos(mask):
+    return mask_to_additive(mask), mask_to_additive(mask, -2.0)
+
+
 @given(mask=arrays(np.bool_, (2, 3, 4)))
 def test_adding_the_additive_mask_to_zeros_is_masking_them(library, mask):
-    additive, twos = library.call(lambda mask: (mask_to_additive(mask), mask_to_additive(mask, -2.0)), mask)
+    additive, twos = library.call(additive_and_twos, mask)
     assert isinstance(additive, library.kind)
     assert np.array_equal(to_numpy(additive), np.where(mask, 0.0, -1e9))
     assert np.array_equal(to_numpy(twos), np.where(mask, 0.0, -2.0))

@@ -35,7 +35,7 @@ MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.6
 MASK[0, :, 1] = False
 """The second query of the first batch may see nothing."""
 
-# Few examples, as each holds several rows and costs a compilation.
+# Few examples, as each holds several rows.
 few = settings(max_examples=6)
 with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
 inputs = hnp.arrays(np.float64, (BATCH, QUERIES, MODEL), elements=st.floats(-2, 2))

@@ -30,11 +30,12 @@ from tidegate.tensors.softmax import (
 )
 
 SHAPE = (2, 3, 4)
-# Few examples, as each holds several rows and costs a compilation.
+# Few examples, as each holds several rows.
 few = settings(max_examples=6)
 score_rows = hnp.arrays(np.float64, SHAPE, elements=st.floats(-30, 30))
 masks = hnp.arrays(bool, SHAPE)
-temperatures = st.floats(0.1, 10)
+# Arrays, which JAX traces: for every number it would compile anew.
+temperatures = st.floats(0.1, 10).map(np.asarray)
 with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
 
 SCORES = np.random.default_rng(0).normal(size=SHAPE)
@@ -52,12 +53,8 @@ def gradient(library, function, *arrays):
     return library.call(differentiate, *arrays)
 
 
-# PyTorch's own forward mode still imports a script on first use.
-forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
-
 def jacobian(library, function, array):
-    return library.call((torch.func if library is TORCH else jax).jacfwd(function), array)
+    return library.call((torch.func if library is TORCH else jax).jacrev(function), array)
 
 
 @few
@@ -127,7 +124,6 @@ def test_a_temperature_for_each_row(library):
     assert_close(library.call(free_energy, SCORES, temperature), expected)
 
 
-@forward_mode
 @with_autodiff
 def test_weights_are_differentiable_in_the_temperature(library):
     weights = gibbs_distribution(SCORES, 0.7)
@@ -210,23 +206,28 @@ def test_gradient_of_log_partition_is_the_weights_over_the_temperature(library):
     assert_close(slopes, gibbs_distribution(SCORES, 0.7) / 0.7, what="gradient")
 
 
+def partitions(scores, temperature):
+    return tuple(function(scores, temperature) for function in (log_partition, partition_function, free_energy))
+
+
 @few
 @given(scores=score_rows, temperature=temperatures)
 def test_partition_function_and_free_energy_follow_from_their_definitions(library, scores, temperature):
-    def all_three(scores):
-        return tuple(function(scores, temperature) for function in (log_partition, partition_function, free_energy))
-
-    logarithm, total, free = library.call(all_three, scores)
+    logarithm, total, free = library.call(partitions, scores, temperature)
     expected = np.exp(scores / temperature).sum(-1)
     assert_close(logarithm, np.log(expected))
     assert_close(to_numpy(total) / expected, np.ones(SHAPE[:-1]))
     assert_close(free, -temperature * np.log(expected))
 
 
+def softmax_and_its_logarithm(scores):
+    return softmax_rows(scores), log_softmax(scores)
+
+
 @few
 @given(scores=score_rows)
 def test_softmax_is_the_gibbs_distribution_at_temperature_one(library, scores):
-    weights, logarithms = library.call(lambda x: (softmax_rows(x), log_softmax(x)), scores)
+    weights, logarithms = library.call(softmax_and_its_logarithm, scores)
     assert_close(weights, gibbs_distribution(scores, 1.0))
     assert_close(np.exp(to_numpy(logarithms)), weights)
 
@@ -242,12 +243,14 @@ def test_temperature_sweep_stacks_single_temperatures(library):
     assert library.call(temperature_sweep, SCORES[0, 0], several).shape == (3, SHAPE[-1])
 
 
+def entropies(weights):
+    return tuple(function(weights) for function in (entropy, normalized_entropy, effective_number_of_states))
+
+
 @few
 @given(scores=score_rows)
 def test_entropy_lies_between_zero_and_its_maximum(library, scores):
-    functions = (entropy, normalized_entropy, effective_number_of_states)
-    weights = gibbs_distribution(scores)
-    values, shares, numbers = map(to_numpy, library.call(lambda p: tuple(f(p) for f in functions), weights))
+    values, shares, numbers = map(to_numpy, library.call(entropies, gibbs_distribution(scores)))
     assert_close(np.clip(values, 0, max_entropy(SHAPE[-1])), values)
     assert_close(shares, values / math.log(SHAPE[-1]))
     assert_close(numbers, np.exp(values))
@@ -285,7 +288,6 @@ def test_gradient_of_entropy_is_finite_at_zero_weight(library):
     assert (to_numpy(slopes)[1] == 0).all()
 
 
-@forward_mode
 @with_autodiff
 def test_jacobian_equals_that_of_automatic_differentiation(library):
     row = SCORES[0, 0]

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close, to_numpy
+from closeness import assert_close, naming, to_numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -20,11 +20,12 @@ from tidegate.tensors.thermodynamics import (
 )
 
 SHAPE = (2, 3, 4)
-# Few examples, as each holds several rows and costs a compilation.
+# Few examples, as each holds several rows.
 few = settings(max_examples=6)
 score_rows = hnp.arrays(np.float64, SHAPE, elements=st.floats(-10, 10))
 masks = hnp.arrays(bool, SHAPE)
-temperatures = st.floats(0.5, 10)
+# Arrays, which JAX traces: for every number it would compile anew.
+temperatures = st.floats(0.5, 10).map(np.asarray)
 with_autodiff = pytest.mark.parametrize("library", LIBRARIES[1:], ids=lambda library: library.name)
 
 RNG = np.random.default_rng(0)
@@ -42,41 +43,43 @@ def gradient(library, function, *arrays):
     return library.call(differentiate, *arrays)
 
 
+def both_free_energies(scores, temperature, mask):
+    disorder = entropy(gibbs_distribution(scores, temperature, mask), eps=1e-300)
+    energy = internal_energy(scores, temperature, mask)
+    return energy - temperature * disorder, free_energy(scores, temperature, mask=mask)
+
+
 @few
 @given(scores=score_rows, mask=masks, temperature=temperatures)
 def test_free_energy_is_internal_energy_less_temperature_times_entropy(library, scores, mask, temperature):
     mask = mask | ~mask.any(-1, keepdims=True)
+    assert_close(*library.call(both_free_energies, scores, temperature, mask))
 
-    def both_sides(scores, mask):
-        disorder = entropy(gibbs_distribution(scores, temperature, mask), eps=1e-300)
-        energy = internal_energy(scores, temperature, mask)
-        return energy - temperature * disorder, free_energy(scores, temperature, mask=mask)
 
-    assert_close(*library.call(both_sides, scores, mask))
+def from_log_partition(scores, temperature, mask):
+    partition, mean = log_partition(scores, temperature, mask), mean_score(scores, temperature, mask)
+    return entropy_from_log_partition(partition, mean, temperature)
 
 
 @few
 @given(scores=score_rows, mask=masks, temperature=temperatures)
 def test_entropy_from_the_log_partition_equals_entropy_from_the_weights(library, scores, mask, temperature):
-    def from_log_partition(scores, mask):
-        partition, mean = log_partition(scores, temperature, mask), mean_score(scores, temperature, mask)
-        return entropy_from_log_partition(partition, mean, temperature)
-
     expected = entropy(gibbs_distribution(scores, temperature, mask), eps=1e-300)
-    assert_close(library.call(from_log_partition, scores, mask), expected)
+    assert_close(library.call(from_log_partition, scores, temperature, mask), expected)
+
+
+def moments(scores, temperature, mask):
+    return tuple(moment(scores, temperature, mask) for moment in (mean_score, internal_energy, heat_capacity))
 
 
 @few
 @given(scores=score_rows, mask=masks, temperature=temperatures)
 def test_mean_score_and_heat_capacity_are_moments_of_the_weights(library, scores, mask, temperature):
-    def all_three(scores, mask):
-        return tuple(moment(scores, temperature, mask) for moment in (mean_score, internal_energy, heat_capacity))
-
     weights = gibbs_distribution(scores, temperature, mask)
     mean = (weights * scores).sum(-1)
     variance = (weights * (scores - mean[..., None]) ** 2).sum(-1)
     for actual, expected in zip(
-        library.call(all_three, scores, mask), (mean, -mean, variance / temperature**2), strict=True
+        library.call(moments, scores, temperature, mask), (mean, -mean, variance / temperature**2), strict=True
     ):
         assert_close(actual, expected)
 
@@ -131,12 +134,10 @@ def test_states_far_below_the_peak_do_not_spoil_the_moments(library):
     assert_close(library.call(mean_score, scores), mean_score(np.array([0.0, 1.0])), dtype="float32")
 
 
-# PyTorch's own forward mode still imports a script on first use.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @with_autodiff
 def test_fisher_metric_is_the_hessian_of_the_log_partition(library):
-    row = SCORES[0, 0]
-    hessian = torch.func.hessian(log_partition) if library is TORCH else jax.hessian(log_partition)
+    row, by = SCORES[0, 0], torch.func if library is TORCH else jax
+    hessian = by.jacrev(by.jacrev(log_partition))
     assert_close(library.call(fisher_metric, softmax_rows(row)), library.call(hessian, row), what="gradient")
 
 
@@ -181,22 +182,23 @@ def test_natural_gradient_has_finite_slopes_at_zero_weight(library):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    "function",
-    [
-        mean_score,
-        internal_energy,
-        lambda x: heat_capacity(x, 0.5),
-        lambda x: entropy_from_log_partition(log_partition(x), mean_score(x)),
-        lambda x: fisher_metric(softmax_rows(x)),
-        lambda x: natural_gradient(x, softmax_rows(x)),
-    ],
-)
-def test_results_are_of_the_callers_kind_and_dtype(library, function, dtype):
-    result = library.call(function, SCORES.astype(dtype))
-    assert isinstance(result, library.kind)
-    assert to_numpy(result).dtype == dtype
-    assert_close(result, function(SCORES), dtype=np.dtype(dtype).name)
+def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+    def all_of_them(x):
+        return {
+            "mean_score": mean_score(x),
+            "internal_energy": internal_energy(x),
+            "heat_capacity": heat_capacity(x, 0.5),
+            "entropy_from_log_partition": entropy_from_log_partition(log_partition(x), mean_score(x)),
+            "fisher_metric": fisher_metric(softmax_rows(x)),
+            "natural_gradient": natural_gradient(x, softmax_rows(x)),
+        }
+
+    exact = all_of_them(SCORES)
+    for name, result in library.call(all_of_them, SCORES.astype(dtype)).items():
+        with naming(name):
+            assert isinstance(result, library.kind)
+            assert to_numpy(result).dtype == dtype
+            assert_close(result, exact[name], dtype=np.dtype(dtype).name)
 
 
 def test_entropy_takes_a_temperature_for_each_row(library):
