@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
     order = {HERE / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish():
+    # What is imported by now stays: the collector need not walk through it again and again.
+    gc.collect()
+    gc.freeze()
 
 
 def law_of(item):

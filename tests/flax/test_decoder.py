@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_models import SIZES, jit_quickly, key, make, mean_loss, sample, with_stacked_blocks
+from jax_keys import key
+from jax_models import SIZES, jit_quickly, make, mean_loss, sample, with_stacked_blocks
 
 from tidegate.config import TransformerConfig
 from tidegate.flax import (

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from jax_models import jit_quickly, key, left_padded, make, sample, with_stacked_blocks
+from jax_keys import key
+from jax_models import jit_quickly, left_padded, make, sample, with_stacked_blocks
 
 from tidegate.flax import apply_model, cast_params, generate
 from tidegate.flax.generate import next_token_probabilities

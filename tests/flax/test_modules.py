@@ -9,7 +9,8 @@ import pytest
 import torch_layers
 from closeness import assert_close
 from flax import nnx
-from jax_models import jit_quickly, key, make, mean_loss, sample
+from jax_keys import key
+from jax_models import jit_quickly, make, mean_loss, sample
 
 from tidegate.experts import decompose
 from tidegate.flax import (

@@ -1,5 +1,6 @@
 """Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
+import copy
 import re
 from dataclasses import dataclass, replace
 
@@ -7,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 import torch_layers
 from layers import EXOTIC, TOGETHER
 
 from tidegate import Gates
 from tidegate.flax import AttentionConfig, gated_attention, init_cache
+from tidegate.torch import GatedAttention
 
 QUICKLY = {
     "xla_backend_optimization_level": 0,
@@ -55,14 +58,26 @@ every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jn
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Parameters and options of one layer; call it on an input."""
+    """Parameters and options of one layer, and the PyTorch layer that they come from; call it on an input."""
 
     params: dict
     config: AttentionConfig
+    source: GatedAttention
     is_causal: bool = True
 
     def __call__(self, x, **given):
         return gated_attention(self.params, x, self.config, is_causal=self.is_causal, **given)
+
+    def by_torch(self, x, **given):
+        """What the PyTorch layer makes of the input in float64, from weights in this layer's precision.
+
+        It is what the layer should give, and takes no compilation.
+        """
+        dtype = getattr(torch, jnp.dtype(self.params["q_proj"]["kernel"].dtype).name)
+        source = copy.deepcopy(self.source).to(dtype).double()
+        with torch.no_grad():
+            tensors = {name: torch.tensor(array) for name, array in given.items()}
+            return source(torch.tensor(np.asarray(x, np.float64)), **tensors).numpy()
 
     def under(self, params):
         """The layer with other parameters."""
@@ -103,7 +118,7 @@ def twin(layer):
         metric=None if layer.metric is None else layer.metric.kind,
         temperature=layer.temperature,
     )
-    return Layer(as_params(dict(layer.named_parameters()), layer.shape.head_dim), config, layer.causal)
+    return Layer(as_params(dict(layer.named_parameters()), layer.shape.head_dim), config, layer, layer.causal)
 
 
 def as_params(tensors, head_dim):

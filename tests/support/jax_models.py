@@ -61,11 +61,13 @@ def sample(batch, length, *, seed=1):
     return jnp.asarray(tokens.numpy())
 
 
-def key(seed=0):
-    """A key of another kind than the default, which takes longer to compile."""
-    return jax.random.key(seed, impl="rbg")
+def logits_of_torch(tokens, **options):
+    """What the PyTorch twin says: what the model should give, without a compilation."""
+    with torch.no_grad():
+        return make_torch(**options)(torch.tensor(tokens.tolist())).numpy()
 
 
+@jit_quickly
 def with_stacked_blocks(params):
     """A model's parameters, its blocks ready for a scan."""
     return params | {"stack": params["stack"] | {"blocks": stack_layers(params["stack"]["blocks"])}}
