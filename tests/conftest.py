@@ -93,9 +93,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    # What is imported by now stays: the collector need not walk through it again and again.
+    # What is imported by now stays: the collector need not walk through it again and again, nor so often through what
+    # a compiler makes, little of which is garbage.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def law_of(item):

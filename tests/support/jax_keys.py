@@ -4,19 +4,20 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import define_prng_impl
 
 
 def mix(numbers):
     """A bijection of 32 bits, in which every bit of the result depends on every bit given."""
-    numbers = (numbers ^ (numbers >> 16)) * jnp.uint32(0x7FEB352D)
-    numbers = (numbers ^ (numbers >> 15)) * jnp.uint32(0x846CA68B)
+    numbers = (numbers ^ (numbers >> 16)) * np.uint32(0x7FEB352D)
+    numbers = (numbers ^ (numbers >> 15)) * np.uint32(0x846CA68B)
     return numbers ^ (numbers >> 16)
 
 
 def hashed(key, shape, *, start):
     """The hashes of key and place, the places counted from `start`."""
-    places = jnp.uint32(start) + jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    places = np.uint32(start) + jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return mix(mix(places) ^ key[0])
 
 
@@ -28,7 +29,7 @@ def random_bits(key, width, shape):
 
 
 # Without it, 0 would be its own hash.
-OFFSET = jnp.uint32(0x9E3779B9)
+OFFSET = np.uint32(0x9E3779B9)
 QUICK = define_prng_impl(
     key_shape=(1,),
     seed=lambda seed: mix(seed.astype(jnp.uint32) + OFFSET).reshape(1),

@@ -68,16 +68,15 @@ class Layer:
     def __call__(self, x, **given):
         return gated_attention(self.params, x, self.config, is_causal=self.is_causal, **given)
 
-    def by_torch(self, x, **given):
-        """What the PyTorch layer makes of the input in float64, from weights in this layer's precision.
-
-        It is what the layer should give, and takes no compilation.
-        """
+    def torch_twin(self):
+        """The PyTorch layer in float64, with weights rounded to this layer's precision."""
         dtype = getattr(torch, jnp.dtype(self.params["q_proj"]["kernel"].dtype).name)
-        source = copy.deepcopy(self.source).to(dtype).double()
+        return copy.deepcopy(self.source).to(dtype).double()
+
+    def by_torch(self, x, **given):
+        """What the PyTorch layer makes of the input: what this one should give, without a compilation."""
         with torch.no_grad():
-            tensors = {name: torch.tensor(array) for name, array in given.items()}
-            return source(torch.tensor(np.asarray(x, np.float64)), **tensors).numpy()
+            return self.torch_twin()(as_tensor(x), **{name: as_tensor(array) for name, array in given.items()}).numpy()
 
     def under(self, params):
         """The layer with other parameters."""
@@ -95,6 +94,12 @@ class Layer:
         """An empty cache of the layer's dtype."""
         dtype = self.params["q_proj"]["kernel"].dtype
         return init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=dtype)
+
+
+def as_tensor(array):
+    """The numbers in PyTorch, floating ones in float64."""
+    array = np.asarray(array)
+    return torch.tensor(array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array)
 
 
 def make(gate="none", *, dtype=jnp.float64, **options):
