@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
     order = {HERE / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish():
+    # What is imported by now stays: the collector need not walk through it again and again, nor so often through what
+    # a compiler makes, little of which is garbage.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def law_of(item):

@@ -93,8 +93,12 @@ def test_hostile_names_on_a_page_do_nothing(verb, chromium, tmp_path, report):
     assert page.evaluate("() => document.querySelectorAll('img, svg[onload], [onerror], [onclick]').length") == 0
     assert page.evaluate("() => [...document.links].filter((a) => a.href.startsWith('javascript:')).length") == 0
     ran = page.evaluate(
-        "() => { const s = document.createElement('script'); s.textContent = 'window.foreign = 1'; document.body.append(s); "
-        "return window.foreign === 1; }"
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.foreign = true";
+            document.body.append(script);
+            return window.foreign === true;
+        }"""
     )
     assert not ran, "the page has no Content-Security-Policy against foreign scripts"
     assert opened.dialogs == []

@@ -5,13 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_layers import every_combination, every_precision, make, opening, quick_jit, sample
+from covers import OPTION, axis, over
+from jax_keys import key
+from jax_layers import COMBINED, every_precision, make, opening, quick_jit, sample
 from torch_layers import OPTIONS, exactly
 
 from tidegate import Gate, Gates
 from tidegate.flax import AttentionConfig, attention_arrays, gated_attention, init_attention, trace_gates
 from tidegate.tensors.rotary import Rotary
 
+COMBINATION = axis(COMBINED, "g1+g2+g3+g4+g5")
+NOTHING = axis({"no rows": (0, 5, 24), "no positions": (2, 0, 24)})
+PATH = axis({"fused": jnp.float32, "plain": jnp.float64})
 EVERYTHING = {"bias": True, "qk_norm": True, "metric": "learned", "rope": True, "num_kv_heads": 2}
 
 
@@ -43,8 +48,7 @@ def test_parameters_are_a_plain_tree_with_stable_names():
     assert plain["attn_gate"] == {}
 
 
-@every_combination
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@over(gate=COMBINATION, options=OPTION)
 def test_parameters_start_with_the_shapes_that_a_layer_has(gate, options):
     layer = make(gate, **options)
     sizes = jax.tree.map(lambda array: array.shape, (drawn(layer.config), layer.params))
@@ -59,7 +63,7 @@ def test_parameters_start_in_the_dtype_that_is_asked_for(dtype):
 
 def test_projections_start_with_the_deviation_that_keeps_the_variance():
     config = AttentionConfig(d_model=128, num_heads=4, num_kv_heads=2, head_dim=16, gate="none", bias=True)
-    params = quick_jit(lambda key: init_attention(key, config))(jax.random.key(0))
+    params = quick_jit(lambda key: init_attention(key, config))(key())
     for name, fan_in in (("q_proj", 128), ("k_proj", 128), ("v_proj", 128), ("o_proj", 64)):
         kernel = params[name]["kernel"]
         # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
@@ -73,7 +77,7 @@ def test_projections_start_with_the_deviation_that_keeps_the_variance():
 @pytest.mark.parametrize("metric", ["diagonal", "learned"])
 def test_norms_and_metrics_start_as_the_identity(metric):
     config = config_of(gate="none", qk_norm=True, metric=metric)
-    params = quick_jit(lambda key: init_attention(key, config))(jax.random.key(0))
+    params = quick_jit(lambda key: init_attention(key, config))(key())
     assert (params["q_norm"]["scale"] == 1).all()
     assert (params["k_norm"]["scale"] == 1).all()
     identity = np.ones(6) if metric == "diagonal" else np.eye(6)
@@ -82,7 +86,7 @@ def test_norms_and_metrics_start_as_the_identity(metric):
 
 def test_another_key_starts_elsewhere_and_each_gate_on_its_own():
     start = quick_jit(lambda key: init_attention(key, config_of(gate="output:query+query:query")))
-    first, again, other = (start(jax.random.key(seed)) for seed in (0, 0, 1))
+    first, again, other = (start(key(seed)) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), first, other)))
     assert (first["attn_gate"]["output"]["weight"] != first["attn_gate"]["query"]["weight"]).any()
@@ -213,9 +217,7 @@ def reach(layer, x):
     return abs(slopes[0, :, 0]).max(axis=-1) > 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
-@pytest.mark.parametrize("window", [None, 1, 3])
-@pytest.mark.parametrize("causal", [True, False])
+@over(causal=axis([True, False]), window=axis([3, 1, None]), dtype=PATH)
 def test_a_window_reaches_back_and_without_causality_ahead_too(causal, window, dtype):
     layer = make("g1+bma", causal=causal, window=window, dtype=dtype)
     distance = np.arange(6)[:, None] - np.arange(6)
@@ -226,47 +228,43 @@ def test_a_window_reaches_back_and_without_causality_ahead_too(causal, window, d
 def test_causality_is_the_default():
     layer, x = make("bma"), sample(2, 5, 24)
     y = quick_jit(lambda x: gated_attention(layer.params, x, layer.config))(x)
-    assert_close(y, quick_jit(layer)(x))
-    assert abs(y - quick_jit(replace(layer, is_causal=False))(x)).max() > 1e-2
+    assert_close(y, layer.by_torch(x))
+    assert abs(y - make("bma", causal=False).by_torch(x)).max() > 1e-2
 
 
 def test_the_input_as_its_own_context_is_self_attention():
     layer, x = make("g1+g2", causal=False, rope=True), sample(2, 5, 24)
-    assert_close(quick_jit(lambda x: layer(x, context=x))(x), quick_jit(layer)(x))
+    assert_close(quick_jit(lambda x: layer(x, context=x))(x), layer.by_torch(x))
 
 
 def test_dropout_takes_a_key_and_is_off_without_one():
     layer = make("g1+bma", dropout=0.5)
     x, plain = sample(2, 5, 24), replace(layer, config=replace(layer.config, dropout=0.0))
     noisy = quick_jit(lambda key: layer(x, dropout_key=key))
-    first, again, other = (noisy(jax.random.key(seed)) for seed in (0, 0, 1))
+    first, again, other = (noisy(key(seed)) for seed in (0, 0, 1))
     assert (first == again).all()
     assert (first != other).any()
-    expected = quick_jit(plain)(x)
-    assert_close(quick_jit(layer)(x), expected)
-    assert_close(quick_jit(lambda key: plain(x, dropout_key=key))(jax.random.key(0)), expected)
+    silent = quick_jit(lambda key: (layer(x), plain(x, dropout_key=key)))(key())
+    for y in silent:
+        assert_close(y, make("g1+bma").by_torch(x))
 
 
 def test_dropout_is_right_on_average():
-    layer, x = make("bma", d_model=8, num_heads=2, dropout=0.25), sample(1, 3, 8)
+    sizes = {"d_model": 8, "num_heads": 2}
+    layer, x = make("bma", **sizes, dropout=0.25), sample(1, 3, 8)
     rows = np.broadcast_to(x, (40_000, 3, 8))
-    noisy = quick_jit(lambda key: layer(rows, dropout_key=key))(jax.random.key(0))
-    exact = quick_jit(layer)(x)
+    noisy = quick_jit(lambda key: layer(rows, dropout_key=key))(key())
+    exact = make("bma", **sizes).by_torch(x)
     deviation = noisy.std(axis=0) / 200
     assert (abs(noisy.mean(axis=0) - exact[0]) < 6 * deviation + 1e-12).all()
 
 
-nothing = pytest.mark.parametrize("shape", [(0, 5, 24), (2, 0, 24)], ids=["no rows", "no positions"])
-
-
-@every_combination
-@nothing
+@over(gate=COMBINATION, shape=NOTHING)
 def test_nothing_in_gives_nothing_out(gate, shape):
     assert shapes(make(gate, **OPTIONS["everything"]), sample(*shape)).shape == shape
 
 
-@nothing
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@over(shape=NOTHING, dtype=PATH)
 def test_nothing_in_gives_gradients_of_zero(shape, dtype):
     layer, x = make("g1+bma", **OPTIONS["everything"], dtype=dtype), sample(*shape, dtype=dtype)
     differentiated = quick_jit(jax.value_and_grad(lambda params, x: layer.under(params)(x).sum()))
@@ -293,7 +291,8 @@ def test_an_input_of_whole_numbers_is_refused():
 def test_an_additive_mask_keeps_the_precision_of_the_scores():
     layer, x = make("bma", dtype=jnp.float32), sample(2, 5, 24, dtype=jnp.bfloat16)
     mask = sample(5, 5, seed=1, dtype=jnp.float32)
-    assert_close(layer(x, mask=mask), layer(x.astype(jnp.float32), mask=mask))
+    narrow, wide = quick_jit(lambda *inputs: [layer(x, mask=mask) for x in inputs])(x, x.astype(jnp.float32))
+    assert_close(narrow, wide)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_layers import every_combination, every_precision, largest_gap, make, opening, quick_jit, sample
+from covers import axis, over
+from jax_layers import COMBINED, every_precision, largest_gap, make, opening, quick_jit, sample
 from torch_layers import OPTIONS
 
 from tidegate import HeadShape
@@ -46,8 +47,7 @@ def as_shapes(tree):
     return jax.tree.map(lambda array: (array.shape, jnp.dtype(array.dtype)), tree)
 
 
-@every_combination
-@pytest.mark.parametrize("options", [{}, OPTIONS["everything"]], ids=["plain", "everything"])
+@over(gate=axis(COMBINED, ALL_SITES), options=axis({name: OPTIONS[name] for name in ("everything", "plain")}))
 def test_no_gate_makes_the_cache_hold_more(gate, options):
     """The cache is that of plain attention, before a step and after, whatever the gate."""
     layer = make(gate, **options)
@@ -72,7 +72,7 @@ def test_one_compiled_step_serves_every_length():
         y, cache = compiled(x[:, t : t + 1], cache)
         outputs.append(y)
     assert traces == [(2, 1, 24)]
-    assert_close(np.concatenate(outputs, axis=1), quick_jit(layer)(x))
+    assert_close(np.concatenate(outputs, axis=1), layer.by_torch(x))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
@@ -89,7 +89,7 @@ def test_a_scan_over_positions_is_the_whole_at_once(dtype):
 
     length, y = quick_jit(decode)(x)
     assert length == 6
-    assert_close(y, quick_jit(layer)(x))
+    assert_close(y, layer.by_torch(x))
 
 
 def test_what_lies_past_the_end_is_not_seen():
@@ -100,13 +100,15 @@ def test_what_lies_past_the_end_is_not_seen():
     assert (step(x, dirty._replace(key=clean.key)) == step(x, clean)).all()
 
 
-@pytest.mark.parametrize("given", ["implied", "given"])
-def test_positions_continue_from_the_cache(given):
+def test_positions_continue_from_the_cache():
     layer, x = make("bma", rope=True), sample(2, 5, 24)
     first, cache = quick_jit(lambda x: layer(x, cache=layer.cache(2, 5)))(x[:, :3])
-    positions = {"positions": np.arange(3, 5)} if given == "given" else {}
-    rest, _ = quick_jit(lambda x, cache: layer(x, cache=cache, **positions))(x[:, 3:], cache)
-    assert_close(np.concatenate([first, rest], axis=1), quick_jit(layer)(x))
+
+    def implied_and_given(x, cache):
+        return layer(x, cache=cache)[0], layer(x, cache=cache, positions=np.arange(3, 5))[0]
+
+    for rest in quick_jit(implied_and_given)(x[:, 3:], cache):
+        assert_close(np.concatenate([first, rest], axis=1), layer.by_torch(x))
 
 
 def test_left_padded_rows_are_the_rows_alone():
@@ -121,7 +123,7 @@ def test_left_padded_rows_are_the_rows_alone():
         outputs.append(y)
     y = np.concatenate(outputs, axis=1)
     for row, pad in enumerate(padding):
-        assert_close(y[row : row + 1, pad:], quick_jit(layer)(x[row : row + 1, pad:]))
+        assert_close(y[row : row + 1, pad:], layer.by_torch(x[row : row + 1, pad:]))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -129,7 +131,7 @@ def test_a_half_precision_cache_serves_a_float32_layer(dtype):
     layer, x = make("g1+bma", dtype=jnp.float32), sample(2, 4, 24, dtype=jnp.float32)
     cache = init_cache(layer.config.shape, batch=2, max_length=4, dtype=dtype)
     y, after = quick_jit(lambda x: layer(x, cache=cache))(x)
-    expected = quick_jit(layer)(x)
+    expected = layer.by_torch(x)
     assert (y.dtype, after.key.dtype, after.value.dtype) == (jnp.float32, dtype, dtype)
     assert largest_gap(y, expected) <= 8 * float(jnp.finfo(dtype).eps) * (1 + abs(expected).max())
 
@@ -168,8 +170,8 @@ def test_a_cache_maps_over_a_batch_of_rows_with_lengths_of_their_own():
     step = quick_jit(jax.vmap(lambda x, cache: layer(x, cache=cache)))
     y, after = step(np.stack([x[:1, 2:], x[1:, :1]]), caches)
     assert after.length.tolist() == [3, 1]
-    assert_close(y[0], quick_jit(layer)(x[:1])[:, 2:])
-    assert_close(y[1], quick_jit(layer)(x[1:, :1]))
+    assert_close(y[0], layer.by_torch(x[:1])[:, 2:])
+    assert_close(y[1], layer.by_torch(x[1:, :1]))
 
 
 def test_an_overflow_that_cannot_be_refused_is_nan_and_not_a_number_that_is_wrong():

@@ -6,7 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_models import SIZES, jit_quickly, key, make, mean_loss, sample, with_stacked_blocks
+from covers import axis, over
+from jax_keys import key
+from jax_models import (
+    SIZES,
+    gradients_of_torch,
+    jit_quickly,
+    logits_of_torch,
+    make,
+    mean_loss,
+    sample,
+    with_stacked_blocks,
+)
 
 from tidegate.config import TransformerConfig
 from tidegate.flax import (
@@ -50,7 +61,8 @@ def assert_trees_close(actual, expected, **options):
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 31), (0, 5)])
 def test_every_position_gets_logits(batch, length):
-    config, params = make(positions="learned", norm="layer", feedforward="gelu", tie_embeddings=False)
+    options = {"positions": "learned", "norm": "layer", "feedforward": "gelu", "tie_embeddings": False}
+    config, params = make(num_layers=1, **options)
     assert apply(params, sample(batch, length), config=config).shape == (batch, length, 31)
 
 
@@ -110,26 +122,51 @@ def test_every_option_of_the_attention_arrives():
 
 def test_a_model_is_its_blocks_between_tables():
     config, params = make(tie_embeddings=False, gate="bma+g1")
-    tokens = sample(2, 5)
-    x = params["embedding"]["embedding"][tokens]
+    tokens, run = sample(2, 5), jit_quickly(apply_block, static_argnums=2)
+    arrays = jax.tree.map(np.asarray, params)
+    x = arrays["embedding"]["embedding"][np.asarray(tokens)]
     for block in params["stack"]["blocks"]:
-        x = jit_quickly(apply_block, static_argnums=2)(block, x, config)
-    x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * params["stack"]["norm"]["scale"]
-    assert_close(apply(params, tokens, config=config), x @ params["head"]["kernel"])
+        x = np.asarray(run(block, x, config))
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * arrays["stack"]["norm"]["scale"]
+    assert_close(apply(params, tokens, config=config), x @ arrays["head"]["kernel"])
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoint_blocks": True, "dropout": 0.3, "attention_dropout": 0.2}])
-def test_a_scan_over_stacked_blocks_is_the_loop_over_blocks(options):
-    config, params = make(gate="bma+g5", num_kv_heads=2, **options)
-    tokens = sample(2, 6)
+def loss_and_gradients(config, params, tokens, **options):
+    """By the loop over blocks, or by the scan over stacked ones."""
 
     def loss(params):
-        return mean_loss(apply_model(params, tokens, config, dropout_key=key()), tokens)
+        return mean_loss(apply_model(params, tokens, config, **options), tokens)
 
-    expected = jit_quickly(jax.value_and_grad(loss))(params)
-    value, gradients = jit_quickly(jax.value_and_grad(loss))(with_stacked_blocks(params))
-    gradients["stack"]["blocks"] = unstack_layers(gradients["stack"]["blocks"])
-    assert_trees_close((value, gradients), expected, what="gradient")
+    value, gradients = jit_quickly(jax.value_and_grad(loss))(params)
+    gradients = jax.tree.map(np.asarray, gradients)
+    blocks = gradients["stack"]["blocks"]
+    gradients["stack"]["blocks"] = unstack_layers(blocks) if isinstance(blocks, dict) else blocks
+    return value, gradients
+
+
+def test_a_scan_over_stacked_blocks_is_the_loop_over_blocks():
+    options, tokens = {"gate": "bma+g5", "num_kv_heads": 2}, sample(2, 6)
+    config, params = make(**options)
+    *expected, _ = gradients_of_torch(tokens, **options)
+    assert_trees_close([*loss_and_gradients(config, with_stacked_blocks(params), tokens)], expected, what="gradient")
+
+
+both_ways = pytest.mark.parametrize("arrange", [lambda params: params, with_stacked_blocks], ids=["loop", "scan"])
+
+
+@pytest.fixture(scope="module")
+def dropping():
+    """A model with all its dropout, and its loss and gradients by the loop over blocks, nothing computed again."""
+    config, params = make(gate="bma+g5", num_kv_heads=2, dropout=0.3, attention_dropout=0.2)
+    return config, params, loss_and_gradients(config, params, sample(2, 6), dropout_key=key())
+
+
+@both_ways
+def test_blocks_that_are_computed_again_drop_the_same_and_have_the_same_gradients(dropping, arrange):
+    config, params, expected = dropping
+    again = replace(config, checkpoint_blocks=True)
+    found = loss_and_gradients(again, arrange(params), sample(2, 6), dropout_key=key())
+    assert_trees_close(found, expected, what="gradient")
 
 
 def residual_bytes(config, params, tokens):
@@ -137,18 +174,18 @@ def residual_bytes(config, params, tokens):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
 
 
-@pytest.mark.parametrize("arrange", [lambda params: params, with_stacked_blocks], ids=["loop", "scan"])
+@both_ways
 def test_checkpointed_blocks_keep_their_input_alone(arrange):
     tokens = sample(2, 16)
     kept = {}
     for checkpoint in (False, True):
-        for layers in (2, 3):
+        for layers in (1, 2):
             config, params = make(num_layers=layers, checkpoint_blocks=checkpoint)
             kept[checkpoint, layers] = residual_bytes(config, arrange(params), tokens)
     stream = 2 * 16 * 24 * 8
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params["stack"]["blocks"][0]))
-    assert kept[True, 3] - kept[True, 2] <= stream + parameters
-    assert kept[False, 3] - kept[False, 2] > 5 * stream + parameters
+    assert kept[True, 2] - kept[True, 1] <= stream + parameters
+    assert kept[False, 2] - kept[False, 1] > 5 * stream + parameters
 
 
 def test_recomputed_gates_keep_nothing_that_they_made():
@@ -160,24 +197,21 @@ def test_recomputed_gates_keep_nothing_that_they_made():
     assert plain - spared > 2 * 3 * 2 * 16 * 24 * 8
 
 
-@pytest.mark.parametrize("option", ["checkpoint_blocks", "recompute_gate"])
-def test_what_is_computed_again_has_the_same_gradients(option):
-    config, params = make(dropout=0.3, gate="bma+g1+g5", num_layers=1)
-    tokens = sample(2, 6)
-
-    def gradients(config):
-        def loss(params):
-            return mean_loss(apply_model(params, tokens, config, dropout_key=key()), tokens)
-
-        return jit_quickly(jax.grad(loss))(params)
-
-    assert_trees_close(gradients(replace(config, **{option: True})), gradients(config), what="gradient")
+def test_recomputed_gates_have_the_same_gradients():
+    options, tokens = {"gate": "bma+g1+g5", "num_layers": 1}, sample(2, 6)
+    config, params = make(recompute_gate=True, **options)
+    *expected, _ = gradients_of_torch(tokens, **options)
+    assert_trees_close([*loss_and_gradients(config, params, tokens)], expected, what="gradient")
 
 
-@pytest.mark.parametrize(("gate", "positions"), [("none", "learned"), ("bma+g1+g3", "rotary")])
-@pytest.mark.parametrize("arrange", [lambda params: params, with_stacked_blocks], ids=["loop", "scan"])
-def test_tokens_in_chunks_with_caches_equal_all_at_once(gate, positions, arrange):
-    config, params = make(gate=gate, positions=positions, num_kv_heads=2, window=4)
+@over(
+    model=axis({"rotary": ("bma+g1+g3", "rotary"), "learned": ("none", "learned")}),
+    arrange=axis({"scan": with_stacked_blocks, "loop": lambda params: params}),
+)
+def test_tokens_in_chunks_with_caches_equal_all_at_once(model, arrange):
+    gate, positions = model
+    options = {"gate": gate, "positions": positions, "num_kv_heads": 2, "window": 4}
+    config, params = make(**options)
     tokens = sample(2, 9)
     caches = init_caches(config, batch=2, max_length=11, dtype=jnp.float64)
     caches = stack_layers(caches) if arrange is with_stacked_blocks else caches
@@ -185,50 +219,51 @@ def test_tokens_in_chunks_with_caches_equal_all_at_once(gate, positions, arrange
     for chunk in (tokens[:, :3], tokens[:, 3:6], tokens[:, 6:]):
         logits, caches = apply(arrange(params), chunk, config=config, caches=caches)
         chunks.append(logits)
-    assert_close(np.concatenate(chunks, axis=1), apply(params, tokens, config=config))
+    assert_close(np.concatenate(chunks, axis=1), logits_of_torch(tokens, **options))
 
 
 def test_the_last_logits_alone_are_the_last_of_all():
-    config, params = make()
+    config, params = make(num_layers=1)
     tokens = sample(2, 6)
-    assert_close(apply(params, tokens, config=config, num_logits=2), apply(params, tokens, config=config)[:, -2:])
+    assert_close(apply(params, tokens, config=config, num_logits=2), logits_of_torch(tokens, num_layers=1)[:, -2:])
 
 
 def test_segments_count_learned_positions_anew():
     # A row may be longer than the table, if no segment is.
-    config, params = make(positions="learned", gate="bma+g1", max_length=3)
+    options = {"positions": "learned", "gate": "bma+g1", "max_length": 3}
+    config, params = make(**options)
     tokens = sample(1, 7)
     ids = jnp.array([[4, 4, 4, 1, 1, 9, 9]])
-    alone = [apply(params, tokens[:, start:end], config=config) for start, end in ((0, 3), (3, 5), (5, 7))]
+    alone = [logits_of_torch(tokens[:, start:end], **options) for start, end in ((0, 3), (3, 5), (5, 7))]
     assert_close(apply(params, tokens, config=config, segment_ids=ids), np.concatenate(alone, axis=1))
 
 
 def test_models_are_mapped_over_their_parameters():
-    config, params = make()
+    config, params = make(num_layers=1)
+    params = jax.tree.map(np.asarray, params)
     other = jax.tree.map(lambda array: 1.1 * array, params)
-    tokens = sample(2, 5)
-    both = jit_quickly(jax.vmap(lambda params: apply_model(params, tokens, config)))(stack_layers([params, other]))
-    expected = jnp.stack([apply(one, tokens, config=config) for one in (params, other)])
-    assert_close(both, expected)
+    tokens, together = sample(2, 5), jax.tree.map(lambda *arrays: np.stack(arrays), params, other)
+    both = jit_quickly(jax.vmap(lambda params: apply_model(params, tokens, config)))(together)
+    assert_close(both, np.stack([apply(one, tokens, config=config) for one in (params, other)]))
 
 
 def test_in_half_precision_gates_keep_single_precision():
-    config, params = make(gate="bma+g1")
+    config, params = make(gate="bma+g1", num_layers=1)
     half = jit_quickly(partial(cast_params, dtype=jnp.bfloat16))(params)
     for name, array in named(half).items():
         assert array.dtype == (jnp.float32 if "attn_gate" in name else jnp.bfloat16)
     tokens = sample(2, 9)
-    logits, exact = apply(half, tokens, config=config), apply(params, tokens, config=config)
+    logits, exact = apply(half, tokens, config=config), logits_of_torch(tokens, gate="bma+g1", num_layers=1)
     assert logits.dtype == jnp.bfloat16
     assert np.linalg.norm(logits - exact) < 0.05 * np.linalg.norm(exact)
     assert cast_params(params, None) is params
 
 
 def test_dropout_needs_a_key_and_a_share():
-    config, params = make()
+    config, params = make(num_layers=1)
     tokens = sample(2, 5)
-    plain = apply(params, tokens, config=config)
-    assert np.array_equal(apply(params, tokens, config=config, dropout_key=key()), plain)
+    plain = logits_of_torch(tokens, num_layers=1)
+    assert_close(apply(params, tokens, config=config, dropout_key=key()), plain)
     for options in ({"dropout": 0.5}, {"attention_dropout": 0.5}):
         dropping = replace(config, **options)
         assert_close(apply(params, tokens, config=dropping), plain)
@@ -240,14 +275,14 @@ def test_dropout_needs_a_key_and_a_share():
 
 def test_dropout_keeps_the_mean():
     x = jnp.ones((100, 100), jnp.float32)
-    dropped = drop(x, 0.25, key())
+    dropped = np.asarray(jit_quickly(lambda x: drop(x, 0.25, key()))(x))
     assert dropped.dtype == jnp.float32
     assert set(np.unique(dropped).tolist()) == {0.0, float(jnp.float32(1) / jnp.float32(0.75))}
     assert abs(dropped.mean() - 1) < 0.02
 
 
 def test_a_few_steps_lower_the_loss_on_a_batch():
-    config = TransformerConfig(**SIZES, gate="bma+g1+g5")
+    config = TransformerConfig(**SIZES | {"num_layers": 1}, gate="bma+g1+g5")
     params = drawn(config)
     tokens = sample(4, 9)
 
@@ -267,7 +302,7 @@ def test_a_few_steps_lower_the_loss_on_a_batch():
 
 
 def test_what_lies_beyond_a_table_is_not_a_number():
-    config, params = make(positions="learned", max_length=8)
+    config, params = make(positions="learned", max_length=8, num_layers=1)
     tokens = np.array([[1, 30, 2], [1, 31, 2]])
     inside = np.array([[1, 30, 2], [0, 0, 0]])
     for stray in (31, 5000, -1, -31):
@@ -322,7 +357,7 @@ def test_what_makes_no_sense_is_refused_by_name_while_tracing(arguments, message
 
 
 def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
-    config, params = make(positions="learned", max_length=16)
+    config, params = make(positions="learned", max_length=16, num_layers=1)
     caches = init_caches(config, batch=1, max_length=20, dtype=jnp.float64)
     _, caches = apply(params, sample(1, 16), config=config, caches=caches)
     with pytest.raises(ValueError, match="ends at max_length=16; 17 are needed"):

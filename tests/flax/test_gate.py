@@ -1,10 +1,12 @@
 from dataclasses import asdict, fields
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from jax_keys import key
 from jax_layers import every_precision, quick_jit, sample
 from layers import EXOTIC, GATES
 
@@ -14,7 +16,8 @@ from tidegate.tensors import activations, gating
 
 ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
 SHAPE = HeadShape(d_model=12, num_heads=4, num_kv_heads=2, head_dim=6)
-every_gate = pytest.mark.parametrize("gate", [*GATES, *map(Gate.parse, EXOTIC)], ids=str)
+EVERY_GATE = (*GATES, *map(Gate.parse, EXOTIC))
+every_gate = pytest.mark.parametrize("gate", EVERY_GATE, ids=str)
 
 
 def read(*, dtype=jnp.float64):
@@ -47,22 +50,27 @@ def target_of(gate, *, dtype=jnp.float64):
     return sample(*shape, seed=5, dtype=dtype)
 
 
-def everything(gate, reads, parameters, target):
-    """Logits, values and the gated target."""
+@cache
+def everything(gates, dtype):
+    """Logits, values and the gated target of each gate; all are compiled together, which takes less than each alone."""
 
-    def compute(given, parameters, target):
+    def compute(given, parameters, targets):
         reads = GateReads(**given)
-        logits, values = gate_logits(gate, reads, parameters), gate_values(gate, reads, parameters)
-        return logits, values, apply_gate(gate, target, reads, parameters)
+        return [
+            (gate_logits(gate, reads, own), gate_values(gate, reads, own), apply_gate(gate, target, reads, own))
+            for gate, own, target in zip(gates, parameters, targets, strict=True)
+        ]
 
+    reads = read(dtype=dtype)
     given = {field.name: getattr(reads, field.name) for field in fields(reads)}
-    return quick_jit(compute)(given, parameters, target)
+    parameters, targets = ([of(gate, dtype=dtype) for gate in gates] for of in (parameters_of, target_of))
+    return dict(zip(gates, quick_jit(compute)(given, parameters, targets), strict=True))
 
 
 @every_gate
 def test_a_gate_is_that_of_the_tensors(gate):
     reads, parameters, target = read(), parameters_of(gate), target_of(gate)
-    logits, values, gated = everything(gate, reads, parameters, target)
+    logits, values, gated = everything(EVERY_GATE, jnp.float64)[gate]
     raw, num_heads = gating.gate_reads(gate, sources(reads)), gate.num_heads_at_site(SHAPE)
     assert_close(np.swapaxes(logits, 1, 2), gating.gate_logits(gate, raw, parameters, num_heads=num_heads))
     expected = gating.gate_values(gate, raw, parameters, num_heads=num_heads)
@@ -78,7 +86,7 @@ def test_a_gate_is_that_of_the_tensors(gate):
 @every_gate
 def test_logits_are_computed_in_float32_whatever_the_dtype(gate):
     reads, parameters = read(dtype=jnp.bfloat16), parameters_of(gate, dtype=jnp.bfloat16)
-    logits, values, gated = everything(gate, reads, parameters, target_of(gate, dtype=jnp.bfloat16))
+    logits, values, gated = everything(EVERY_GATE, jnp.bfloat16)[gate]
     assert (logits.dtype, values.dtype, gated.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
     wide = {name: array.astype(np.float64) for name, array in parameters.items()}
     raw = gating.gate_reads(gate, sources(as_dtype(reads, np.float64)))
@@ -86,13 +94,14 @@ def test_logits_are_computed_in_float32_whatever_the_dtype(gate):
     assert_close(np.swapaxes(logits, 1, 2), exact)
 
 
+SOME_GATES = tuple(map(Gate.parse, ("bma", "g5", "output:input:r2:b1")))
+
+
 @every_precision
-@pytest.mark.parametrize("name", ["bma", "g5", "output:input:r2:b1"])
-def test_values_are_wide_and_what_is_gated_keeps_its_dtype(name, dtype):
-    gate = Gate.parse(name)
-    results = everything(gate, read(dtype=dtype), parameters_of(gate, dtype=dtype), target_of(gate, dtype=dtype))
+@pytest.mark.parametrize("gate", SOME_GATES, ids=str)
+def test_values_are_wide_and_what_is_gated_keeps_its_dtype(gate, dtype):
     wide = np.float64 if dtype == jnp.float64 else np.float32
-    assert [array.dtype for array in results] == [wide, wide, dtype]
+    assert [array.dtype for array in everything(SOME_GATES, dtype)[gate]] == [wide, wide, dtype]
 
 
 @every_precision
@@ -101,23 +110,32 @@ def test_widening_goes_to_float32_and_leaves_float64(dtype):
     assert widest == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
+@cache
+def activated(dtype):
+    """Of each activation, by us and by the tensors, values and slopes."""
+    logits = np.concatenate([np.linspace(-60, 60, 241), [0.0, -1e4, 1e4]]).astype(dtype)
+
+    def with_slopes(phi, activation, z):
+        return phi(activation, z), jax.grad(lambda z: phi(activation, z).sum())(z)
+
+    def each(phi, z):
+        return {activation: with_slopes(phi, activation, z) for activation in ACTIVATIONS}
+
+    return quick_jit(lambda z: (each(activate, z), each(activations.activate, z)))(logits)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 def test_an_activation_is_that_of_the_tensors(activation, dtype):
-    logits = np.concatenate([np.linspace(-60, 60, 241), [0.0, -1e4, 1e4]]).astype(dtype)
-
-    def with_slopes(phi):
-        return quick_jit(lambda z: (phi(activation, z), jax.grad(lambda z: phi(activation, z).sum())(z)))(logits)
-
-    (own, slope), (expected, expected_slope) = with_slopes(activate), with_slopes(activations.activate)
+    (own, slope), (expected, expected_slope) = (found[activation] for found in activated(dtype))
     assert_close(own, expected)
     assert_close(slope, expected_slope, what="gradient")
 
 
-@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
 @every_precision
-def test_some_activations_are_exactly_one_at_zero(activation, dtype):
-    assert (quick_jit(lambda z: activate(activation, z))(np.zeros(3, dtype)) == 1).all()
+def test_some_activations_are_exactly_one_at_zero(dtype):
+    for value in quick_jit(lambda z: [activate(name, z) for name in ("twosigmoid", "tanh1")])(np.zeros(3, dtype)):
+        assert (value == 1).all()
 
 
 LARGE = HeadShape(d_model=256, num_heads=8, num_kv_heads=4, head_dim=64)
@@ -129,10 +147,17 @@ def test_parameters_have_the_shapes_of_the_vocabulary(gate):
     assert {name: array.shape for name, array in drawn.items()} == gate.parameter_shapes(**asdict(LARGE))
 
 
-@pytest.mark.parametrize("name", ["bma", "g1-head", "g5", "output:input:r2:w3:b1:shared-group", "dense:output:r3:b-1"])
-def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(name):
-    gate = Gate.parse(name)
-    drawn = quick_jit(lambda key: init_gate(key, gate, LARGE))(jax.random.key(0))
+DRAWN = ("bma", "g1-head", "g5", "output:input:r2:w3:b1:shared-group", "dense:output:r3:b-1")
+
+
+@pytest.fixture(scope="module")
+def drawn_gates():
+    return quick_jit(lambda key: {name: init_gate(key, Gate.parse(name), LARGE) for name in DRAWN})(key())
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(drawn_gates, name):
+    gate, drawn = Gate.parse(name), drawn_gates[name]
     for name, array in drawn.items():
         numbers = np.asarray(array, np.float64)
         if name == "bias":

@@ -4,20 +4,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
-from jax_models import jit_quickly, key, left_padded, make, sample, with_stacked_blocks
+from closeness import assert_close, naming
+from jax_keys import key
+from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
-from tidegate.flax import apply_model, cast_params, generate
+from tidegate.flax import cast_params, generate
 from tidegate.flax.generate import next_token_probabilities
 from tidegate.torch.generate import next_token_probabilities as torch_probabilities
 
 PROMPT = sample(3, 5)
 
 
+OPTIONS = {"gate": "bma+g1", "num_kv_heads": 2, "window": 4, "tie_embeddings": False, "num_layers": 1}
+"""An untied head, so that the model does not repeat what it read last."""
+
+
 @pytest.fixture(scope="module")
 def model():
-    """Configuration and parameters of a model with an untied head, so that it does not repeat what it read last."""
-    return make(gate="bma+g1", num_kv_heads=2, window=4, tie_embeddings=False, num_layers=1)
+    """Configuration and parameters."""
+    return make(**OPTIONS)
 
 
 def continued(model, prompt=PROMPT, *, key=None, prompt_mask=None, max_new_tokens=8, **options):
@@ -27,14 +32,19 @@ def continued(model, prompt=PROMPT, *, key=None, prompt_mask=None, max_new_token
     return run(params, prompt, key=key, prompt_mask=prompt_mask)
 
 
+def continued_by_torch(prompt, *, max_new_tokens=8, **options):
+    """What the PyTorch model says greedily: what ours should, without a compilation."""
+    model = make_torch(**options)
+    return model.generate(torch.tensor(prompt.tolist()), max_new_tokens=max_new_tokens, temperature=0).numpy()
+
+
 @pytest.fixture(scope="module")
 def greedy(model):
     return continued(model, temperature=0)
 
 
 def test_cached_greedy_decoding_is_what_the_whole_sequence_says(model, greedy):
-    config, params = model
-    logits = jit_quickly(apply_model, static_argnames="config")(params, greedy[:, :-1], config=config)
+    logits = logits_of_torch(greedy[:, :-1], **OPTIONS)
     assert np.array_equal(greedy[:, :5], PROMPT)
     assert np.array_equal(greedy[:, 5:], logits[:, 4:].argmax(-1))
     assert len(np.unique(greedy[:, 5:])) > 3
@@ -42,7 +52,7 @@ def test_cached_greedy_decoding_is_what_the_whole_sequence_says(model, greedy):
 
 def test_stacked_blocks_generate_the_same():
     config, params = make(tie_embeddings=False)
-    plain = continued((config, params), temperature=0)
+    plain = continued_by_torch(PROMPT, tie_embeddings=False)
     assert np.array_equal(continued((config, with_stacked_blocks(params)), temperature=0), plain)
 
 
@@ -51,13 +61,28 @@ def test_left_padded_prompts_in_a_batch_equal_each_alone(model, greedy):
     padded, mask = left_padded([short, PROMPT])
     together = continued(model, padded, temperature=0, prompt_mask=mask)
     assert np.array_equal(together[:, :5], padded)
-    assert np.array_equal(together[:1, 5:], continued(model, short, temperature=0)[:, 2:])
+    assert np.array_equal(together[:1, 5:], continued_by_torch(short, **OPTIONS)[:, 2:])
     assert np.array_equal(together[1:], greedy)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}], ids=str)
+LIMITS = [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [pytest.param(filters, marks=() if "top_k" in filters else pytest.mark.full) for filters in LIMITS],
+    ids=str,
+)
 def test_each_filter_has_greedy_decoding_as_its_limit(model, greedy, filters):
     assert np.array_equal(continued(model, key=key(), **filters), greedy)
+
+
+def test_each_filter_has_the_likeliest_token_as_its_limit():
+    logits = np.random.default_rng(0).normal(size=(20, 31))
+    likeliest = np.eye(31)[logits.argmax(axis=-1)]
+    limits = jit_quickly(lambda logits: [next_token_probabilities(logits, **filters) for filters in LIMITS])(logits)
+    for probabilities in limits:
+        assert_close(probabilities, likeliest)
 
 
 def test_the_key_decides_what_is_drawn(model):
@@ -69,10 +94,9 @@ def test_the_key_decides_what_is_drawn(model):
 
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(model):
-    config, params = model
     options = {"temperature": 8.0, "top_k": 9, "top_p": 0.8}
     drawn = continued(model, jnp.tile(PROMPT[:1], (1000, 1)), key=key(), max_new_tokens=1, **options)[:, -1]
-    logits = jit_quickly(apply_model, static_argnames="config")(params, PROMPT[:1], config=config)[0, -1]
+    logits = logits_of_torch(PROMPT[:1], **OPTIONS)[0, -1]
     expected = np.asarray(jit_quickly(partial(next_token_probabilities, **options))(logits))
     found = np.bincount(drawn, minlength=31) / 1000
     assert 1 < (expected > 0).sum() < 9
@@ -121,7 +145,8 @@ def test_the_prompts_dtype_is_kept(model, greedy):
 
 def test_half_precision_generates_too(model):
     config, params = model
-    assert continued((config, cast_params(params, jnp.bfloat16)), temperature=0).shape == (3, 13)
+    half = jit_quickly(partial(cast_params, dtype=jnp.bfloat16))(params)
+    assert continued((config, half), temperature=0).shape == (3, 13)
 
 
 def test_an_empty_batch_stays_empty(model):
@@ -131,15 +156,17 @@ def test_an_empty_batch_stays_empty(model):
 
 
 def test_learned_positions_are_used_to_the_last():
-    config, params = make(positions="learned", max_length=8, num_layers=1)
-    prompt, mask = left_padded([sample(1, 2), sample(1, 5)])
+    options = {"positions": "learned", "max_length": 8, "num_layers": 1}
+    config, params = make(**options)
+    rows = [sample(1, 2), sample(1, 5)]
+    prompt, mask = left_padded(rows)
     wider, wider_mask = (np.pad(array, ((0, 0), (3, 0))) for array in (prompt, mask))
     # Outside a jit, where it is known how much of the prompt is padding.
     result = generate(
         params, jnp.asarray(wider), config, max_new_tokens=4, temperature=0, prompt_mask=jnp.asarray(wider_mask)
     )
-    again = continued((config, params), prompt, temperature=0, prompt_mask=mask, max_new_tokens=4)
-    assert np.array_equal(result[:, 8:], again[:, 5:])
+    alone = [continued_by_torch(row, max_new_tokens=4, **options)[:, -4:] for row in rows]
+    assert np.array_equal(result[:, 8:], np.concatenate(alone))
 
 
 FILTERS = [
@@ -154,17 +181,18 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_probabilities_are_pytorchs(filters, dtype):
+def test_probabilities_are_pytorchs(dtype):
     rng = np.random.default_rng(0)
     # Rounded, so that there are ties, also of 0 and -0, which go by index.
     logits = np.concatenate([rng.normal(size=(40, 9)), rng.normal(size=(40, 9)).round()]).astype(dtype)
     logits[3, 2:5] = -np.inf
-    actual = jit_quickly(partial(next_token_probabilities, **filters))(jnp.asarray(logits))
-    expected = torch_probabilities(torch.from_numpy(logits), **filters)
-    assert_close(actual, expected)
-    assert np.array_equal(actual > 0, jnp.asarray((expected > 0).numpy()))
+    each = jit_quickly(lambda logits: [next_token_probabilities(logits, **filters) for filters in FILTERS])(logits)
+    for filters, actual in zip(FILTERS, map(np.asarray, each), strict=True):
+        expected = torch_probabilities(torch.from_numpy(logits), **filters)
+        with naming(filters):
+            assert_close(actual, expected)
+            assert np.array_equal(actual > 0, (expected > 0).numpy())
 
 
 def test_filters_work_in_single_precision_on_half_precision_logits():
@@ -207,9 +235,14 @@ REFUSED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def learned():
+    return make(positions="learned", num_layers=1)
+
+
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_what_makes_no_sense_is_refused_by_name(arguments, message):
-    config, params = make(positions="learned", num_layers=1)
+def test_what_makes_no_sense_is_refused_by_name(learned, arguments, message):
+    config, params = learned
     given = {"prompt": PROMPT, "max_new_tokens": 2, "temperature": 0} | arguments
     with pytest.raises(ValueError, match=message):
         generate(params, given.pop("prompt"), config, **given)

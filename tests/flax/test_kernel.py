@@ -1,9 +1,12 @@
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import assert_close, naming
 from covers import axis, over
+from jax_keys import key
 from jax_layers import every_precision, largest_gap, opening, quick_jit, rounding, sample
 
 from tidegate.flax import kernel
@@ -12,9 +15,9 @@ from tidegate.tensors.attention import attention_weights
 
 SCALE = 0.4
 LIMITS = {"all": {}, "causal": {"causal": True}, "causal window": {"causal": True, "window": 3}, "band": {"window": 2}}
-LIMIT = axis(LIMITS, "causal window")
-KIND = axis(["bool", "additive"])
-PATH = axis({"plain": jnp.float64, "fused": jnp.float32}, "fused")
+KINDS = ("bool", "additive")
+BLOCK = axis({"in one": None, "blocks of 1": 1, "blocks of 2": 2, "blocks of 3": 3}, "blocks of 2")
+"""Queries in blocks of every kind that five positions have, as long ones are; None leaves them whole."""
 PRECISION = axis(
     {dtype.dtype.name: dtype for dtype in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16)}, "float32"
 )
@@ -34,6 +37,11 @@ def attended(q, k, v, **options):
     return quick_jit(lambda q, k, v: attend(q, k, v, scale=SCALE, **options))(q, k, v)
 
 
+def attended_each(q, k, v, rows):
+    """What each row of options gives, compiled together: most of the time of so small a function is its start."""
+    return quick_jit(lambda q, k, v: [attend(q, k, v, scale=SCALE, **options) for options in rows])(q, k, v)
+
+
 def expected_output(q, k, v, *, allowed=None, bias=0.0):
     """Attention head by head in float64, from the weights of the tensors."""
     q, k, v = (np.moveaxis(np.asarray(x, np.float64), 1, 2) for x in (q, k, v))
@@ -48,16 +56,22 @@ def band(T, S, *, causal=False, window=None):
     return near & (distance >= 0) if causal else near
 
 
-@pytest.fixture(params=[None, 1, 2, 3], ids=lambda length: f"blocks of {length}" if length else "in one")
-def block_length(request, monkeypatch):
-    """Queries in blocks of every kind that five positions have, as long ones are; None leaves them whole."""
-    if request.param is not None:
-        monkeypatch.setattr(kernel, "_SHORTEST_BLOCK", min(request.param, 2))
-        monkeypatch.setattr(kernel, "_LONGEST_BLOCK", request.param)
-    return request.param
+def cut_into_blocks(monkeypatch, length):
+    if length is not None:
+        monkeypatch.setattr(kernel, "_SHORTEST_BLOCK", min(length, 2))
+        monkeypatch.setattr(kernel, "_LONGEST_BLOCK", length)
 
 
-in_blocks_too = pytest.mark.usefixtures("block_length")
+@pytest.fixture(
+    params=["plain", "in one", pytest.param("blocks of 1", marks=pytest.mark.full), *list(BLOCK.values)[2:]]
+)
+def dtype_of_way(request, monkeypatch):
+    """The dtype for each way that a call may go: the plain path, which has no blocks, or the fused one, with each.
+
+    Blocks of 1 are so many that they take longest to compile; without `--full` the tests of gradients have them.
+    """
+    cut_into_blocks(monkeypatch, BLOCK.values.get(request.param))
+    return jnp.float64 if request.param == "plain" else jnp.float32
 
 
 @pytest.fixture
@@ -95,54 +109,62 @@ def test_float64_and_dropout_take_the_plain_path_and_all_else_the_fused_one(path
         assert (shape.shape, shape.dtype) == (q.shape, q.dtype)
 
 
-@both_paths
-@pytest.mark.parametrize("G", [4, 2, 1])
-@pytest.mark.parametrize(("T", "S"), [(1, 63), (5, 100)])
-def test_attention_is_that_of_the_tensors(dtype, G, T, S):
+@over(
+    dtype=axis({"plain": jnp.float64, "fused": jnp.float32}, "fused"),
+    G=axis([2, 4, 1]),
+    lengths=axis([(5, 100), (1, 63)]),
+)
+def test_attention_is_that_of_the_tensors(dtype, G, lengths):
+    T, S = lengths
     q, k, v = heads(T=T, S=S, G=G, dtype=dtype)
     assert_close(attended(q, k, v), expected_output(q, k, v))
 
 
-@in_blocks_too
-@over(dtype=PATH, limits=LIMIT)
-def test_every_limit_is_a_mask(dtype, limits):
-    q, k, v = heads(dtype=dtype)
-    assert_close(attended(q, k, v, **limits), expected_output(q, k, v, allowed=band(5, 5, **limits)))
+def test_every_limit_is_a_mask(dtype_of_way):
+    q, k, v = heads(dtype=dtype_of_way)
+    for (name, limits), o in zip(LIMITS.items(), attended_each(q, k, v, LIMITS.values()), strict=True):
+        with naming(name):
+            assert_close(o, expected_output(q, k, v, allowed=band(5, 5, **limits)))
 
 
-@in_blocks_too
-@over(dtype=PATH, kind=KIND, limits=LIMIT)
-def test_masks_and_limits_combine(dtype, kind, limits):
-    q, k, v = heads(dtype=dtype)
+def test_masks_and_limits_combine(dtype_of_way):
+    q, k, v = heads(dtype=dtype_of_way)
     mask = sample(2, 4, 5, 5, seed=3) > 0
-    expected = expected_output(q, k, v, allowed=mask & band(5, 5, **limits))
-    assert_close(attended(q, k, v, **as_given(mask, kind, dtype), **limits), expected)
+    rows = list(product(KINDS, LIMITS.values()))
+    found = attended_each(q, k, v, [as_given(mask, kind, dtype_of_way) | limits for kind, limits in rows])
+    for (kind, limits), o in zip(rows, found, strict=True):
+        with naming((kind, limits)):
+            assert_close(o, expected_output(q, k, v, allowed=mask & band(5, 5, **limits)))
 
 
-@in_blocks_too
-@over(dtype=PATH, limits=LIMIT)
-def test_a_bias_is_added_to_the_scores(dtype, limits):
-    q, k, v = heads(dtype=dtype)
-    bias, mask = 3 * sample(2, 4, 5, 5, seed=4, dtype=dtype), sample(2, 1, 5, 5, seed=5) > -0.5
-    expected = expected_output(q, k, v, allowed=mask & band(5, 5, **limits), bias=bias)
-    assert_close(attended(q, k, v, bias=bias, mask=mask, **limits), expected)
+def test_a_bias_is_added_to_the_scores(dtype_of_way):
+    q, k, v = heads(dtype=dtype_of_way)
+    bias, mask = 3 * sample(2, 4, 5, 5, seed=4, dtype=dtype_of_way), sample(2, 1, 5, 5, seed=5) > -0.5
+    found = attended_each(q, k, v, [{"bias": bias, "mask": mask} | limits for limits in LIMITS.values()])
+    for (name, limits), o in zip(LIMITS.items(), found, strict=True):
+        with naming(name):
+            assert_close(o, expected_output(q, k, v, allowed=mask & band(5, 5, **limits), bias=bias))
 
 
-@in_blocks_too
-@over(dtype=PATH, kind=KIND, shape=axis([(1, 4, 5, 1), (1, 1, 1, 1), (2, 1, 1, 5), (1, 1, 5, 5)]))
-def test_masks_broadcast(dtype, kind, shape):
-    q, k, v = heads(dtype=dtype)
-    mask = sample(*shape, seed=7) > 0
-    expected = expected_output(q, k, v, allowed=mask & band(5, 5, causal=True))
-    assert_close(attended(q, k, v, **as_given(mask, kind, dtype), causal=True), expected)
+def test_masks_broadcast(dtype_of_way):
+    q, k, v = heads(dtype=dtype_of_way)
+    shapes = ((1, 4, 5, 1), (1, 1, 1, 1), (2, 1, 1, 5), (1, 1, 5, 5))
+    rows = [(kind, sample(*shape, seed=7) > 0) for kind, shape in product(KINDS, shapes)]
+    found = attended_each(q, k, v, [{"causal": True} | as_given(mask, kind, dtype_of_way) for kind, mask in rows])
+    for (kind, mask), o in zip(rows, found, strict=True):
+        with naming((kind, mask.shape)):
+            assert_close(o, expected_output(q, k, v, allowed=mask & band(5, 5, causal=True)))
 
 
-@in_blocks_too
 @over(
-    dtype=PRECISION, kind=KIND, limits=axis({name: LIMITS[name] for name in ("all", "causal window")}, "causal window")
+    block_length=BLOCK,
+    dtype=PRECISION,
+    kind=axis(KINDS),
+    limits=axis({name: LIMITS[name] for name in ("all", "causal window")}, "causal window"),
 )
-def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, kind, limits):
+def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(monkeypatch, block_length, dtype, kind, limits):
     """By itself, and where causality or the window takes the only key that the mask leaves."""
+    cut_into_blocks(monkeypatch, block_length)
     mask = np.ones((2, 4, 5, 5), bool)
     mask[0, :, 2] = False
     mask[1, 1, 0] = [False, False, False, False, True]
@@ -177,19 +199,19 @@ def test_a_row_beyond_the_window_of_every_key_sees_nothing(dtype):
 
 
 @every_precision
-@pytest.mark.parametrize("through_mask", [False, True])
-def test_the_most_negative_bias_does_not_fall_below_what_is_forbidden(dtype, through_mask):
+def test_the_most_negative_bias_does_not_fall_below_what_is_forbidden(dtype):
     """A row whose keys are all that low shares its weight among them; none goes to a key that it may not see."""
     q, k, v = heads(G=1, dtype=dtype)
     bias = np.zeros((1, 1, 5, 5), dtype)
     bias[..., :3] = jnp.finfo(dtype).min
-    limits = {"mask": band(5, 5, causal=True)} if through_mask else {"causal": True}
-    o = attended(q, k, v, bias=bias, **limits)
-    expected = expected_output(q, k, v, allowed=band(5, 5, causal=True), bias=bias)
-    assert largest_gap(o, expected) <= rounding(dtype, expected)
     later = v.copy()
     later[:, 3:] = 7
-    assert (attended(q, k, later, bias=bias, **limits)[:, :3] == o[:, :3]).all()
+    limits = ({"causal": True}, {"mask": band(5, 5, causal=True)})
+    both = quick_jit(lambda v: [attend(q, k, v, bias=bias, scale=SCALE, **options) for options in limits])
+    expected = expected_output(q, k, v, allowed=band(5, 5, causal=True), bias=bias)
+    for o, with_later in zip(both(v), both(later), strict=True):
+        assert largest_gap(o, expected) <= rounding(dtype, expected)
+        assert (with_later[:, :3] == o[:, :3]).all()
 
 
 @both_paths
@@ -227,46 +249,61 @@ def test_long_queries_are_attended_in_blocks_with_no_key_that_none_of_them_sees(
 
 
 @both_paths
-@pytest.mark.parametrize("size", [1e4, 1e8])
-def test_very_large_scores_attend_to_one_key(dtype, size):
+def test_very_large_scores_attend_to_one_key(dtype):
     q, k, v = heads(G=4, dtype=dtype)
-    o, by_q = quick_jit(
-        lambda q: (
-            attend(size * q, k, v, scale=SCALE),
-            jax.grad(lambda q: attend(size * q, k, v, scale=SCALE).sum())(q),
-        )
-    )(q)
+
+    def total(q, size):
+        o = attend(size * q, k, v, scale=SCALE)
+        return o.sum(), o
+
+    differentiated = quick_jit(jax.grad(total, has_aux=True))
     chosen = np.einsum("bthd,bshd->bths", q, k).argmax(axis=-1)
-    assert_close(o, np.take_along_axis(v, chosen[..., None], axis=1))
-    assert np.isfinite(by_q).all()
+    for size in (1e4, 1e8):
+        by_q, o = differentiated(q, dtype(size))
+        assert_close(o, np.take_along_axis(v, chosen[..., None], axis=1))
+        assert np.isfinite(by_q).all()
 
 
-@in_blocks_too
-def test_both_paths_have_the_same_gradients():
-    q, k, v = heads()
-    mask, bias = sample(2, 1, 5, 5, seed=3) > -1, sample(2, 4, 5, 5, seed=4)
+def gradients_of(dtype):
+    """By queries, keys, values and bias, under a mask, causality and a window."""
+    *arrays, mask = *heads(), sample(2, 4, 5, 5, seed=4), sample(2, 1, 5, 5, seed=3) > -1
 
     def total(q, k, v, bias):
         return (attend(q, k, v, mask=mask, bias=bias, causal=True, window=3, scale=SCALE) ** 2).sum()
 
-    differentiated = quick_jit(jax.grad(total, argnums=(0, 1, 2, 3)))
-    single = differentiated(*(array.astype(np.float32) for array in (q, k, v, bias)))
-    for fused, plain in zip(single, differentiated(q, k, v, bias), strict=True):
+    return quick_jit(jax.grad(total, argnums=(0, 1, 2, 3)))(*(array.astype(dtype) for array in arrays))
+
+
+@pytest.fixture(scope="module")
+def plain_gradients():
+    return gradients_of(jnp.float64)
+
+
+@pytest.mark.parametrize("block_length", BLOCK.values.values(), ids=BLOCK.values)
+def test_both_paths_have_the_same_gradients(monkeypatch, plain_gradients, block_length):
+    cut_into_blocks(monkeypatch, block_length)
+    for fused, plain in zip(gradients_of(jnp.float32), plain_gradients, strict=True):
+        assert fused.dtype == np.float32
         assert_close(fused, plain, what="gradient")
 
 
-def dropped_weights(key, *, dropout=0.25, dtype=jnp.float32, T=64, S=64, **options):
-    """Weights after dropout, by values that are the unit vectors."""
+def dropped_weights(*keys, dropout=0.25, dtype=jnp.float32, T=64, S=64, **options):
+    """Weights after dropout by each key, by values that are the unit vectors; first those without dropout."""
     q, k = sample(1, T, 2, S, dtype=dtype), sample(1, S, 2, S, seed=1, dtype=dtype)
     v = np.broadcast_to(np.eye(S, dtype=dtype)[None, :, None], k.shape)
-    given = {"dropout": dropout, "dropout_key": key} if dropout else {}
-    return attended(q, k, v, **given, **options)
+
+    def run(key):
+        noisy = attend(q, k, v, scale=SCALE, dropout=dropout, dropout_key=key, **options)
+        return attend(q, k, v, scale=SCALE, **options), noisy
+
+    compiled = quick_jit(run)
+    results = [compiled(key) for key in keys]
+    return results[0][0], *(noisy for _, noisy in results)
 
 
 @both_paths
 def test_dropout_drops_weights_and_enlarges_the_others_by_its_law(dtype):
-    noisy = dropped_weights(jax.random.key(0), dtype=dtype, causal=True)
-    whole = dropped_weights(None, dropout=0.0, dtype=dtype, causal=True)
+    whole, noisy = dropped_weights(jax.random.key(0), dtype=dtype, causal=True)
     kept = noisy != 0
     assert_close(noisy, np.where(kept, whole / 0.75, 0))
     seen = np.broadcast_to(band(64, 64, causal=True)[None, :, None], whole.shape)
@@ -277,14 +314,14 @@ def test_dropout_drops_weights_and_enlarges_the_others_by_its_law(dtype):
 
 
 def test_dropout_is_the_keys():
-    first, again, other = (dropped_weights(jax.random.key(seed), T=4, S=4) for seed in (0, 0, 1))
+    _, first, again, other = dropped_weights(key(0), key(0), key(1), T=4, S=4)
     assert (first == again).all()
     assert (first != other).any()
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_dropout_keeps_the_dtype(dtype):
-    assert dropped_weights(jax.random.key(0), dtype=dtype, T=4, S=4).dtype == dtype
+    assert {weights.dtype for weights in dropped_weights(key(), dtype=dtype, T=4, S=4)} == {jnp.dtype(dtype)}
 
 
 def test_dropout_needs_a_key():
@@ -293,9 +330,9 @@ def test_dropout_needs_a_key():
         attended(*heads(), dropout=0.5)
 
 
-@every_precision
-@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
-def test_no_queries_give_nothing_and_no_keys_give_zero(dtype, T, S):
+@over(dtype=PRECISION, lengths=axis([(3, 0), (0, 0), (0, 3)]))
+def test_no_queries_give_nothing_and_no_keys_give_zero(dtype, lengths):
+    T, S = lengths
     q, k, v = heads(T=T, S=S, dtype=dtype)
     o = attended(q, k, v, mask=np.ones((1, 1, 1, S), bool))
     assert (o.shape, o.dtype) == ((2, T, 4, 6), dtype)

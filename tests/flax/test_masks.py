@@ -1,8 +1,11 @@
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from covers import axis, over
 from jax_layers import make, opening, quick_jit, sample
 from torch_layers import OPTIONS
 
@@ -74,7 +77,7 @@ def test_segments_are_rows_of_their_own(options):
     positions = np.array([0, 1, 0, 1, 2])
     packed = quick_jit(lambda x: layer(x, segment_ids=IDS[:1], positions=positions))(x)
     for part in (slice(0, 2), slice(2, 5)):
-        assert_close(packed[:, part], quick_jit(layer)(x[:, part]))
+        assert_close(packed[:, part], layer.by_torch(x[:, part]))
 
 
 def test_no_gradient_crosses_from_segment_to_segment():
@@ -86,12 +89,27 @@ def test_no_gradient_crosses_from_segment_to_segment():
         assert ((reach > 0) == together[b]).all()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 3])
-@pytest.mark.parametrize(("length", "num_queries"), [(1, 1), (4, 1), (4, 3), (6, 6), (6, 2)])
-def test_a_cached_position_is_seen_if_it_is_there_and_in_reach(causal, window, length, num_queries):
-    cache = KVCache(key=np.zeros((1, 6, 1, 2)), value=np.zeros((1, 6, 1, 2)), length=np.int32(length))
-    mask = np.asarray(cached_mask(cache, num_queries=num_queries, causal=causal, window=window))
+REACHES = list(product([True, False], [None, 1, 3], [(1, 1), (4, 1), (4, 3), (6, 6), (6, 2)]))
+
+
+@pytest.fixture(scope="module")
+def cached_masks():
+    """The mask of each reach, compiled together."""
+    cache = KVCache(key=np.zeros((1, 6, 1, 2)), value=np.zeros((1, 6, 1, 2)), length=np.int32(0))
+
+    def each(lengths):
+        return [
+            cached_mask(cache._replace(length=length), num_queries=num_queries, causal=causal, window=window)
+            for length, (causal, window, (_, num_queries)) in zip(lengths, REACHES, strict=True)
+        ]
+
+    lengths = [np.int32(length) for _, _, (length, _) in REACHES]
+    return dict(zip(REACHES, quick_jit(each)(lengths), strict=True))
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_a_cached_position_is_seen_if_it_is_there_and_in_reach(cached_masks, reach):
+    mask, (causal, window, (length, num_queries)) = cached_masks[reach], reach
     assert mask.shape == (1, 1, num_queries, 6)
     for i, j in np.ndindex(num_queries, 6):
         query = length - num_queries + i
@@ -99,9 +117,11 @@ def test_a_cached_position_is_seen_if_it_is_there_and_in_reach(causal, window, l
         assert mask[0, 0, i, j] == (there and (window is None or abs(query - j) < window))
 
 
-@pytest.mark.parametrize("kind", ["bool", "additive"])
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
-@pytest.mark.parametrize("cached", [False, True])
+@over(
+    kind=axis(["bool", "additive"]),
+    dtype=axis({"fused": jnp.float32, "plain": jnp.float64}),
+    cached=axis({"whole": False, "cached": True}),
+)
 def test_a_row_that_sees_nothing_gives_the_bias_of_the_output_with_gradient_zero(kind, dtype, cached):
     layer, x = make("bma-query+bma", num_kv_heads=2, bias=True, dtype=dtype), sample(2, 5, 24, dtype=dtype)
     mask = np.ones((2, 1, 5, 5), bool)

@@ -9,7 +9,8 @@ import pytest
 import torch_layers
 from closeness import assert_close
 from flax import nnx
-from jax_models import jit_quickly, key, make, mean_loss, sample
+from jax_keys import key
+from jax_models import gradients_of_torch, jit_quickly, logits_of_torch, make, mean_loss, sample
 
 from tidegate.experts import decompose
 from tidegate.flax import (
@@ -20,7 +21,6 @@ from tidegate.flax import (
     TransformerLM,
     apply_block,
     apply_model,
-    gated_attention,
     generate,
     init_attention,
     plain_params,
@@ -38,7 +38,6 @@ def language_model(config, params, **options):
 
 
 CONFIG = AttentionConfig(d_model=24, num_heads=4, bias=True)
-KEYS = nnx.Rngs(0)
 OTHERS = {
     "num_kv_heads": 2,
     "rope": Rotary(base=50.0),
@@ -65,20 +64,23 @@ def normal(*shape, seed=0):
 
 
 def test_every_option_reaches_the_configuration_and_comes_back():
-    layer = GatedAttention(
-        4, 24, 32, gate="g1", dropout_rate=0.5, use_bias=False, normalize_qk=True, **OTHERS, rngs=KEYS
+    layer = nnx.eval_shape(
+        lambda: GatedAttention(
+            4, 24, 32, gate="g1", dropout_rate=0.5, use_bias=False, normalize_qk=True, **OTHERS, rngs=nnx.Rngs(0)
+        )
     )
     named = {"d_model": 24, "num_heads": 4, "head_dim": 8, "gate": "g1", "dropout": 0.5, "bias": False, "qk_norm": True}
     # Whether it is causal is said at each call.
     assert layer.config == AttentionConfig(**named, **OTHERS, causal=False)
-    assert GatedAttention.from_config(layer.config, rngs=KEYS).config == layer.config
+    again = nnx.eval_shape(lambda: GatedAttention.from_config(layer.config, rngs=nnx.Rngs(0)))
+    assert again.config == layer.config
     assert {option.name for option in fields(AttentionConfig)} == {*named, *OTHERS, "causal"}
 
 
 def test_a_misspelt_option_fails_with_the_names_that_there_are():
     message = r"GatedAttention\(\) got an unexpected keyword argument 'windw'. Known: num_heads, .*, window,"
     with pytest.raises(TypeError, match=message):
-        GatedAttention(4, 24, windw=3, rngs=KEYS)
+        GatedAttention(4, 24, windw=3, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("method", ["__init__", "__call__"])
@@ -96,12 +98,15 @@ def test_the_conventions_are_those_of_nnx(method):
 
 def nnx_twin(**options):
     """An ungated layer of ours, and nnx's with the same weights."""
-    rngs = nnx.Rngs(0)
-    theirs = nnx.MultiHeadAttention(4, 24, 32, param_dtype=jnp.float64, rngs=rngs, **options)
+    rngs, zeros = nnx.Rngs(0), nnx.initializers.zeros
+    theirs = nnx.MultiHeadAttention(4, 24, 32, param_dtype=jnp.float64, kernel_init=zeros, rngs=rngs, **options)
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
-    parts = {name: getattr(theirs, other) for name, other in names.items()}
-    params = {name: {"kernel": part.kernel[...], "bias": part.bias[...]} for name, part in parts.items()}
-    params["attn_gate"] = {}
+    params = {"attn_gate": {}}
+    for seed, (name, other) in enumerate(names.items()):
+        part = getattr(theirs, other)
+        kernel, bias = (normal(*array.shape, seed=seed) for array in (part.kernel, part.bias))
+        part.kernel, part.bias = nnx.Param(kernel / 5), nnx.Param(bias)
+        params[name] = {"kernel": kernel / 5, "bias": bias}
     return GatedAttention(4, 24, 32, gate="none", params=params, rngs=rngs, **options), theirs
 
 
@@ -109,14 +114,13 @@ def nnx_twin(**options):
 def test_without_a_gate_it_is_nnxs_layer(num_kv_heads):
     ours, theirs = nnx_twin(num_kv_heads=num_kv_heads, decode=False)
     x, context, mask = normal(2, 5, 24), normal(2, 7, 24, seed=1), normal(2, 1, 5, 7, seed=2) > -0.5
+
+    def calls(layer, x, context):
+        return layer(x), layer(x, x, x, is_causal=True), layer(x, context, mask=mask), layer(x, context, context)
+
     # The kernel that nnx calls works in single precision.
-    for calls in (
-        lambda layer: run(layer, x),
-        lambda layer: jit_quickly(lambda layer, x: layer(x, x, x, is_causal=True))(layer, x),
-        lambda layer: run(layer, x, context, mask=mask),
-        lambda layer: jit_quickly(lambda layer, context: layer(x, context, context))(layer, context),
-    ):
-        assert_close(calls(ours), calls(theirs), dtype="float32")
+    for own, other in zip(*(jit_quickly(calls)(layer, x, context) for layer in (ours, theirs)), strict=True):
+        assert_close(own, other, dtype="float32")
 
 
 def test_it_decodes_as_nnxs_layer_does():
@@ -135,23 +139,29 @@ def test_it_decodes_as_nnxs_layer_does():
 
 @pytest.mark.parametrize("gate", ["bma", "g1+g2+g3+g4+g5"])
 def test_the_module_is_the_function(gate):
-    layer = jax_layers.make(gate, num_kv_heads=2, head_dim=4, bias=True, rope=True, qk_norm=True, metric="learned")
+    options = {"num_kv_heads": 2, "head_dim": 4, "bias": True, "rope": True, "qk_norm": True, "metric": "learned"}
+    layer, across = jax_layers.make(gate, **options), jax_layers.make(gate, **options, causal=False)
     module, x = layer_twin(layer), normal(2, 5, 24)
     assert jax.tree.structure(plain_params(module)) == jax.tree.structure(layer.params)
     assert module.config == layer.config
-    positions = jnp.array([4, 0, 7, 7, 1])
-    for options in ({"is_causal": True}, {"is_causal": False, "positions": positions}):
-        expected = jit_quickly(lambda x, given=options: gated_attention(layer.params, x, layer.config, **given))(x)
-        assert_close(run(module, x, **options), expected)
+    positions = np.array([4, 0, 7, 7, 1])
+
+    def calls(module, x):
+        return module(x, is_causal=True), module(x, is_causal=False, positions=positions)
+
+    causal, free = jit_quickly(calls)(module, x)
+    assert_close(causal, layer.by_torch(x))
+    assert_close(free, across.by_torch(x, positions=positions))
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_its_arrays_are_the_layer(is_causal):
-    layer = jax_layers.make("g1+bma", num_kv_heads=2, head_dim=4, bias=True, rope=True, qk_norm=True)
+    layer = jax_layers.make("g1+bma", num_kv_heads=2, head_dim=4, bias=True, rope=True, qk_norm=True, causal=is_causal)
     module, x = layer_twin(layer), normal(2, 5, 24)
-    assert_close(module.arrays(is_causal=is_causal)(x), run(module, x, is_causal=is_causal))
+    expected = layer.by_torch(x)
+    assert_close(jit_quickly(lambda module, x: module.arrays(is_causal=is_causal)(x))(module, x), expected)
     if is_causal:
-        assert decompose(module, x).max_error(run(module, x, is_causal=True)) < 1e-10
+        assert decompose(module, x).max_error(expected) < 1e-10
 
 
 def test_decoding_in_chunks_is_causal_attention():
@@ -161,7 +171,7 @@ def test_decoding_in_chunks_is_causal_attention():
     assert module.cached_key.dtype == jnp.float64
     step = nnx.jit(lambda module, x: module(x))
     chunks = [step(module, x[:, start : start + 2]) for start in (0, 2, 4)]
-    expected = jit_quickly(layer)(x)
+    expected = layer.by_torch(x)
     assert_close(np.concatenate(chunks, axis=1), expected)
     assert_close(run(module, x, decode=False, is_causal=True), expected)
     assert module.cache_index[...] == 6
@@ -169,10 +179,10 @@ def test_decoding_in_chunks_is_causal_attention():
 
 def test_parameters_are_drawn_from_the_rngs():
     def drawn(seed, **options):
-        return plain_params(GatedAttention(4, 24, rngs=nnx.Rngs(seed), **options))
+        return plain_params(GatedAttention(4, 24, rngs=nnx.Rngs(key(seed)), **options))
 
     first, other = jit_quickly(lambda: (drawn(0), drawn(1)))()
-    expected = jit_quickly(lambda: init_attention(nnx.Rngs(0).params(), CONFIG))()
+    expected = jit_quickly(lambda: init_attention(nnx.Rngs(key(0)).params(), CONFIG))()
     assert jax.tree.all(jax.tree.map(np.array_equal, first, expected))
     assert not np.array_equal(first["q_proj"]["kernel"], other["q_proj"]["kernel"])
     half = jax.eval_shape(lambda: drawn(0, param_dtype=jnp.bfloat16))
@@ -183,7 +193,7 @@ def test_the_dtype_is_that_of_the_computation():
     layer = jax_layers.make("g1", dtype=jnp.float32)
     x = normal(2, 5, 24).astype(jnp.float32)
     half = layer_twin(layer, dtype=jnp.bfloat16)
-    rounded, exact = np.asarray(run(half, x)), np.asarray(run(layer_twin(layer), x))
+    rounded, exact = np.asarray(run(half, x, is_causal=True)), layer.by_torch(x)
     assert rounded.dtype == jnp.bfloat16
     assert np.linalg.norm(rounded - exact) < 0.05 * np.linalg.norm(exact)
     half.init_cache((2, 5, 24))
@@ -214,8 +224,8 @@ def test_a_layer_may_keep_no_keys(params):
     )
     assert not jax.tree.leaves(nnx.state(layer, nnx.RngState))
     with pytest.raises(ValueError, match="rngs must be given to the call of a module that keeps none"):
-        layer(normal(1, 2, 24))
-    assert layer(normal(1, 2, 24), rngs=nnx.Rngs(0)).shape == (1, 2, 24)
+        layer(normal(1, 3, 24))
+    assert layer(normal(1, 3, 24), rngs=nnx.Rngs(0)).shape == (1, 3, 24)
 
 
 GATES = ["g1+g2+g3+g4+g5", "output:output+value:value:head+key:query+query:value", "dense:output+output:query:head"]
@@ -259,7 +269,14 @@ def test_gates_are_sown_in_decoding_too():
 
 OPTIONS = {
     "rotary": {"gate": "bma", "num_kv_heads": 2, "qk_norm": True},
-    "learned": {"gate": "g1+g5", "positions": "learned", "norm": "layer", "bias": True, "tie_embeddings": False},
+    "learned": {
+        "gate": "g1+g5",
+        "positions": "learned",
+        "norm": "layer",
+        "bias": True,
+        "tie_embeddings": False,
+        "num_layers": 1,
+    },
 }
 
 
@@ -270,15 +287,11 @@ def test_the_model_is_its_function_and_so_are_its_gradients(options):
     assert jax.tree.structure(plain_params(model)) == jax.tree.structure(params)
     ids = jnp.array([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 2, 2]])
 
-    def loss(params):
-        logits = apply_model(params, tokens, config, segment_ids=ids)
-        return mean_loss(logits, tokens), logits
-
     def module_loss(model):
         logits = model(tokens, segment_ids=ids)
         return mean_loss(logits, tokens), logits
 
-    (_, logits), gradients = jit_quickly(jax.value_and_grad(loss, has_aux=True))(params)
+    _, gradients, logits = gradients_of_torch(tokens, documents=ids, **options)
     (_, own_logits), state = jit_quickly(nnx.value_and_grad(module_loss, has_aux=True))(model)
     assert_close(own_logits, logits)
     own = nnx.to_pure_dict(state)
@@ -315,14 +328,14 @@ def test_steps_of_training_lower_the_loss():
 
 
 def test_models_are_split_and_merged():
-    config, params = make()
+    config, params = make(num_layers=1)
     model, tokens = language_model(config, params, deterministic=True), sample(2, 5)
     graph, learned, rest = nnx.split(model, nnx.Param, ...)
-    doubled = jax.tree.map(lambda array: 2 * array, learned)
+    doubled, doubled_params = (jax.tree.map(lambda array: 2 * np.asarray(array), tree) for tree in (learned, params))
     apply = jit_quickly(apply_model, static_argnums=2)
-    expected = apply(jax.tree.map(lambda array: 2 * array, params), tokens, config)
-    assert_close(run(nnx.merge(graph, doubled, rest), tokens), expected)
-    assert_close(run(model, tokens), apply(params, tokens, config))
+    call = jit_quickly(lambda model, tokens: model(tokens))
+    assert_close(call(nnx.merge(graph, doubled, rest), tokens), apply(doubled_params, tokens, config))
+    assert_close(call(model, tokens), logits_of_torch(tokens, num_layers=1))
 
 
 def test_checkpointed_blocks_drop_the_same_and_learn_the_same():
@@ -330,23 +343,27 @@ def test_checkpointed_blocks_drop_the_same_and_learn_the_same():
     results = []
     for checkpoint in (False, True):
         config, params = make(dropout=0.3, attention_dropout=0.2, checkpoint_blocks=checkpoint, num_layers=1)
-        model = language_model(config, params, deterministic=False)
-        for rngs in (None, nnx.Rngs(5)):
-            loss = nnx.value_and_grad(lambda model, rngs: mean_loss(model(tokens, rngs=rngs), tokens))
-            results.append(jax.tree.leaves(jit_quickly(loss)(model, rngs)))
-    for one, other in zip((*results[0], *results[1]), (*results[2], *results[3]), strict=True):
+        model = TransformerLM(config, params=params, deterministic=False, rngs=nnx.Rngs(key()))
+
+        def loss(model, rngs=None):
+            return mean_loss(model(tokens, rngs=rngs), tokens)
+
+        with_own_keys = jit_quickly(nnx.value_and_grad(loss))(model)
+        results.append(jax.tree.leaves((with_own_keys, jit_quickly(loss)(model, nnx.Rngs(key(5))))))
+    assert results[0][0] != results[0][-1]
+    for one, other in zip(*results, strict=True):
         assert_close(one, other, what="gradient")
 
 
 def test_a_model_decodes_what_it_says_at_once():
     config, params = make(positions="learned", gate="bma+g1", num_layers=1)
     model, tokens = language_model(config, params), sample(2, 6)
-    expected = jit_quickly(apply_model, static_argnums=2)(params, tokens, config)
+    expected = logits_of_torch(tokens, positions="learned", gate="bma+g1", num_layers=1)
     model.init_cache((2, 9))
     decoding = nnx.view(model, decode=True)
     step = nnx.jit(lambda model, tokens: model(tokens, num_logits=1))
     logits = [step(decoding, tokens[:, start : start + 2]) for start in (0, 2, 4)]
-    assert_close(np.concatenate(logits, axis=1), np.asarray(expected)[:, 1::2])
+    assert_close(np.concatenate(logits, axis=1), expected[:, 1::2])
     assert_close(run(model, tokens), expected)
 
 
@@ -419,7 +436,7 @@ def test_an_axis_is_one_whose_shardings_jax_finds_out(params):
 def test_a_model_has_blocks_of_different_widths():
     config, params = make(gate="bma", d_ff=(20, 28))
     tokens = sample(2, 5)
-    assert_close(run(language_model(config, params), tokens), apply_model(params, tokens, config))
+    assert_close(run(language_model(config, params), tokens), logits_of_torch(tokens, gate="bma", d_ff=(20, 28)))
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((0, 24), "num_heads"), (("4", 24), "num_heads"), ((4, 0), "in_features")])

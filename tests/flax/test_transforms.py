@@ -1,15 +1,24 @@
 """What JAX does to a layer: compile, differentiate, map, scan, recompute, and run in half precision."""
 
-from functools import partial
+from functools import cache, partial, reduce
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import torch_layers
 from closeness import assert_close
-from jax_layers import GROUPED, every_combination, largest_gap, make, quick_jit, rounding, sample
+from jax_layers import (
+    GROUPED,
+    as_params,
+    as_tensor,
+    every_combination,
+    largest_gap,
+    make,
+    quick_jit,
+    rounding,
+    sample,
+)
 from torch_layers import OPTIONS
 
 from tidegate.flax import gated_attention
@@ -52,10 +61,9 @@ def test_a_layer_needs_no_numbers_of_64_bits(dtype):
     def run(x):
         return layer(x, mask=mask, positions=np.arange(5)), layer(x, cache=layer.cache(2, 6))[0]
 
-    wide = quick_jit(run)(x)
     with jax.enable_x64(False):
         narrow = quick_jit(run)(x)
-    for found, expected in zip(narrow, wide, strict=True):
+    for found, expected in zip(narrow, (layer.by_torch(x, mask=mask), layer.by_torch(x)), strict=True):
         assert found.dtype == dtype
         assert largest_gap(found, expected) <= rounding(dtype, expected)
 
@@ -90,22 +98,32 @@ def slopes(layer):
     return lambda x, u: jax.jvp(lambda x: slope(x, u), (x,), (u,))
 
 
+def slopes_of_torch(layer, x, u):
+    """The same by PyTorch, of its plain arrays."""
+    arrays, x, u = layer.torch_twin().arrays(), as_tensor(x), as_tensor(u)
+
+    def slope(x):
+        return torch.autograd.functional.jvp(arrays, x, u, create_graph=True)[1]
+
+    return torch.autograd.functional.jvp(slope, x, u)
+
+
 @every_combination
 def test_forward_mode_of_both_orders_is_that_of_finite_differences(gate):
     # No norm of queries, which a gate that passes through 0 would divide by 0.
     layer = make(gate, num_kv_heads=2, rope=True, window=3, metric="learned")
     x, u = sample(1, 4, 24), sample(1, 4, 24, seed=1)
     first, second = quick_jit(slopes(layer))(x, u)
-    run, step = quick_jit(layer), 1e-5
+    run, step = layer.by_torch, 1e-5
     assert_close(first, (run(x + step * u) - run(x - step * u)) / (2 * step), what="finite difference")
     assert_close(second, second_difference(run, x, u), what="finite difference")
 
 
 @some_gates
 def test_forward_mode_of_both_orders_goes_through_the_fused_kernel(gate):
-    layer, x, u = make(gate, **EVERYTHING), sample(1, 4, 24), sample(1, 4, 24, seed=1)
-    single = quick_jit(slopes(layer.to(np.float32)))(x.astype(np.float32), u.astype(np.float32))
-    for found, expected in zip(single, quick_jit(slopes(layer))(x, u), strict=True):
+    layer = make(gate, **EVERYTHING, dtype=np.float32)
+    x, u = (sample(1, 4, 24, seed=seed, dtype=np.float32) for seed in range(2))
+    for found, expected in zip(quick_jit(slopes(layer))(x, u), slopes_of_torch(layer, x, u), strict=True):
         assert found.dtype == np.float32
         assert_close(found, expected, what="gradient")
 
@@ -141,10 +159,21 @@ def test_mapping_over_inputs_and_parameters_is_a_loop(dtype):
     layers = [make(ALL_SITES, seed=seed, **GROUPED, dtype=dtype) for seed in range(3)]
     layer, xs = layers[0], sample(3, 2, 5, 24, dtype=dtype)
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *(one.params for one in layers))
-    run = quick_jit(lambda params, x: layer.under(params)(x))
     mapped = quick_jit(jax.vmap(lambda params, x: layer.under(params)(x)))(stacked, xs)
-    assert_close(mapped, np.stack([run(one.params, x) for one, x in zip(layers, xs, strict=True)]))
-    assert_close(quick_jit(jax.vmap(layer))(xs), np.stack([run(layer.params, x) for x in xs]))
+    assert_close(mapped, np.stack([one.by_torch(x) for one, x in zip(layers, xs, strict=True)]))
+    assert_close(quick_jit(jax.vmap(layer))(xs), np.stack([layer.by_torch(x) for x in xs]))
+
+
+def torch_gradients(x, *layers):
+    """What backpropagation through the PyTorch layers gives, one after another: by each one's parameters, and by x.
+
+    The objective is the sum of squares.
+    """
+    twins, x = [layer.torch_twin() for layer in layers], as_tensor(x).requires_grad_()
+    y = twins[0](x) if len(twins) == 1 else reduce(lambda y, twin: y + twin(y) / 10, twins, x)
+    (y**2).sum().backward()
+    by_params = [{name: array.grad for name, array in twin.named_parameters()} for twin in twins]
+    return [as_params(found, twin.shape.head_dim) for found, twin in zip(by_params, twins, strict=True)], x.grad.numpy()
 
 
 def test_gradients_of_each_example_are_a_loop():
@@ -153,16 +182,16 @@ def test_gradients_of_each_example_are_a_loop():
     def gradient(params, x):
         return jax.grad(total(layer, x))(params)
 
-    each, run = quick_jit(jax.vmap(gradient, in_axes=(None, 0)))(layer.params, xs), quick_jit(gradient)
+    each = quick_jit(jax.vmap(gradient, in_axes=(None, 0)))(layer.params, xs)
     for row, x in enumerate(xs):
-        assert_trees_close(jax.tree.map(lambda array, row=row: array[row], each), run(layer.params, x))
+        (expected,), _ = torch_gradients(x, layer)
+        assert_trees_close(jax.tree.map(lambda array, row=row: array[row], each), expected)
 
 
 def test_a_mask_is_mapped_over_with_its_row():
     layer, x, masks = make("g1+bma"), sample(1, 5, 24), sample(3, 5, 5, seed=2) > 0
     mapped = quick_jit(jax.vmap(lambda mask: layer(x, mask=mask)))(masks)
-    run = quick_jit(lambda mask: layer(x, mask=mask))
-    assert_close(mapped, np.stack([run(mask) for mask in masks]))
+    assert_close(mapped, np.stack([layer.by_torch(x, mask=mask) for mask in masks]))
 
 
 @pytest.mark.parametrize(("recomputed", "dtype"), [(False, jnp.float64), (True, jnp.float32)])
@@ -178,27 +207,22 @@ def test_a_scan_over_stacked_layers_is_a_loop(recomputed, dtype):
         step = jax.checkpoint(apply) if recomputed else apply
         return (jax.lax.scan(lambda x, params: (step(x, params), None), x, stacked)[0] ** 2).sum()
 
-    def looped(stacked, x):
-        for i in range(3):
-            x = apply(x, jax.tree.map(lambda array, i=i: array[i], stacked))
-        return (x**2).sum()
-
-    found, expected = (quick_jit(jax.value_and_grad(f, argnums=(0, 1)))(stacked, x) for f in (scanned, looped))
-    assert_close(found[0], expected[0])
-    assert_trees_close(found[1], expected[1])
+    by_params, by_x = quick_jit(jax.grad(scanned, argnums=(0, 1)))(stacked, x)
+    expected, expected_by_x = torch_gradients(x, *layers)
+    assert_trees_close(by_params, jax.tree.map(lambda *arrays: np.stack(arrays), *expected))
+    assert_close(by_x, expected_by_x, what="gradient")
 
 
 def test_recomputing_gives_the_same_gradients():
     layer, x = make(ALL_QUERIES, **EVERYTHING), sample(2, 5, 24)
 
-    def differentiated(run):
-        return quick_jit(jax.grad(lambda params, x: (run(params, x) ** 2).sum(), argnums=(0, 1)))
-
+    @jax.checkpoint
     def run(params, x):
         return layer.under(params)(x)
 
-    arguments = (layer.params, x)
-    assert_trees_close(differentiated(jax.checkpoint(run))(*arguments), differentiated(run)(*arguments))
+    found = quick_jit(jax.grad(lambda params, x: (run(params, x) ** 2).sum(), argnums=(0, 1)))(layer.params, x)
+    (by_params,), by_x = torch_gradients(x, layer)
+    assert_trees_close(found, (by_params, by_x))
 
 
 def test_recomputing_keeps_the_inputs_alone():
@@ -211,31 +235,35 @@ def test_recomputing_keeps_the_inputs_alone():
     assert kept(jax.checkpoint(layer)) == x.size < kept(layer)
 
 
-def assert_half_precision_is_float32_up_to_rounding(gate, dtype):
-    """The expected numbers are those of the PyTorch layer in float32, given what the roundings to half left."""
-    rounded = torch_layers.make(gate, **EVERYTHING, dtype=getattr(torch, jnp.dtype(dtype).name)).float()
-    x = sample(2, 5, 24, dtype=dtype)
-    with torch.no_grad():
-        expected = rounded(torch.from_numpy(x.astype(np.float32))).numpy()
-    y = quick_jit(make(gate, **EVERYTHING, dtype=dtype))(x)
+def assert_half_precision_is_exact_up_to_rounding(gate, dtype):
+    """The expected numbers are those of the PyTorch layer in float64, given what the roundings to half left."""
+    layer, x = make(gate, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    y, expected = quick_jit(layer)(x), layer.by_torch(x)
     assert y.dtype == dtype
     assert largest_gap(y, expected) <= rounding(dtype, expected)
 
 
 @every_combination
-def test_bfloat16_is_float32_up_to_rounding(gate):
-    assert_half_precision_is_float32_up_to_rounding(gate, jnp.bfloat16)
+def test_bfloat16_is_exact_up_to_rounding(gate):
+    assert_half_precision_is_exact_up_to_rounding(gate, jnp.bfloat16)
 
 
 @some_gates
-def test_float16_is_float32_up_to_rounding(gate):
-    assert_half_precision_is_float32_up_to_rounding(gate, jnp.float16)
+def test_float16_is_exact_up_to_rounding(gate):
+    assert_half_precision_is_exact_up_to_rounding(gate, jnp.float16)
+
+
+@cache
+def layer_and_gradients(dtype):
+    """A layer with all that it may have, and the compiled function that gives the gradients of its sum."""
+    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    return layer, quick_jit(jax.value_and_grad(lambda params: layer.under(params)(x).astype(np.float32).sum()))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_have_the_dtype_of_the_parameters_and_are_finite(dtype):
-    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
-    found = quick_jit(jax.grad(lambda params: layer.under(params)(x).astype(np.float32).sum()))(layer.params)
+    layer, differentiated = layer_and_gradients(dtype)
+    _, found = differentiated(layer.params)
     assert {array.dtype for array in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(found))
 
@@ -245,21 +273,17 @@ def test_half_precision_masks_and_caches_work(dtype):
     layer, x = make("g1+bma", **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
     mask = np.where(sample(2, 1, 5, 5, seed=3) > 0, 0, -np.inf).astype(np.float32)
 
-    def run(layer, x):
-        return layer(x, mask=mask), layer(x, mask=mask, cache=layer.cache(2, 5))[0]
-
-    wide = layer.to(np.float32)
-    found = quick_jit(partial(run, layer))(x)
-    for y, expected in zip(found, quick_jit(partial(run, wide))(x.astype(np.float32)), strict=True):
+    expected = layer.by_torch(x, mask=mask)
+    for y in quick_jit(lambda x: (layer(x, mask=mask), layer(x, mask=mask, cache=layer.cache(2, 5))[0]))(x):
         assert y.dtype == dtype
         assert largest_gap(y, expected) <= rounding(dtype, expected)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_very_large_logits_stay_finite(dtype):
-    layer, x = make(ALL_SITES, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
+    layer, differentiated = layer_and_gradients(dtype)
     size = float(jnp.finfo(dtype).max) ** 0.5 / 10
     large = {**layer.params, "attn_gate": jax.tree.map(lambda a: (a * size).astype(dtype), layer.params["attn_gate"])}
-    y, gradients = quick_jit(jax.value_and_grad(lambda params: layer.under(params)(x).astype(np.float32).sum()))(large)
+    y, gradients = differentiated(large)
     assert np.isfinite(y)
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(gradients))

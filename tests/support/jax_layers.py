@@ -1,5 +1,6 @@
 """Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
+import copy
 import re
 from dataclasses import dataclass, replace
 
@@ -7,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 import torch_layers
 from layers import EXOTIC, TOGETHER
 
 from tidegate import Gates
 from tidegate.flax import AttentionConfig, gated_attention, init_cache
+from tidegate.torch import GatedAttention
 
 QUICKLY = {
     "xla_backend_optimization_level": 0,
@@ -55,14 +58,25 @@ every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jn
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Parameters and options of one layer; call it on an input."""
+    """Parameters and options of one layer, and the PyTorch layer that they come from; call it on an input."""
 
     params: dict
     config: AttentionConfig
+    source: GatedAttention
     is_causal: bool = True
 
     def __call__(self, x, **given):
         return gated_attention(self.params, x, self.config, is_causal=self.is_causal, **given)
+
+    def torch_twin(self):
+        """The PyTorch layer in float64, with weights rounded to this layer's precision."""
+        dtype = getattr(torch, jnp.dtype(self.params["q_proj"]["kernel"].dtype).name)
+        return copy.deepcopy(self.source).to(dtype).double()
+
+    def by_torch(self, x, **given):
+        """What the PyTorch layer makes of the input: what this one should give, without a compilation."""
+        with torch.no_grad():
+            return self.torch_twin()(as_tensor(x), **{name: as_tensor(array) for name, array in given.items()}).numpy()
 
     def under(self, params):
         """The layer with other parameters."""
@@ -80,6 +94,12 @@ class Layer:
         """An empty cache of the layer's dtype."""
         dtype = self.params["q_proj"]["kernel"].dtype
         return init_cache(self.config.shape, batch=batch, max_length=max_length, dtype=dtype)
+
+
+def as_tensor(array):
+    """The numbers in PyTorch, floating ones in float64."""
+    array = np.asarray(array)
+    return torch.tensor(array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array)
 
 
 def make(gate="none", *, dtype=jnp.float64, **options):
@@ -103,7 +123,7 @@ def twin(layer):
         metric=None if layer.metric is None else layer.metric.kind,
         temperature=layer.temperature,
     )
-    return Layer(as_params(dict(layer.named_parameters()), layer.shape.head_dim), config, layer.causal)
+    return Layer(as_params(dict(layer.named_parameters()), layer.shape.head_dim), config, layer, layer.causal)
 
 
 def as_params(tensors, head_dim):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax_layers import QUICKLY
+from torch.nn import functional as F
 
 from tidegate.config import TransformerConfig
 from tidegate.flax import from_torch, stack_layers
@@ -61,11 +62,23 @@ def sample(batch, length, *, seed=1):
     return jnp.asarray(tokens.numpy())
 
 
-def key(seed=0):
-    """A key of another kind than the default, which takes longer to compile."""
-    return jax.random.key(seed, impl="rbg")
+def logits_of_torch(tokens, **options):
+    """What the PyTorch twin says: what the model should give, without a compilation."""
+    with torch.no_grad():
+        return make_torch(**options)(torch.tensor(tokens.tolist())).numpy()
 
 
+def gradients_of_torch(tokens, *, documents=None, **options):
+    """The PyTorch twin's `mean_loss` of saying each token where it stands, its gradients, and its logits."""
+    model, tokens = make_torch(**options), torch.tensor(tokens.tolist())
+    logits = model(tokens, documents=None if documents is None else torch.tensor(documents.tolist()))
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    loss.backward()
+    gradients = from_torch({name: tensor.grad for name, tensor in model.named_parameters()}, model.config)
+    return loss.item(), gradients, logits.detach().numpy()
+
+
+@jit_quickly
 def with_stacked_blocks(params):
     """A model's parameters, its blocks ready for a scan."""
     return params | {"stack": params["stack"] | {"blocks": stack_layers(params["stack"]["blocks"])}}

@@ -197,7 +197,6 @@ _OPTIONS = {
     "tune_lr": "--tune-lr",
     "device": "--device",
     "retries": "--retries",
-    "retries": "--retries",
 }
 """The options by what their checks call them."""
 

@@ -67,7 +67,8 @@ def _override(option: str, text: str) -> tuple[str, float]:
     name = name.strip().replace("-", "_")
     if name not in OVERRIDES or not equals:
         raise ValueError(
-            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=number, name one of {', '.join(OVERRIDES)}."
+            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=number, name one of "
+            f"{', '.join(OVERRIDES)}."
         )
     try:
         number = float(value)
