@@ -1,6 +1,7 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from torch.nn import functional as F
 
 from tidegate import PRESETS, Gates
@@ -11,6 +12,7 @@ from tidegate.torch.decoder import TransformerLM
 
 EVERY_GATE = ["none", *PRESETS]
 POSITIONS = ["rotary", "learned", "none"]
+PRESET = axis(EVERY_GATE, "bma", "g1")
 
 
 def make(*, dtype=torch.float64, **options):
@@ -36,8 +38,7 @@ def test_every_position_gets_logits(batch, length, positions, tied):
     assert model(sample(batch, length)).shape == (batch, length, 11)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("gate", EVERY_GATE)
+@over(gate=PRESET, positions=axis(POSITIONS))
 def test_a_position_has_gradients_from_itself_and_the_past_alone(gate, positions):
     model = make(gate=gate, positions=positions)
     embedded = []
@@ -60,9 +61,7 @@ def test_a_window_bounds_what_a_layer_sees():
     assert differs.tolist() == [False, False, False, True, True, True, False, False]
 
 
-@pytest.mark.parametrize("gate", EVERY_GATE)
-@pytest.mark.parametrize("feedforward", ["swiglu", "gelu"])
-@pytest.mark.parametrize("tied", [True, False])
+@over(gate=PRESET, feedforward=axis(["swiglu", "gelu"]), tied=axis([True, False]))
 def test_parameters_are_as_many_as_the_closed_form_says(gate, feedforward, tied):
     d, h, H, G, f, V, T, n = 24, 6, 4, 2, 40, 11, 16, 3
     sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
@@ -95,8 +94,7 @@ def test_the_head_is_the_embedding_where_they_are_tied(tied):
     assert_close(model(tokens), features @ head.T)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("gate", EVERY_GATE)
+@over(gate=PRESET, positions=axis(POSITIONS))
 def test_tokens_in_chunks_with_a_cache_equal_all_at_once(gate, positions):
     model = make(gate=gate, positions=positions, num_kv_heads=2, window=4)
     tokens = sample(2, 9)
@@ -201,6 +199,7 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(model.eval()(tokens), make()(tokens))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_the_model_compiles_whole(checkpoint):
     model = make(dtype=torch.float32, num_layers=1, checkpoint_blocks=checkpoint, gate="bma+g1")

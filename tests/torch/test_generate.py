@@ -1,6 +1,7 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -19,8 +20,7 @@ PLACES = {
     "learned window": {"positions": "learned", "window": 3, "num_kv_heads": 2},
     "none": {"positions": "none", "num_kv_heads": 1},
 }
-every_gate = pytest.mark.parametrize("gate", EVERY_GATE)
-every_place = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
+every_gate_and_place = over(gate=axis(EVERY_GATE, "bma", "g1"), options=axis(PLACES, "learned window"))
 
 
 def make(**options):
@@ -52,8 +52,7 @@ def left_padded(prompts, *, filler=5):
     return torch.cat(padded), torch.cat(masks)
 
 
-@every_gate
-@every_place
+@every_gate_and_place
 def test_cached_greedy_decoding_equals_recomputation(gate, options):
     model, prompt = make(gate=gate, **options), sample(3, 5)
     expected = recomputed(model, prompt, 8)
@@ -61,8 +60,7 @@ def test_cached_greedy_decoding_equals_recomputation(gate, options):
     assert torch.equal(model.generate(prompt, max_new_tokens=8, temperature=0), expected)
 
 
-@every_gate
-@every_place
+@every_gate_and_place
 def test_left_padded_prompts_in_a_batch_equal_each_alone(gate, options):
     model = make(gate=gate, **options)
     prompts = [sample(1, length, seed=length) for length in (1, 4, 7)]

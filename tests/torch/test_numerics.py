@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 from closeness import assert_close
-from covers import HALF, SPELLING, every_half_layer, every_layer, over
+from covers import DTYPE, HALF, SEVERAL, SPELLING, axis, every_half_layer, every_layer, over
 from torch_layers import (
     OPTIONS,
     SPELLINGS,
-    every_dtype,
     every_option,
     largest_gap,
     make,
@@ -50,8 +49,7 @@ def test_autocast_is_float32_up_to_rounding(gate, dtype):
     assert all(gradient.dtype == torch.float32 and gradient.isfinite().all() for gradient in found)
 
 
-@every_dtype
-@pytest.mark.parametrize("gate", BOUNDED)
+@over(gate=axis(BOUNDED, *SEVERAL[1:]), dtype=DTYPE)
 def test_very_large_logits_stay_finite(gate, dtype):
     layer, x = make(gate, dtype=dtype), sample(2, 5, 24, dtype=dtype, requires_grad=True)
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """`recompute_gate`: the same numbers for less memory."""
 
+from functools import cache
+
 import pytest
 import torch
 from closeness import assert_close
@@ -49,6 +51,7 @@ def large(gate, *, recompute_gate):
     return layer, sample(1, T, WIDTH, dtype=torch.float32, requires_grad=True)
 
 
+@cache
 def bytes_for_backward(gate, *, recompute_gate=False):
     """Bytes of the distinct storages that one forward pass saves for its backward pass, parameters left out."""
     layer, x = large(gate, recompute_gate=recompute_gate)

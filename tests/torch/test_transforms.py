@@ -3,7 +3,7 @@
 import pytest
 import torch
 from closeness import assert_close
-from covers import every_layer, every_layer_with_one_gate
+from covers import axis, every_layer, every_layer_with_one_gate, over
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 from torch_layers import OPTIONS, every_option, gradients, make, sample
@@ -13,12 +13,8 @@ from tidegate.torch import GatedAttention, plain_kernel
 
 ROTATED = {"num_kv_heads": 2, "rope": Rotary(fraction=2 / 3), "qk_norm": True, "metric": "learned", "temperature": 0.7}
 ALL_SITES = "g1+g2+g3+g4+g5"
-
-
-@pytest.fixture
-def fresh_compiler():
-    yield
-    torch._dynamo.reset()
+READ_QUERIES = "output:query+value:query:head+key:query+query:query"
+RECOMPUTED = {"window": 3, "recompute_gate": True}
 
 
 compiles = pytest.mark.usefixtures("fresh_compiler")
@@ -33,9 +29,23 @@ def assert_same_when_compiled(layer, compiled, x):
 
 
 @compiles
-def test_a_compiled_layer_is_the_layer():
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [("bma", {}), pytest.param("g1+bma", ROTATED, marks=pytest.mark.full)],
+    ids=["plain", "rotated"],
+)
+def test_a_compiled_layer_is_the_layer(gate, options, request):
+    # Each kernel takes a second of C++. Without vector instructions there is less of it; --full compiles as users do.
+    compiler = None if request.config.getoption("--full") else {"cpp.vec_isa_ok": False}
+    layer = make(gate, dtype=torch.float32, **options)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, options=compiler)
+    assert_same_when_compiled(layer, compiled, sample(2, 5, 24, dtype=torch.float32, requires_grad=True))
+
+
+@compiles
+def test_a_layer_is_the_same_in_the_operators_that_code_is_generated_from():
     layer = make("g1+bma", dtype=torch.float32, **ROTATED)
-    compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
     assert_same_when_compiled(layer, compiled, sample(2, 5, 24, dtype=torch.float32, requires_grad=True))
 
 
@@ -43,11 +53,13 @@ def test_a_compiled_layer_is_the_layer():
 @pytest.mark.parametrize(
     ("gate", "options"),
     [
-        (ALL_SITES, ROTATED),
-        (ALL_SITES, {"window": 3, "recompute_gate": True}),
-        ("output:query+value:query:head+key:query+query:query", {"bias": True}),
-        ("output:query+value:query:head+key:query+query:query", {**ROTATED, "recompute_gate": True}),
+        (ALL_SITES, {**ROTATED, **RECOMPUTED}),
+        (READ_QUERIES, {**ROTATED, "bias": True}),
         ("dense:output:r2:b1+output:value+key:value:head", {"num_kv_heads": 1, "causal": False}),
+        pytest.param(ALL_SITES, ROTATED, marks=pytest.mark.full),
+        pytest.param(ALL_SITES, RECOMPUTED, marks=pytest.mark.full),
+        pytest.param(READ_QUERIES, {"bias": True}, marks=pytest.mark.full),
+        pytest.param(READ_QUERIES, {**ROTATED, "recompute_gate": True}, marks=pytest.mark.full),
     ],
 )
 def test_a_layer_is_one_graph(gate, options):
@@ -56,8 +68,8 @@ def test_a_layer_is_one_graph(gate, options):
     assert_same_when_compiled(layer, compiled, sample(2, 5, 24, requires_grad=True))
 
 
-def assert_one_graph_serves_every_length(layer, *, dynamic):
-    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+def assert_one_graph_serves_every_length(layer, *, dynamic, backend="aot_eager"):
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=backend)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for T in (5, 9, 63):
             x = sample(2, T, 24, requires_grad=True)
@@ -67,26 +79,41 @@ def assert_one_graph_serves_every_length(layer, *, dynamic):
 
 
 @compiles
-@pytest.mark.parametrize("options", [ROTATED, {"window": 3, "recompute_gate": True}], ids=["rotated", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**ROTATED, **RECOMPUTED},
+        pytest.param(ROTATED, marks=pytest.mark.full),
+        pytest.param(RECOMPUTED, marks=pytest.mark.full),
+    ],
+    ids=["both", "rotated", "window"],
+)
 def test_one_graph_serves_every_length_that_is_marked_dynamic(options):
     assert_one_graph_serves_every_length(make("g1+bma", **options), dynamic=None)
 
 
+# When all is dynamic, an option could fix a length as the layer is captured, which the backend "eager" shows. The graph
+# of the backward pass, whose symbols take most of the time, serves every length in the test above.
+every_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
+
+
 @compiles
-def test_one_graph_serves_every_length_when_all_is_dynamic():
+@every_backend
+def test_one_graph_serves_every_length_when_all_is_dynamic(backend):
     layer = make("g1+bma", temperature=0.7, metric="learned", qk_norm=True)
-    assert_one_graph_serves_every_length(layer, dynamic=True)
+    assert_one_graph_serves_every_length(layer, dynamic=True, backend=backend)
 
 
 @compiles
-def test_one_graph_serves_every_length_of_a_rotary_layer_when_all_is_dynamic():
-    assert_one_graph_serves_every_length(make("g1+bma", rope=True), dynamic=True)
+@every_backend
+def test_one_graph_serves_every_length_of_a_rotary_layer_when_all_is_dynamic(backend):
+    assert_one_graph_serves_every_length(make("g1+bma", rope=True), dynamic=True, backend=backend)
 
 
 @compiles
 def test_a_graph_for_one_length_alone_is_noticed():
     layer = make("g1+bma")
-    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
     compiled(sample(2, 5, 24))
     with (
         torch._dynamo.config.patch(error_on_recompile=True),
@@ -96,8 +123,10 @@ def test_a_graph_for_one_length_alone_is_noticed():
 
 
 @compiles
-@pytest.mark.parametrize("options", [{}, ROTATED], ids=["plain", "rotated"])
-@pytest.mark.parametrize("gate", ["none", "bma", "bma-query", ALL_SITES])
+@over(
+    gate=axis(["none", "bma", "bma-query", ALL_SITES], ALL_SITES),
+    options=axis({"plain": {}, "rotated": ROTATED}, "plain"),
+)
 def test_an_exported_layer_comes_back_from_disk(gate, options, tmp_path):
     layer = make(gate, dtype=torch.float32, **options).eval()
     T = torch.export.Dim("T", min=2, max=256)

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from torch.nn import functional as F
 
 from tidegate import PRESETS, Gates
@@ -28,9 +29,7 @@ def sample(batch, *, size=15, channels=2, dtype=torch.float64):
     return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
-@pytest.mark.parametrize("batch", [0, 1, 63])
-@every_pooling
-@every_gate
+@over(gate=axis(EVERY_GATE, "bma", "g1"), pooling=axis(["class", "mean"]), batch=axis([0, 1, 63], 1))
 def test_every_image_gets_logits(gate, pooling, batch):
     assert make(gate=gate, pooling=pooling)(sample(batch)).shape == (batch, 3)
 

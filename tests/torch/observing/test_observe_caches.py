@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from observed import Attention, qkv
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
@@ -33,6 +34,9 @@ BUILD = {
     "ours": lambda: TidegateForCausalLM(TidegateConfig(**OURS, pad_token_id=0)),
 }
 STATIC = {"cache_implementation": "static", "disable_compile": True}
+KIND = axis(list(BUILD), "mistral")
+KEYS = {"one": 1, "three": 3, "places": (0, 5), "tensor": torch.arange(8) % 3 == 1}
+CHUNKS = [(6, 1, 1, 1, 1), (3, 4, 3), (1,) * 10]
 
 
 def built(make):
@@ -56,9 +60,11 @@ def assert_same(found, expected):
             assert_close(one.by_position[statistic], other.by_position[statistic], what="finite difference")
 
 
-@pytest.mark.parametrize("keys", [1, 3, (0, 5), torch.arange(8) % 3 == 1], ids=["one", "three", "places", "tensor"])
-@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
-@pytest.mark.parametrize("kind", BUILD)
+@over(
+    kind=KIND,
+    options=axis({"dynamic": {}, "static": STATIC}, "dynamic", "static"),
+    keys=axis(KEYS, "three"),
+)
 @torch.no_grad()
 def test_generation_is_seen_as_one_pass_over_its_tokens(kind, options, keys):
     model = built(BUILD[kind])
@@ -69,9 +75,11 @@ def test_generation_is_seen_as_one_pass_over_its_tokens(kind, options, keys):
     assert_same(watcher.observation(), whole.observation())
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["from the masks", "given"])
-@pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 2}], ids=["dynamic", "static", "beams"])
-@pytest.mark.parametrize("kind", BUILD)
+@over(
+    kind=KIND,
+    options=axis({"dynamic": {}, "static": STATIC, "beams": {"num_beams": 2}}, "dynamic", "static", "beams"),
+    given=axis({"from the masks": False, "given": True}),
+)
 @torch.no_grad()
 def test_generation_after_padding_is_seen_as_one_pass(kind, options, given):
     model = built(BUILD[kind])
@@ -91,8 +99,7 @@ def test_generation_after_padding_is_seen_as_one_pass(kind, options, given):
     assert_same(watcher.observation(), whole.observation())
 
 
-@pytest.mark.parametrize("chunks", [(6, 1, 1, 1, 1), (3, 4, 3), (1,) * 10], ids=str)
-@pytest.mark.parametrize("window", [None, 1, 4])
+@over(window=axis([None, 1, 4], 1, 4), chunks=axis(CHUNKS))
 @torch.no_grad()
 def test_our_cache_in_chunks_is_seen_as_one_pass(window, chunks):
     model = built(lambda: TransformerLM(TransformerConfig(**{**OURS, "window": window})))

@@ -195,7 +195,16 @@ def trained_by_transformers(folder, callbacks, **options):
     return model, made
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
+        pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
 def test_the_trainer_of_transformers_is_watched_and_trains_the_same(tmp_path, options):
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     model, (callback,) = trained_by_transformers(

@@ -168,9 +168,9 @@ def test_memory_does_not_grow_with_the_number_of_batches():
     model = language_model()
     sizes = []
     with observe(model, heat=True) as watcher:
-        for batch in range(30):
+        for batch in range(12):
             model(TOKENS)
-            if batch in (2, 29):
+            if batch in (2, 11):
                 sizes.append(held_by(watcher))
     assert sizes[0] == sizes[1] > 0
     watcher._tally.layers["one more"] = torch.zeros(10)
@@ -256,8 +256,9 @@ def test_inference_and_training_batches_mix():
     assert watcher.observation().layers[0].heads["mass"][0].count == 24 + 24 + 12
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
-    model = language_model(dtype=torch.float32)
+    model = language_model(dtype=torch.float32, num_layers=1)
     graphs = []
 
     def backend(graph, _inputs):
@@ -273,7 +274,7 @@ def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
     assert len(graphs) == before
     torch.testing.assert_close(actual, expected)
     found = watcher.observation()
-    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
+    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention"]
     torch._dynamo.reset()
     graphs.clear()
     compiled(TOKENS)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from retrofit_models import inputs_of, logits, stir, tiny
 from transformers import AutoModelForCausalLM
 
@@ -22,8 +23,7 @@ def gated(gate="g1", activation="twosigmoid", *, layers=None, **options):
     return stir(model)
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1", "sigmoid"])
+@over(gate=axis(GATES), activation=axis(["twosigmoid", "tanh1", "sigmoid"], "tanh1"))
 def test_the_exported_model_has_equal_logits(gate, activation):
     model = gated(gate, activation)
     exported = to_qwen3_next(model)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import transformers
+from covers import axis, over
 from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, tiny
 
 from tidegate.gate import Gate, legal_gates
@@ -9,7 +10,6 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.retrofit import RetrofitReport, add_gates, load_gates, remove_gates, save_gates
 
 families = pytest.mark.parametrize("family", FAMILIES)
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 ALL_SITES = "bma+g1+g3+g4+g5"
 
 
@@ -29,9 +29,11 @@ def gates_that_fit(family):
     return [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in late)]
 
 
-@families
-@dtypes
-@pytest.mark.parametrize("gate", ["g1", ALL_SITES])
+@over(
+    family=axis(list(FAMILIES), "llama", "gpt2", "bert"),
+    dtype=axis([torch.float32, torch.bfloat16], torch.bfloat16),
+    gate=axis(["g1", ALL_SITES], ALL_SITES),
+)
 def test_added_gates_leave_every_bit_of_the_logits(family, dtype, gate):
     model = tiny(family, dtype=dtype)
     before = under_both(model)
@@ -69,8 +71,7 @@ def test_removed_gates_leave_the_model_as_it_was(family):
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks
 
 
-@pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.parametrize("gate", ["g1", "bma"])
+@over(family=axis(CAUSAL, "llama", "mistral"), gate=axis(["g1", "bma"], "bma"))
 def test_generation_is_the_same_with_and_without_a_cache(family, gate):
     model = tiny(family)
     add_gates(model, gate)

@@ -4,25 +4,25 @@ import copy
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from subprocess import run
-from textwrap import dedent
 
 import pytest
-import retrofit_models
 import torch
 from closeness import assert_close
 from peft import LoraConfig, get_peft_model
 from retrofit_models import LowRankAdapter, adapt, inputs_of, logits, merge_adapters, stir, tiny
+from torch.nn.modules.module import _global_module_registration_hooks as listeners
 
 from tidegate.gate import legal_gates
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, gate_parameters
 from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates
-from tidegate.torch.retrofit.layer import gated_layers
+from tidegate.torch.retrofit.layer import _move_hooks, _watch_replacements, gated_layers
 
 GATES = [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in ("query", "key"))]
 SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:shared-layer:w4", "dense:input:r2"]
+
+# Files are read before any test runs: no gate has been added yet.
+LISTENED_ON_IMPORT = _move_hooks in listeners.values()
 
 
 def attention_call(model, length=6):
@@ -41,7 +41,7 @@ def own_layer(model, gate):
 
 
 def pair(gate):
-    model = tiny("llama")
+    model = tiny("llama", num_hidden_layers=1)
     add_gates(model, gate, activation=None)
     stir(model)
     return model, own_layer(model, gate)
@@ -209,19 +209,17 @@ def test_nothing_of_a_call_that_fails_is_kept(gate):
 
 
 def test_modules_are_listened_to_from_the_first_gate_on():
-    code = """
-        from torch.nn.modules.module import _global_module_registration_hooks as hooks
-        from retrofit_models import tiny
-        from tidegate.torch.retrofit import add_gates
-        found = [len(hooks)]
-        for gate in ("g1", "g1"):
-            add_gates(tiny("llama"), gate)
-            found.append(len(hooks))
-        print(found)
-    """
-    support = Path(retrofit_models.__file__).parent
-    told = run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, cwd=support)
-    assert told.stdout == "[0, 1, 1]\n"
+    assert not LISTENED_ON_IMPORT
+    # Forget the gates that other tests have added.
+    _watch_replacements.cache_clear()
+    listeners.clear()
+    found = []
+    for _ in range(2):
+        model = tiny("llama")
+        found.append(len(listeners))
+        add_gates(model, "g1")
+        found.append(len(listeners))
+    assert found == [0, 1, 1, 1]
 
 
 @pytest.fixture

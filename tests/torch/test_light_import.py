@@ -1,0 +1,43 @@
+"""What our layers do not load, asked of one new interpreter: to start one and import PyTorch takes seconds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+QUESTIONS = """
+import json, sys
+found = {}
+import tidegate.torch
+found["layers"] = sorted(sys.modules)
+import tidegate.torch.observing.watcher
+found["observing"] = sorted(sys.modules)
+sys.modules["transformers"] = None
+from tidegate.torch import GatedAttention, freeze_all_but_gates, gate_optimizer_groups
+layer = GatedAttention(8, 2, gate="g1")
+found["rates"] = [group["lr"] for group in gate_optimizer_groups(layer, lr=0.01)]
+found["learning"] = freeze_all_but_gates(layer)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = subprocess.run([sys.executable, "-c", QUESTIONS], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+def test_importing_our_layers_imports_no_transformers(found):
+    assert "tidegate.torch.attention" in found["layers"]
+    assert "transformers" not in found["layers"]
+
+
+def test_observing_does_not_import_matplotlib(found):
+    assert "tidegate.torch.observing.watcher" in found["observing"]
+    assert "matplotlib" not in found["observing"]
+
+
+def test_groups_need_no_transformers(found):
+    assert found["rates"] == [0.1, 0.01]
+    assert found["learning"] == 64
