@@ -3,6 +3,8 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
+
 MODULES = (
     "argparse",
     "ast",
@@ -18,9 +20,10 @@ MODULES = (
 HELD_OUT = ("textwrap", "heapq")
 
 
-def read(modules: tuple[str, ...]) -> list[int]:
-    """Return the sources of these modules as one row of bytes."""
-    return list(b"\n".join(Path(importlib.util.find_spec(name).origin).read_bytes() for name in modules))
+def read(modules: tuple[str, ...]) -> np.ndarray:
+    """Return the sources of these modules as one row of bytes, (length,) int64."""
+    sources = b"\n".join(Path(importlib.util.find_spec(name).origin).read_bytes() for name in modules)
+    return np.frombuffer(sources, np.uint8).astype(np.int64)
 
 
 if __name__ == "__main__":

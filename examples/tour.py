@@ -38,9 +38,9 @@ print(
 print("\nHand-derived gradients of a whole layer against central differences, all parameters and the input:")
 for spelling in ("none", "bma", "bma-query", "g1+g2", "key:query:head:silu"):
     gates = Gates.parse(spelling)
-    parameters = {gate.site: init_gate_parameters(rng, gate, d_model=8, num_heads=2) for gate in gates}
-    layer = AttentionArrays(**init_multihead_weights(rng, 8, 2), gates=gates, gate_parameters=parameters)
-    verdict = verify_layer_gradients(layer, rng.standard_normal((5, 8)))
+    parameters = {gate.site: init_gate_parameters(rng, gate, d_model=4, num_heads=2) for gate in gates}
+    layer = AttentionArrays(**init_multihead_weights(rng, 4, 2), gates=gates, gate_parameters=parameters)
+    verdict = verify_layer_gradients(layer, rng.standard_normal((5, 4)))
     print(f"  {spelling:20} {'agree' if verdict['all_correct'] else 'DISAGREE'} ({len(verdict) - 1} arrays)")
 
 scores = decompose_attention(rng.standard_normal((12, 8)), rng.standard_normal((12, 8)), np.eye(12))["scores"]

@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,6 @@ from documents import DocumentError, broken_links
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
-WITH_JAX = {ROOT / "docs" / "jax.md", ROOT / "docs" / "tensors.md", ROOT / "CONTRIBUTING.md"}
-"""Documents that run in an interpreter with one another; the README has one of its own, and the rest share another."""
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 IN_MINIATURE = {
     "retrofit_llama.py": ("--steps", "3", "--tuning-steps", "2"),
@@ -38,30 +37,29 @@ def run_as_a_user(*command: object, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def assert_ran(document: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Whether a document ran to its end, of several in one interpreter."""
+def assert_ran(source: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Whether a document or an example ran to its end, of several in one interpreter."""
     assert any(
-        re.fullmatch(rf"{re.escape(str(document))}: \d+ blocks ran", line) for line in done.stdout.splitlines()
-    ), f"{document} did not run to its end:\n{done.stdout}{done.stderr}"
+        re.fullmatch(rf"{re.escape(str(source))}: (\d+ blocks )?ran", line) for line in done.stdout.splitlines()
+    ), f"{source} did not run to its end:\n{done.stdout}{done.stderr}"
 
 
 @pytest.fixture(scope="module")
-def interpreters(tmp_path_factory):
-    """What came of the documents that share an interpreter, by whether it is that with JAX."""
-    shared = [document for document in DOCUMENTS if document.name != "README.md"]
-    return {
-        with_jax: as_a_user(
-            documents.__file__,
-            *(document for document in shared if (document in WITH_JAX) == with_jax),
-            cwd=tmp_path_factory.mktemp("documents"),
-        )
-        for with_jax in (False, True)
-    }
+def interpreter(tmp_path_factory):
+    """What came of the documents and the examples, which share an interpreter: imports take long."""
+    documents_but_readme = [document for document in DOCUMENTS if document.name != "README.md"]
+    examples = [shlex.join((str(example), *IN_MINIATURE.get(example.name, ()))) for example in EXAMPLES]
+    return as_a_user(documents.__file__, *documents_but_readme, *examples, cwd=tmp_path_factory.mktemp("documents"))
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if document.name != "README.md"], ids=relative)
-def test_every_python_block_of_a_document_runs(document, interpreters):
-    assert_ran(document, interpreters[document in WITH_JAX])
+def test_every_python_block_of_a_document_runs(document, interpreter):
+    assert_ran(document, interpreter)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_an_example_runs(example, interpreter):
+    assert_ran(example, interpreter)
 
 
 def test_the_readme_runs_in_an_interpreter_of_its_own(tmp_path):
@@ -77,8 +75,9 @@ def test_every_link_to_a_file_leads_to_one(document):
     assert broken_links(document) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
-def test_an_example_runs(example, tmp_path):
+def test_an_example_runs_in_an_interpreter_of_its_own(example, tmp_path):
     run_as_a_user(example, *IN_MINIATURE.get(example.name, ()), cwd=tmp_path)
 
 
@@ -150,6 +149,28 @@ def test_of_documents_in_one_interpreter_the_failing_one_is_named(tmp_path):
     assert_ran(last, done)
     with pytest.raises(AssertionError, match=r"bad\.md did not run to its end:[\s\S]*bad\.md:3: NameError"):
         assert_ran(bad, done)
+
+
+def test_of_examples_in_one_interpreter_the_failing_ones_are_named(tmp_path):
+    sources = {
+        "good": "import sys, helper; assert helper.here and sys.argv[1:] == ['--steps', '3']; sys.exit(0)",
+        "broken": "import helper; print(helper.gone)",
+        "refusing": "import sys; sys.exit('no such gate')",
+        "last": "import sys; assert __name__ == '__main__' and len(sys.argv) == 1",
+    }
+    files = {name: tmp_path / f"{name}.py" for name in sources}
+    (tmp_path / "helper.py").write_text("here = True", encoding="utf-8")
+    for name, source in sources.items():
+        files[name].write_text(source, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    commands = [f"{files['good']} --steps 3", *(files[name] for name in ("broken", "refusing", "last"))]
+    done = as_a_user(documents.__file__, *commands, cwd=tmp_path / "elsewhere")
+    assert done.returncode == 1
+    assert_ran(files["good"], done)
+    assert_ran(files["last"], done)
+    for name, complaint in {"broken": "AttributeError", "refusing": "it ended with 'no such gate'"}.items():
+        with pytest.raises(AssertionError, match=rf"{name}\.py did not run to its end:[\s\S]*{name}\.py: {complaint}"):
+            assert_ran(files[name], done)
 
 
 def test_broken_links_are_named_and_others_pass(written):

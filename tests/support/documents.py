@@ -1,9 +1,12 @@
-"""Run the Python blocks of a Markdown document and find its broken links.
+"""Run the Python blocks of a Markdown document, or an example, and find a document's broken links.
 
 Run one by hand with `python tests/support/documents.py README.md`; several run in one interpreter, one after another.
+An example has its options with it: `"examples/train_jax.py --steps 3"`.
 """
 
 import re
+import runpy
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -18,7 +21,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 class DocumentError(Exception):
-    """A block or a link that does not hold; the message begins with file:line."""
+    """A block or a link that does not hold; the message begins with file:line, that of an example with its file."""
 
 
 def run(document: Path) -> int:
@@ -32,6 +35,21 @@ def run(document: Path) -> int:
         except Exception as error:
             raise DocumentError(f"{document}:{_failing_line(error, document, line)}: {error!r}") from error
     return len(blocks)
+
+
+def run_example(example: Path, options: list[str]) -> None:
+    """Execute an example as `python example options` does, but in this interpreter."""
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [str(example), *options], [str(example.parent), *sys.path]
+    try:
+        runpy.run_path(str(example), run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise DocumentError(f"{example}: it ended with {ended.code!r}") from ended
+    except Exception as error:
+        raise DocumentError(f"{example}: {error!r}") from error
+    finally:
+        sys.argv, sys.path = before
 
 
 def python_blocks(document: Path) -> Iterator[tuple[int, str]]:
@@ -82,13 +100,19 @@ def _failing_line(error: Exception, document: Path, first: int) -> int:
     return lines[-1] if lines else first
 
 
-def main(documents: list[Path]) -> int:
-    """Run documents, each in a folder of its own, as blocks write files; say of each how it went, and return a code."""
+def main(sources: list[str]) -> int:
+    """Run documents and examples, each in a folder of its own, as they write files; say how it went, return a code."""
     failed = False
-    for document in documents:
+    for source in sources:
+        path, *options = shlex.split(source)
+        file = Path(path).resolve()
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
-                print(f"{document}: {run(document)} blocks ran", flush=True)
+                if file.suffix == ".py":
+                    run_example(file, options)
+                    print(f"{file}: ran", flush=True)
+                else:
+                    print(f"{file}: {run(file)} blocks ran", flush=True)
             except DocumentError:
                 failed = True
                 traceback.print_exc()
@@ -98,4 +122,4 @@ def main(documents: list[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(argument).resolve() for argument in sys.argv[1:]]))
+    sys.exit(main(sys.argv[1:]))
