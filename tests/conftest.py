@@ -7,7 +7,7 @@ import hypothesis
 import jax
 import matplotlib as mpl
 import pytest
-from jax_layers import QUICKLY
+from jax_layers import QUICK_FLAGS
 
 mpl.use("Agg")
 jax.config.update("jax_enable_x64", True)
@@ -74,8 +74,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "torture: run with --torture alone")
     if not config.getoption("--full"):
         # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
-        quickly = (f"--{option}={value}".lower() for option, value in QUICKLY.items())
-        os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *quickly)).strip()
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
 
 
 def pytest_generate_tests(metafunc):

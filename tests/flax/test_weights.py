@@ -19,7 +19,7 @@ from tidegate.tensors.rotary import Rotary
 from tidegate.torch import TransformerLM, VisionTransformer, load_model, save_model
 
 MODELS = {
-    **{gate: {"gate": gate} for gate in ("none", *PRESETS)},
+    **{gate: {"gate": gate, "num_layers": 1} for gate in ("none", *PRESETS)},
     "all": {
         "gate": "output:input:r2:b0+value:query:r2:b1+key:input+query:value:b0+dense:output:r3:b1",
         "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "metric": "learned", "bias": True, "norm": "layer",
@@ -110,7 +110,7 @@ def test_stacked_blocks_are_taken_apart():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_the_dtype_is_kept_or_changed_on_demand(path, dtype):
-    model = TransformerLM(TransformerConfig(**SIZES), dtype=dtype)
+    model = TransformerLM(TransformerConfig(**SIZES | {"num_layers": 1}), dtype=dtype)
     save_model(model, path)
     kept = str(dtype).removeprefix("torch.")
     _, params = load_params(path)
