@@ -145,11 +145,12 @@ def cached_positions(cache: AttentionCache | None, owner: CacheOwner) -> int:
         return 0
     if isinstance(cache, KVCache):
         cache.claim(owner)
-    elif not hasattr(cache, "length"):
+    try:
+        return cache.length
+    except AttributeError as error:
         raise TypeError(
             f"cache must be a KVCache; got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
-        )
-    return cache.length
+        ) from error
 
 
 def require_caches(caches: Sequence[AttentionCache], num_blocks: int) -> None:

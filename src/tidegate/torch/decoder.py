@@ -122,14 +122,14 @@ class TransformerLM(nn.Module):
         """
         _check_input(tokens, positions, num_logits)
         require_bool("return_traces", return_traces)
-        if caches is not None:
-            require_caches(caches, len(self.stack.blocks))
         batch, num_positions = tokens.shape
         if documents is not None:
             documents = document_ids(documents, batch=batch, num_positions=num_positions)
         x_BTM = look_up(self.embedding, tokens, require_known_tokens)
         if self.position_embedding is not None:
             if positions is None:
+                if caches is not None:
+                    require_caches(caches, len(self.stack.blocks))
                 start = caches[0].length if caches else 0
                 positions = self._count_positions(start, num_positions, documents, tokens.device)
             x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
