@@ -18,7 +18,9 @@ TOGETHER = side_by_side(PRESETS)
 """Every preset, in as few models as their sites allow."""
 
 MODELS = {
-    **{gate: {"gate": gate, "num_kv_heads": 2, "qk_norm": True} for gate in ("none", *TOGETHER, *PRESETS)},
+    "none": {"gate": "none", "num_kv_heads": 2, "qk_norm": True},
+    # A gate is a matter of its layer: one is enough.
+    **{gate: {"gate": gate, "num_kv_heads": 2, "qk_norm": True, "num_layers": 1} for gate in (*TOGETHER, *PRESETS)},
     "learned positions": {
         "gate": "bma+g1",
         "positions": "learned",
@@ -35,17 +37,26 @@ MODELS = {
         "rotary": Rotary(fraction=0.5, scale=2.0, offset=3),
         "metric": "learned",
         "temperature": 0.7,
+        "num_layers": 1,
     },
-    "no positions": {"gate": "output:output+key:value", "positions": "none", "window": 4, "metric": "diagonal"},
+    "no positions": {
+        "gate": "output:output+key:value",
+        "positions": "none",
+        "window": 4,
+        "metric": "diagonal",
+        "num_layers": 1,
+    },
 }
 
 
-def row(name, *values):
-    """A row of a table; each preset alone, and gradients in single precision, are left to `--full`."""
-    return pytest.param(*values, id=name, marks=pytest.mark.full if name in PRESETS or name.endswith("single") else ())
-
-
-every_model = pytest.mark.parametrize("options", [row(name, options) for name, options in MODELS.items()])
+def every_model(*left_out):
+    """Run over the models; each preset alone, and those that are left out, with `--full` alone."""
+    full = {*PRESETS, *left_out}
+    rows = [
+        pytest.param(options, id=name, marks=pytest.mark.full if name in full else ())
+        for name, options in MODELS.items()
+    ]
+    return pytest.mark.parametrize("options", rows)
 
 
 def twins(tmp_path, options, dtype=torch.float64):
@@ -57,19 +68,7 @@ def twins(tmp_path, options, dtype=torch.float64):
     return model, config, params
 
 
-CASES = {
-    **{name: (options, torch.float64) for name, options in MODELS.items()},
-    # Each preset alone in single precision is the layers' own test.
-    **{
-        f"{name} single": (options, torch.float32)
-        for name, options in MODELS.items()
-        if name not in (*TOGETHER, *PRESETS)
-    },
-}
-
-
-@pytest.mark.parametrize(("options", "dtype"), [row(name, *case) for name, case in CASES.items()])
-def test_logits_and_gradients_are_pytorchs(tmp_path, options, dtype):
+def assert_logits_and_gradients_agree(tmp_path, options, dtype):
     model, config, params = twins(tmp_path, options, dtype)
     tokens = sample(3, 8)
 
@@ -88,7 +87,19 @@ def test_logits_and_gradients_are_pytorchs(tmp_path, options, dtype):
         assert_close(named[name], parameter.grad, what="gradient")
 
 
-@every_model
+@every_model()
+def test_logits_and_gradients_are_pytorchs(tmp_path, options):
+    assert_logits_and_gradients_agree(tmp_path, options, torch.float64)
+
+
+# Each gate in single precision is the layers' own test.
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*TOGETHER, *PRESETS)])
+def test_logits_and_gradients_in_single_precision_are_pytorchs(tmp_path, name):
+    assert_logits_and_gradients_agree(tmp_path, MODELS[name], torch.float32)
+
+
+@every_model(*TOGETHER, "no positions")
 def test_logits_in_single_precision_are_pytorchs(tmp_path, options):
     model, config, params = twins(tmp_path, options, torch.float32)
     tokens = sample(3, 8)
@@ -96,7 +107,8 @@ def test_logits_in_single_precision_are_pytorchs(tmp_path, options):
     assert_close(logits, model(torch.tensor(tokens.tolist())))
 
 
-@every_model
+# That each gate goes on from a cache is the layers' own test.
+@every_model(*TOGETHER[1:])
 def test_greedy_generation_from_left_padded_prompts_is_pytorchs(tmp_path, options):
     # A tied head favours the token that was read last, and would repeat it.
     model, config, params = twins(tmp_path, options | {"tie_embeddings": False})
@@ -130,7 +142,7 @@ def test_packed_documents_and_masks_are_pytorchs(tmp_path):
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_given_positions_are_pytorchs(tmp_path, positions):
-    model, config, params = twins(tmp_path, {"positions": positions})
+    model, config, params = twins(tmp_path, {"positions": positions, "num_layers": 1})
     tokens, places = sample(2, 5), jnp.array([[4, 0, 7, 7, 1], [0, 1, 2, 3, 9]])
     expected = model(torch.tensor(tokens.tolist()), positions=torch.tensor(places.tolist()))
     apply = jit_quickly(apply_model, static_argnames="config")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from closeness import assert_close
 from covers import axis, over
-from jax_layers import COMBINED, GROUPED, as_params, every_combination, quick_jit, twin
+from jax_layers import COMBINED, GROUPED, as_params, every_combination, quick_jit, side_by_side, twin
 from layers import GATES
 from torch_layers import OPTIONS, SPELLINGS, gradients, make, sample
 
@@ -84,11 +84,11 @@ def additive(mask, dtype=torch.float64):
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
-# The others are among the combinations below, under all options.
+# All are among the combinations below, under all options, and each preset stands alone in float32.
 @pytest.mark.parametrize(
     "gate",
     [
-        pytest.param(spelling, marks=() if spelling in ("none", *PRESETS) else pytest.mark.full)
+        pytest.param(spelling, marks=() if spelling in ("none", "bma") else pytest.mark.full)
         for spelling in SPELLINGS
         if "+" not in spelling
     ],
@@ -112,10 +112,9 @@ def test_shared_gates_with_a_single_key_and_value_head_are_the_same_in_every_fra
     assert_agree(make(gate, **OPTIONS["multi-query"]), inputs(2, T, 24))
 
 
-@every_dtype
-@pytest.mark.parametrize("name", ["plain", "multi-query", "band"])
-def test_every_option_is_the_same_in_every_framework(name, dtype):
-    assert_agree(make("g1+bma", **OPTIONS[name], dtype=dtype), inputs(2, T, 24, dtype=dtype))
+@over(options=axis({name: OPTIONS[name] for name in ("multi-query", "plain", "band")}), dtype=DTYPE)
+def test_every_option_is_the_same_in_every_framework(options, dtype):
+    assert_agree(make("g1+bma", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype))
 
 
 def test_the_combinations_hold_every_gate():
@@ -124,8 +123,7 @@ def test_the_combinations_hold_every_gate():
     assert combined >= {*GATES, *PRESETS.values()}
 
 
-@pytest.mark.parametrize("length", [1, 63])
-@every_dtype
+@over(length=axis([63, 1]), dtype=DTYPE)
 def test_odd_lengths_are_the_same_in_every_framework(length, dtype):
     assert_agree(make("g1+bma", **OPTIONS["everything"], dtype=dtype), inputs(1, length, 24, dtype=dtype))
 
@@ -139,8 +137,7 @@ def test_a_mask_is_the_same_in_every_framework(shape, kind, dtype):
     assert_agree(layer, inputs(2, T, 24, dtype=dtype), mask=given, reference={"mask": mask})
 
 
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["multi-query"]], ids=["causal", "bidirectional"])
-@every_dtype
+@over(options=axis({"causal": OPTIONS["plain"], "bidirectional": OPTIONS["multi-query"]}), dtype=DTYPE)
 def test_scores_are_shifted_alike(options, dtype):
     """An additive mask of any numbers, minus infinity and the most negative number among them."""
     layer, x = make("g1+bma", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype)
@@ -150,15 +147,18 @@ def test_scores_are_shifted_alike(options, dtype):
     assert_same(by_jax(layer, x, {"mask": mask}), by_torch(layer, layer, x, {"mask": mask}), dtype)
 
 
-@pytest.mark.parametrize("positions", [[4, 0, 7, 7, 1], [[4, 0, 7, 7, 1]], [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]]])
-@every_dtype
+@over(
+    positions=axis(
+        {"rows": [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]], "one row": [[4, 0, 7, 7, 1]], "no rows": [4, 0, 7, 7, 1]}
+    ),
+    dtype=DTYPE,
+)
 def test_positions_are_the_same_in_every_framework(positions, dtype):
     layer = make("g3+bma-query", **GROUPED, dtype=dtype)
     assert_agree(layer, inputs(2, T, 24, dtype=dtype), positions=torch.tensor(positions))
 
 
-@pytest.mark.parametrize("options", [OPTIONS["everything"], OPTIONS["multi-query"]], ids=["causal", "bidirectional"])
-@every_dtype
+@over(options=axis({"causal": OPTIONS["everything"], "bidirectional": OPTIONS["multi-query"]}), dtype=DTYPE)
 def test_segment_ids_are_documents(options, dtype):
     layer, x = make("g1+bma+g3", **options, dtype=dtype), inputs(2, T, 24, dtype=dtype)
     ids = torch.tensor([[5, 5, 2, 2, 2], [0, 1, 1, 1, 0]])
@@ -234,12 +234,17 @@ def assert_decode_agrees(layer, dtype, sizes):
     assert_close(own, in_chunks_of_torch(layer, x, sizes), what=WHAT[dtype])
 
 
-@pytest.mark.parametrize("gate", ["none", *PRESETS])
+def some(*gates, full):
+    """Run over gates; with `--full`, over those that are named so too."""
+    return pytest.mark.parametrize("gate", [*gates, *(pytest.param(gate, marks=pytest.mark.full) for gate in full)])
+
+
+@some("none", *side_by_side(PRESETS), full=PRESETS)
 def test_token_by_token_is_the_whole_at_once(gate):
     assert_decode_agrees(make(gate, **OPTIONS["everything"]), torch.float64, [1] * 6)
 
 
-@pytest.mark.parametrize("gate", [COMBINED[1], COMBINED[3], COMBINED[5], *COMBINED[-2:]])
+@some(COMBINED[1], COMBINED[3], COMBINED[-1], full=[COMBINED[5], COMBINED[-2]])
 def test_chunks_are_the_whole_at_once(gate):
     assert_decode_agrees(make(gate, **GROUPED, dtype=torch.float32), torch.float32, [3, 1, 1, 3])
 
@@ -258,7 +263,7 @@ def test_gradients_pass_through_the_cache(dtype):
 
     def forward(inputs, params):
         cache, outputs = own.cache(2, 7), []
-        for part in jnp.split(inputs[0], (2, 3), axis=1):
+        for part in jnp.split(inputs[0], (3,), axis=1):
             y, cache = own.under(params)(part, cache=cache)
             outputs.append(y)
         y = jnp.concatenate(outputs, axis=1)
