@@ -80,6 +80,18 @@ class TestTheSameRequest:
         )
         assert len([event for event in told if isinstance(event, Ended)]) == 3
 
+    def test_killed_right_after_it_wrote_a_record_leaves_nothing_behind_in_the_end(
+        self, task, tmp_path, miniatures, monkeypatch
+    ):
+        request = request_of(task, budget=STEP)
+        with monkeypatch.context() as patch:
+            patch.setattr(compare_module, "forget_checkpoint", stop_at_once)
+            with pytest.raises(KeyboardInterrupt):
+                compared(request, tmp_path / "out")
+        assert any((tmp_path / "out" / CHECKPOINTS).iterdir())
+        compared(request, tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["records.jsonl"]
+
     def test_done_before_does_nothing_more(self, task, tmp_path, miniatures):
         request = request_of(task, budget=STEP)
         before = compared(request, tmp_path / "out")
@@ -158,6 +170,10 @@ class TestALineThatIsRemoved:
         path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
         with pytest.raises(ValueError, match=r"out holds another comparison: [0-9a-f]{16}"):
             pretend_lines(request_of(task, budget=2 * STEP), tmp_path / "out")
+
+
+def stop_at_once(*_):
+    raise KeyboardInterrupt
 
 
 def pretend_lines(request, folder):

@@ -88,6 +88,10 @@ class _Work:
         """
         done = _ended_records(self.lines)
         missing = [run for run in runs if run.id not in done]
+        # A command that was killed right after it had written a record left the checkpoints of that run.
+        for run in runs:
+            if run.id in done and run.id not in keep:
+                forget_checkpoint(self.checkpoints, run.id)
         self.tell(Phase(name=phase, num_runs=len(missing), num_done=len(runs) - len(missing)))
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
