@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tidegate._files import write_atomically
+from tidegate._files import irregular_kind, write_atomically
 
 
 @pytest.mark.parametrize("given", [str, os.fspath, lambda path: path])
@@ -76,3 +76,15 @@ def test_two_who_write_at_once_do_not_mix(tmp_path):
         thread.join()
     assert path.read_text() in ("first", "second")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_regular_file_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for link, target in (("to_file", "file"), ("to_pipe", "pipe"), ("to_null", os.devnull), ("nowhere", "gone")):
+        (tmp_path / link).symlink_to(target)
+    kinds = {"file": "", "to_file": "", "pipe": "a named pipe", "to_pipe": "a named pipe", "to_null": "a device"}
+    assert {name: irregular_kind(tmp_path / name) for name in kinds} == kinds
+    assert irregular_kind(tmp_path) == "a folder"
+    with pytest.raises(FileNotFoundError):
+        irregular_kind(tmp_path / "nowhere")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import types
 import typing
@@ -24,14 +23,6 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in cast("list[Any]", value)]
     return value
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value that the text spells; a `ValueError` says where it is no JSON, or that it is nested too deep."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("JSON is nested too deep to be read") from None
 
 
 def read_as(kind: Any, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate._files import irregular_kind
 from tidegate.cli.console import new_console
 from tidegate.cli.errors import stop
 from tidegate.cli.folders import require_no_comparison, require_writable
@@ -75,7 +76,7 @@ def answer_study(
     Returns the answer.
     """
     from tidegate.lab.studies.drawing import save_figures
-    from tidegate.lab.studies.study import damage_refused, page_of, read_record, record_of, save_record
+    from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
     from tidegate.report import write_page
 
     require_writable(folder)
@@ -83,11 +84,11 @@ def answer_study(
     if record is None:
         with display(new_console(stderr=True), quiet=quiet) as shown:
             result = study.run(options, tell=shown.show)
-        values, view = record_of(study, result), study.view(result)
     else:
+        if kind := irregular_kind(record):
+            raise ValueError(f"--from {record} is {kind} and no file. Name the {study.name}.json of a study.")
         result = read_record(study, record)
-        with damage_refused(record):
-            values, view = record_of(study, result), study.view(result)
+    values, view = record_of(study, result), study.view(result)
     folder.mkdir(parents=True, exist_ok=True)
     save_record(values, folder / f"{study.name}.json")
     save_figures(view.figures, folder)

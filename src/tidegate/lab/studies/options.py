@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tidegate._json import parse_json
 from tidegate.gates import Gates
 
 
@@ -108,8 +107,8 @@ def _json_list(text: str) -> list[str]:
     if not text.startswith("["):
         return []
     try:
-        return [word if isinstance(word, str) else json.dumps(word) for word in parse_json(text)]
-    except ValueError as problem:
+        return [word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)]
+    except json.JSONDecodeError as problem:
         raise ValueError(f"a list must be JSON, or words parted by commas; got {text!r}: {problem}.") from None
 
 

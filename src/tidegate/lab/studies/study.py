@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
-from tidegate._files import irregular_kind, write_atomically
-from tidegate._json import parse_json, read_as
+from tidegate._files import write_atomically
+from tidegate._json import read_as
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.events import Tell, ignore
 from tidegate.lab.training.machine import environment
@@ -78,28 +77,11 @@ def save_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
-    """Return the answer that a record holds; a `ValueError` if it is of another study, or damaged."""
-    if kind := irregular_kind(path):
-        raise ValueError(f"{path} is {kind} and no record. Name the file {study.name}.json of a study.")
-    try:
-        record = parse_json(path.read_bytes())
-    except ValueError as problem:
-        raise ValueError(f"{path} is no record of a study: {problem}.") from problem
-    if not isinstance(record, dict) or record.get("study") != study.name:
-        found = record.get("study") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"{path} must be a record of {study.name}; it is one of {found!r}.")
-    with damage_refused(path):
-        return read_as(study.result, record["result"])
-
-
-@contextmanager
-def damage_refused(path: Path) -> Generator[None]:
-    """Turn the errors of working on a record whose content does not fit its study into a `ValueError`."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
-        reason = str(problem).rstrip(".") or type(problem).__name__
-        raise ValueError(f"{path} is damaged, or was written by another version: {reason}.") from problem
+    """Return the answer that a record holds; a `ValueError` if it is of another study."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("study") != study.name:
+        raise ValueError(f"{path} must be a record of {study.name}; it is one of {record.get('study')!r}.")
+    return read_as(study.result, record["result"])
 
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:
