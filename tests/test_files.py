@@ -11,7 +11,14 @@ from damage import flip, forge_tensors
 from safetensors.torch import load_file, save_file
 
 from tidegate import _faults, _files
-from tidegate._files import TensorFormat, read_tensor_header, write_atomically, write_content, write_tensors
+from tidegate._files import (
+    TensorFormat,
+    irregular_kind,
+    read_tensor_header,
+    write_atomically,
+    write_content,
+    write_tensors,
+)
 
 
 @pytest.mark.parametrize("given", [str, os.fspath, lambda path: path])
@@ -238,3 +245,15 @@ def test_the_file_before_is_kept_where_it_is_asked_for(tmp_path):
         write_atomically(path, lambda file, text=text: file.write_text(text), previous=previous, kind="checkpoint")
     assert (path.read_text(), previous.read_text()) == ("third", "second")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_no_regular_file_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for link, target in (("to_file", "file"), ("to_pipe", "pipe"), ("to_null", os.devnull), ("nowhere", "gone")):
+        (tmp_path / link).symlink_to(target)
+    kinds = {"file": "", "to_file": "", "pipe": "a named pipe", "to_pipe": "a named pipe", "to_null": "a device"}
+    assert {name: irregular_kind(tmp_path / name) for name in kinds} == kinds
+    assert irregular_kind(tmp_path) == "a folder"
+    with pytest.raises(FileNotFoundError):
+        irregular_kind(tmp_path / "nowhere")

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate.cli import app
@@ -70,6 +71,7 @@ def test_a_planted_handicap_is_found_and_the_control_under_another_name_is_calle
 
 def test_the_page_can_be_made_again_from_records_alone(compared, tmp_path):
     _, folder = compared
+    require_policy((folder / "report.html").read_text())
     records = (folder / "records.jsonl").read_bytes()
     (tmp_path / "records.jsonl").write_bytes(records)
     done = invoke("report", tmp_path)

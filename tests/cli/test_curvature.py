@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate.cli import app
@@ -44,7 +45,7 @@ def test_terminal_page_and_json_agree(folder, tmp_path):
         assert f"{layer['magnitude']:.3g}" in done.output
         assert f"{layer['quantiles'][2]:+.3g}" in done.output
         assert f"{layer['magnitude']:.{digits}f}" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "report.html").is_file()
+    require_policy((tmp_path / "report.html").read_text())
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from pages import require_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -65,7 +66,7 @@ def test_terminal_page_and_json_agree(folder, tmp_path):
         assert set(layer.gates) == {"output"}
         for head in range(2):
             assert f"{layer.heads['mass'][head].mean:.3f}" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "report.html").is_file()
+    require_policy((tmp_path / "report.html").read_text())
 
 
 def test_the_numbers_are_those_of_the_statistics_of_each_call(folder, tmp_path):

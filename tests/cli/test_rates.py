@@ -3,6 +3,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate.cli import app
@@ -37,6 +38,7 @@ def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
         assert f"{found['slopes']['expert']['slope']:+.3f}" in table
         assert found["slopes"]["expert"]["verdict"] in done.output
     assert "rates: 6 of 6 parts" in done.stderr
+    require_policy((tmp_path / "out" / "report.html").read_text())
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"rates.json", "report.html", "report.md", "results.json", "expert-rates.svg", "expert-limits.svg"}
 

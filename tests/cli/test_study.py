@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
@@ -20,6 +21,7 @@ def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(tmp_path
     assert [line for line in done.stderr.splitlines() if line] == ["depth: 4 of 4 parts"]
     written = {file.name for file in (tmp_path / "out").iterdir()}
     assert written == {"depth.json", "depth.svg", "report.html", "report.md", "results.json"}
+    require_policy((tmp_path / "out" / "report.html").read_text())
     record = json.loads((tmp_path / "out" / "depth.json").read_text())
     assert record["finding"] in " ".join(done.stdout.split("\n"))
     assert record["result"]["options"]["depths"] == [1, 2]

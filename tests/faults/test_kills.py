@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import victims
 from lab_runs import records_of, text_of, timeless
-from tidegate._faults import POINTS, VARIABLE
 
+from tidegate._faults import POINTS, VARIABLE
 from tidegate.lab.training.records import Record, RecordFile, records_path
 
 WRITES = [point for point in POINTS if point.startswith(("record:", "checkpoint:"))]

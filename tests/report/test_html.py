@@ -1,13 +1,12 @@
 import base64
 import dataclasses
 import gzip
-import hashlib
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from pages import SPECIAL, comparison_page, every_panel
+from pages import SPECIAL, comparison_page, every_panel, require_policy
 from plotly.offline import get_plotlyjs
 
 from tidegate.report import html_page, write_page
@@ -78,11 +77,7 @@ def test_tags_close_in_order_and_names_are_used_once(document):
 
 
 def test_nothing_is_fetched_and_only_named_scripts_run(document):
-    (policy,) = [meta["content"] for meta in document.all("meta") if meta.get("http-equiv")]
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    sources = re.findall(r"<script>(.*?)</script>", HTML, re.DOTALL)
-    hashes = {base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in sources}
-    assert set(re.findall(r"'sha256-([^']+)'", policy)) == hashes
+    require_policy(HTML)
     links = [element[key] for element in document.elements for key in ("src", "href") if key in element]
     assert all(link.startswith(("#", "data:")) for link in links)
 
@@ -215,3 +210,33 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="no page"):
         write_page(dataclasses.replace(PAGE, title="new"), tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_nothing_steers_a_terminal_or_turns_text_around(tmp_path):
+    hostile = "a\x1b[31m\x9b\u202e\udcff"
+    page = dataclasses.replace(
+        page_of(Section(title="s", panels=(Prose(paragraphs=(hostile,)),))), title=hostile, data={hostile: hostile}
+    )
+    write_page(page, tmp_path)
+    steering = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+    text = (tmp_path / "report.html").read_bytes().decode()
+    assert not steering.search(text.replace(get_plotlyjs(), ""))
+    assert r"<title>a\u001b[31m\u009b\u202e\udcff</title>" in text
+    results = (tmp_path / "results.json").read_bytes().decode()
+    assert not steering.search(results)
+    assert json.loads(results) == {hostile: hostile}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("default-src 'none'", "default-src *"),
+        ("<script>", "<script>alert(1);"),
+        ("; base-uri 'none'", ""),
+        ("<meta charset", "<script src=x></script><meta charset"),
+    ],
+)
+def test_a_page_with_a_weaker_policy_is_seen(before, after):
+    assert before in HTML
+    with pytest.raises(AssertionError):
+        require_policy(HTML.replace(before, after))

@@ -108,3 +108,13 @@ def test_a_page_of_nothing_is_a_title():
     assert markdown_page(Page(title="t", summary="", sections=(), data={})) == "# t\n"
     empty = page_of(Verdicts(items=(), rule=""), Checks(items=()), Prose(paragraphs=()), footer="f")
     assert markdown_page(empty) == "# t\n\n## s\n\n---\n\nf\n"
+
+
+def test_nothing_steers_the_terminal_that_shows_it():
+    hostile = "a\x1b[31m\x07\x9b\u202e\udcff"
+    panels = (Prose(paragraphs=(hostile, f"`{hostile}`")), Snippet(title=hostile, text=f"one\n\ttwo {hostile}"))
+    page = Page(title=hostile, summary=hostile, sections=(Section(title=hostile, panels=panels),), data={})
+    text = markdown_page(page)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
+    assert r"`a\u001b[31m\u0007\u009b\u202e\udcff`" in text
+    assert "one\n\ttwo a" in text

@@ -1,7 +1,11 @@
 """A page such as a comparison makes: four variants, five seeds, and every kind of panel. The numbers are made up."""
 
+import base64
+import hashlib
+import html
 import math
 import random
+import re
 
 from tidegate.report.page import (
     Check,
@@ -335,3 +339,22 @@ def every_panel(page):
     for section in page.sections:
         for panel in section.panels:
             yield from (view.panel for view in panel.views) if panel.kind == "views" else (panel,)
+
+
+def require_policy(text):
+    """Check that a page of HTML may fetch nothing, and that no script runs in it but those that its policy names."""
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    hashes = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
+    assert len(hashes) == 4
+    assert set(rules.pop("script-src").split()) == {f"'sha256-{each}'" for each in hashes}
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data: blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    # It holds for what stands after it.
+    assert text.index("Content-Security-Policy") < min(text.index(tag) for tag in ("<script", "<style", "<link"))

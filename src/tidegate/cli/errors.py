@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -56,7 +55,7 @@ def errors_in_one_line() -> Generator[None]:
     except ModuleNotFoundError as problem:
         stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
     except OSError as problem:
-        stop(_words(problem))
+        stop(problem if problem.filename is None else f"{problem.filename}: {problem.strerror}")
     except (ValueError, ImportError) as problem:
         stop(problem)
     except MemoryError as problem:
@@ -67,13 +66,6 @@ def errors_in_one_line() -> Generator[None]:
 
 def _command(problem: Any) -> str:
     return "tidegate" if problem.ctx is None else problem.ctx.command_path
-
-
-def _words(problem: OSError) -> str:
-    """Name the file first, if it is known; a full disk has a remedy."""
-    words = str(problem) if problem.filename is None else f"{problem.filename}: {problem.strerror}"
-    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{words}. Make room there, and give the same command again." if full else words
 
 
 def _extra(problem: ModuleNotFoundError) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate._files import irregular_kind
 from tidegate.cli.console import new_console
 from tidegate.cli.errors import stop
 from tidegate.cli.folders import require_no_comparison, require_writable
@@ -84,6 +85,8 @@ def answer_study(
         with display(new_console(stderr=True), quiet=quiet) as shown:
             result = study.run(options, tell=shown.show)
     else:
+        if kind := irregular_kind(record):
+            raise ValueError(f"--from {record} is {kind} and no file. Name the {study.name}.json of a study.")
         result = read_record(study, record)
     values, view = record_of(study, result), study.view(result)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import pickle
 import sys
 from dataclasses import replace
@@ -248,3 +249,34 @@ def test_images_without_their_package_say_what_to_install(folder, monkeypatch):
 def test_impossible_options_are_refused(options, words):
     with pytest.raises(DataError, match=words):
         ImageTask(**options)
+
+
+def test_a_program_is_no_image(folder, monkeypatch):
+    def run(*_, **__):
+        raise AssertionError("a program was run")
+
+    monkeypatch.setattr("subprocess.check_call", run)
+    monkeypatch.setattr("subprocess.Popen", run)
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    place = next(path for path in folder.iterdir() if path.is_dir())
+    (place / "drawing.eps").write_bytes(postscript)
+    assert image_task(str(folder)).fingerprint
+    (place / "drawing.png").write_bytes(postscript)
+    with pytest.raises(DataError, match=r"drawing\.png .*it is none of .*PNG.*Convert it or take it out"):
+        image_task(str(folder))
+
+
+@pytest.mark.parametrize(
+    "content", [b"II*\0\x08\0\0\0\xff\xff" + bytes(99), b"BM" + b"\xff" * 60, b"RIFF\xff\xff\xff\xffWEBPVP8 "]
+)
+def test_a_damaged_image_is_named_whatever_its_decoder_raises(folder, content):
+    place = next(path for path in folder.iterdir() if path.is_dir())
+    (place / "damaged.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"damaged\.png"):
+        image_task(str(folder))
+
+
+def test_a_pipe_among_images_is_not_waited_for(folder):
+    before = image_task(str(folder)).fingerprint
+    os.mkfifo(next(path for path in folder.iterdir() if path.is_dir()) / "pipe.png")
+    assert image_task(str(folder)).fingerprint == before

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -297,3 +298,71 @@ def test_a_dataset_without_text_says_which_fields_it_has(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: empty)
     with pytest.raises(DataError, match="hf:name holds no text in the field 'text'"):
         text_task("hf:name")
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A folder with one text, and with what can be waited for, or read, without end."""
+    folder = tmp_path / "endless"
+    folder.mkdir()
+    (folder / "text.txt").write_text("the sea rises")
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "pipe_link.txt").symlink_to("pipe.txt")
+    (folder / "zero.txt").symlink_to("/dev/zero")
+    (folder / "link.txt").symlink_to("text.txt")
+    (folder / "below").mkdir()
+    os.mkfifo(folder / "below" / "records.jsonl")
+    return folder
+
+
+@pytest.mark.parametrize("pattern", ["", "*.txt", "**/*"])
+def test_of_a_folder_regular_files_alone_are_read(endless, pattern):
+    corpus = read_corpus(str(endless / pattern), None)
+    assert [document.name for document in corpus.documents] == ["link.txt", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("pipe.txt", "a named pipe"), ("pipe_link.txt", "a named pipe"), ("zero.txt", "a device")]
+)
+def test_what_is_no_regular_file_is_not_waited_for(endless, name, kind):
+    with pytest.raises(DataError, match=f"--data .*{name} is {kind} and no file. Write what it gives to a file"):
+        text_task(str(endless / name))
+
+
+def test_a_pipe_of_tokens_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tokens.npy")
+    with pytest.raises(DataError, match="is a named pipe and no file"):
+        text_task(str(tmp_path / "tokens.npy"))
+
+
+def test_a_link_that_leads_nowhere_is_named(endless):
+    (endless / "gone.txt").symlink_to("nowhere.txt")
+    with pytest.raises(DataError, match=r"gone\.txt cannot be read: No such file"):
+        text_task(str(endless))
+
+
+def test_a_home_that_is_not_there_is_named():
+    with pytest.raises(DataError, match="names a home that is not there"):
+        text_task("~nobody-of-this-name/text.txt")
+
+
+def npy(header):
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+
+
+BROKEN_ARRAYS = {
+    "empty": b"",
+    "zip": b"PK\x03\x04" + bytes(40),
+    "no literal": npy("("),
+    "deep literal": npy("-" * 9000 + "1"),
+    "huge shape": npy("{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999999,)}"),
+    "bool shape": npy("{'descr': '<i8', 'fortran_order': False, 'shape': (True,)}"),
+    "old literal": npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1L, 2L, 3L)}"),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_ARRAYS.values(), ids=BROKEN_ARRAYS)
+def test_a_broken_array_is_refused_in_words(tmp_path, content):
+    (tmp_path / "tokens.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot be read as a NumPy array: .+\."):
+        text_task(str(tmp_path / "tokens.npy"))

@@ -33,8 +33,8 @@ from torch.nn.modules.module import (
 )
 
 from tidegate._files import irregular_kind
-from tidegate._json import parse_json
 from tidegate._text import list_some
+from tidegate.lab.tasks.documents import read_json
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -142,7 +142,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return parse_json(path.read_bytes())
+        return read_json(path.read_bytes())
     except ValueError as problem:
         raise ValueError(f"{path} is no JSON: {problem}. Fetch it again, or mend it.") from problem
 

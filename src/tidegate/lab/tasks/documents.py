@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from tidegate._files import irregular_kind
-from tidegate._json import parse_json
 from tidegate.lab.tasks.task import DataError
 
 _SNIFFED_BYTES = 8192
@@ -53,6 +53,14 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
 
 
+def read_json(text: bytes) -> Any:
+    """JSON as anyone may have written it, nan and infinities included; a `ValueError` if it is none, or too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
 def expand_home(source: str) -> Path:
     """The path with `~` replaced by the home it stands for; a `DataError` if there is no such user."""
     try:
@@ -76,7 +84,7 @@ def holds_records(folder: Path) -> bool:
         if irregular_kind(path):
             return False
         with path.open("rb") as file:
-            first = parse_json(file.readline(_LONGEST_PLAN))
+            first = read_json(file.readline(_LONGEST_PLAN))
     except (OSError, ValueError):
         return False
     return isinstance(first, dict) and cast("dict[str, Any]", first).get("kind") == "plan"
@@ -162,7 +170,7 @@ def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Docu
 
 def _parse_json(line: bytes, path: Path, number: int) -> Any:
     try:
-        return parse_json(line)
+        return read_json(line)
     except ValueError as error:
         raise DataError(f"--data {path}:{number} is not JSON ({error}); each line must be one JSON object.") from error
 

@@ -129,7 +129,8 @@ def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.u
             grey = image.mode in ("1", "L", "LA")
             fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
     except UnidentifiedImageError as error:
-        raise DataError(f"--data {path} is none of {', '.join(known)}. Convert it or take it out.") from error
+        reason = f"it is none of {', '.join(known)}"
+        raise DataError(f"--data {path} cannot be read as an image: {reason}. Convert it or take it out.") from error
     # Decoders raise errors of many classes, those of the modules that they call among them.
     except Exception as error:
         reason = str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,159 @@
+import os
+import re
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.cli.errors import errors_in_one_line
+
+HOSTILE = os.fsdecode(b"a\x1b[31m\x07\x9b\xff") + "\x9b2J\u202e"
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+COMMANDS = ["compare", "rates", "report", "study", "curvature", "observe"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def ended_with(problem):
+    """What a verb that raises this leaves: the exit code, and the error stream."""
+    verb = typer.Typer()
+
+    @verb.command()
+    def fail():
+        with errors_in_one_line():
+            raise problem
+
+    done = CliRunner().invoke(verb, [])
+    return done.exit_code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (ValueError("--seeds is\nwrong."), "--seeds is wrong."),
+        (FileNotFoundError(2, "No such file", "a.txt"), "a.txt: No such file"),
+        (OSError("the disk is full"), "the disk is full"),
+        (ModuleNotFoundError("No module named 'ray'", name="ray"), "pip install 'tidegate[cluster]'"),
+        (ModuleNotFoundError("No module named 'jinja2'", name="jinja2"), "pip install 'tidegate[lab]'"),
+        (ImportError("cannot import name 'x'"), "cannot import name 'x'"),
+        (MemoryError("Unable to allocate 8 EiB"), "too little memory for that. Unable to allocate 8 EiB"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line_and_the_exit_code_2(problem, words):
+    code, stderr = ended_with(problem)
+    assert code == 2
+    assert re.fullmatch(r"error: [^\n]+\n", stderr)
+    assert words in stderr
+
+
+def test_an_interrupt_is_no_error():
+    assert ended_with(KeyboardInterrupt()) == (130, "stopped: nothing was written.\n")
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("bug"), TypeError("bug"), KeyError("bug"), AssertionError("bug")])
+def test_a_bug_keeps_its_traceback(problem):
+    with pytest.raises(type(problem)), errors_in_one_line():
+        raise problem
+
+
+def test_output_that_nobody_reads_is_no_error():
+    with pytest.raises(BrokenPipeError), errors_in_one_line():
+        raise BrokenPipeError
+
+
+def test_a_message_without_end_loses_its_middle():
+    _, stderr = ended_with(ValueError(f"start {'x' * 10**6} end"))
+    assert stderr.startswith("error: start x")
+    assert stderr.endswith("x end\n")
+    assert len(stderr) < 5000
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_bad_option_is_one_line_that_names_the_help(verb):
+    done = invoke(verb, "--\x1bweather")
+    assert done.exit_code == 2
+    assert re.fullmatch(rf"error: No such option[^\n]+\. See \w+ {verb} --help\.\n", done.stderr)
+    assert not STEERING.search(done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["--\x1bweather"], ["\x1bverb"], ["compare", "--seeds", "\x1b"], ["observe"]])
+def test_a_bad_call_is_one_line(arguments):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert re.fullmatch(r"error: [^\n]+ --help\.\n", done.stderr)
+    assert not STEERING.search(done.stderr)
+
+
+def test_without_a_verb_the_help_is_shown():
+    assert "observe" in invoke().output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--data", f"{HOSTILE}.txt"],
+        ["compare", "--variants", f"none,{HOSTILE}"],
+        ["compare", "--data", HOSTILE, "--task", "image"],
+        ["compare", "--device", HOSTILE],
+        ["compare", "--runs", f"{HOSTILE}:x"],
+        ["report", HOSTILE],
+        ["study", HOSTILE],
+        ["study", "depth", "--set", f"gates={HOSTILE}"],
+        ["study", "depth", "--from", HOSTILE],
+        ["rates", "--placements", HOSTILE],
+        ["observe", HOSTILE],
+        ["curvature", HOSTILE],
+    ],
+)
+def test_names_steer_no_terminal(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
+    assert not STEERING.search(done.stderr)
+
+
+def test_names_of_files_below_the_data_steer_no_terminal(tmp_path):
+    (tmp_path / f"{HOSTILE}.jsonl").write_text("no JSON")
+    done = invoke("compare", "--data", tmp_path, "--out", tmp_path.with_name("out"))
+    assert done.exit_code == 2
+    assert r"a\u001b[31m\u0007\udc9b\udcff\u009b2J\u202e.jsonl:1 is not JSON" in done.stderr
+
+
+RUNS = {
+    "os:system": "without arguments",
+    "builtins:breakpoint": "without arguments",
+    "nosuch:x": "No module named 'nosuch'. Name a module of the working folder",
+    "os:nosuch": "has no attribute 'nosuch'",
+    "os:": "module:function",
+    "..os:path": "module:function",
+    "os:sep": "without arguments",
+    "os:getcwd": "must give a list",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), RUNS.items(), ids=RUNS)
+def test_runs_that_are_none_are_one_line(name, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = invoke("compare", "--runs", name, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert re.fullmatch(r"error: --runs [^\n]+\n", done.stderr)
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--seeds"])
+def test_numbers_beyond_every_machine_are_refused(option, tmp_path):
+    done = invoke("compare", option, "9" * 400, "--task", "recall", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert re.match(f"error: {option} must be at", done.stderr)
+
+
+def test_a_record_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "depth.json")
+    done = invoke("study", "depth", "--from", tmp_path / "depth.json", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "is a named pipe and no file" in done.stderr

@@ -1,0 +1,278 @@
+import json
+import os
+import pickle
+import resource
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.lab.models.language_models import load_language_model, token_windows
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 8,
+    "max_position_embeddings": 32,
+}
+DEEP = "[" * 200_000
+
+
+def kept(tensors, *names):
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(place / "llama")
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(
+        place / "tied_shards", max_shard_size="3KB"
+    )
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=8, n_positions=32)).save_pretrained(
+        place / "gpt2"
+    )
+    Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).bfloat16().save_pretrained(place / "qwen")
+    return place
+
+
+@pytest.fixture
+def changed(models, tmp_path):
+    """Copies a folder, with some options and tensors changed."""
+
+    def change(name="llama", tensors=None, files=(), **options):
+        folder = tmp_path / "model"
+        shutil.copytree(models / name, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **options}))
+        if tensors is not None:
+            weights = load_file(models / name / "model.safetensors")
+            save_file(tensors(weights), folder / "model.safetensors", metadata={"format": "pt"})
+        for file, content in dict(files).items():
+            (folder / file).write_text(content)
+        return folder
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["llama", "tied_shards", "gpt2", "qwen"])
+def test_a_whole_folder_is_the_model_that_was_saved(models, name):
+    classes = {"gpt2": GPT2LMHeadModel, "qwen": Qwen3ForCausalLM}
+    saved = classes.get(name, LlamaForCausalLM).from_pretrained(models / name)
+    loaded = load_language_model(models / name, derivatives=False)
+    assert loaded.unread == ()
+    assert loaded.module.dtype == saved.dtype
+    assert loaded.module.state_dict().keys() == saved.state_dict().keys()
+    for tensor, expected in zip(loaded.module.state_dict().values(), saved.state_dict().values(), strict=True):
+        assert torch.equal(tensor, expected)
+    tokens = torch.arange(8)[None]
+    assert torch.equal(loaded.module(tokens).logits, saved(tokens).logits)
+
+
+@pytest.mark.parametrize("verb", ["observe", "curvature"])
+def test_a_missing_tensor_is_named_and_no_page_is_written(changed, tmp_path, verb):
+    folder = changed(tensors=lambda own: kept(own, "model.layers.1.self_attn.q_proj.weight"))
+    np.save(tmp_path / "tokens.npy", np.zeros(40, dtype=np.uint8))
+    done = CliRunner().invoke(
+        app, [verb, str(folder), "--data", str(tmp_path / "tokens.npy"), "--length", "8", "--out", str(tmp_path / "o")]
+    )
+    assert done.exit_code == 2
+    assert "random numbers in their place: model.layers.1.self_attn.q_proj.weight." in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_of_tied_weights_one_must_be_there(changed):
+    folder = changed("gpt2", tensors=lambda own: kept(own, "transformer.wte.weight"))
+    with pytest.raises(ValueError, match=r"in their place: .*transformer\.wte\.weight"):
+        load_language_model(folder)
+
+
+MISFITS = {
+    "another width": ({"hidden_size": 32}, r"lm_head.weight is \(8, 16\) instead of \(8, 32\)"),
+    "a layer more": ({"num_hidden_layers": 3}, r"in their place: model\.layers\.2\.input_layernorm"),
+    "a layer less": ({"num_hidden_layers": 1}, r"would run without them: model\.layers\.1\.input_layernorm"),
+    "no layers": ({"num_hidden_layers": 0}, "no list of 0 blocks"),
+    "no heads": ({"num_attention_heads": 0}, "cannot be built as its config.json says .*ZeroDivisionError"),
+    "an unknown activation": ({"hidden_act": "sea"}, "cannot be built as its config.json says .*sea"),
+    "no number": ({"rms_norm_eps": "x"}, "cannot be built as its config.json says .*rms_norm_eps"),
+    "another class": ({"model_type": "bert"}, "random numbers in their place: bert"),
+    "a class without language": ({"model_type": "vit"}, "no language model of the model_type 'vit'"),
+    "no class": ({"model_type": 7}, "must be a JSON object that says its model_type"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), MISFITS.values(), ids=MISFITS)
+def test_a_configuration_that_does_not_fit_the_weights_is_refused_with_the_reason(changed, options, words):
+    with pytest.raises(ValueError, match=words):
+        load_language_model(changed(**options), derivatives=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+def test_weights_that_are_no_real_numbers_are_refused(changed, dtype):
+    folder = changed(tensors=lambda own: {name: tensor.to(dtype) for name, tensor in own.items()})
+    with pytest.raises(ValueError, match=rf"model\.embed_tokens\.weight is {dtype} instead of torch\.float32"):
+        load_language_model(folder, derivatives=False)
+
+
+def test_tensors_that_the_class_does_not_know_are_told_without_steering_the_terminal(changed, tmp_path):
+    folder = changed(tensors=lambda own: {**own, "tower\x1b[31m": torch.zeros(1)})
+    assert load_language_model(folder, derivatives=False).unread == ("tower\x1b[31m",)
+    np.save(tmp_path / "tokens.npy", np.zeros(40, dtype=np.uint8))
+    options = ["--data", tmp_path / "tokens.npy", "--length", "8", "--out", tmp_path / "out", "--quiet"]
+    done = CliRunner().invoke(app, ["observe", str(folder), *map(str, options)])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        "note: model has tensors that its class does not know, and that are not read: tower\\u001b[31m.\n"
+    )
+
+
+HUGE = [
+    *(("llama", name, size) for name in ("num_hidden_layers", "hidden_size", "vocab_size") for size in (10**6, 10**18)),
+    ("llama", "hidden_size", 10**9),
+    ("llama", "num_labels", 10**9),
+    ("llama", "head_dim", 10**30),
+    ("llama", "num_key_value_heads", 10**9),
+    ("qwen", "num_hidden_layers", 4096),
+    ("gpt2", "n_layer", 10**9),
+    ("gpt2", "n_positions", 10**7),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "size"), HUGE)
+def test_huge_sizes_are_refused_at_once_and_without_memory(changed, model, name, size):
+    folder = changed(model, **{name: size}, **({"layer_types": None} if model == "qwen" else {}))
+    start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_language_model(folder, derivatives=False)
+    assert time.process_time() - start < 2
+    # Kilobytes on Linux.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000
+
+
+def test_lists_of_numbers_are_counted_too(changed):
+    folder = changed(model_type="gpt_neo", attention_types=[[["global"], 10**9]])
+    with pytest.raises(ValueError, match="says attention_types: 1000000000, and the weights beside it have 21 tensors"):
+        load_language_model(folder)
+
+
+def test_a_model_that_is_built_elsewhere_is_not_bounded_afterwards(changed):
+    with pytest.raises(ValueError, match=r"more than .* numbers"):
+        load_language_model(changed(vocab_size=10**7))
+    assert torch.nn.Embedding(10**7, 10, device="meta").weight.numel() == 10**8
+
+
+FILES = {
+    "nested configuration": ("config.json", DEEP, "nested too deeply"),
+    "configuration that is a list": ("config.json", "[]", "must be a JSON object"),
+    "adapter": ("adapter_config.json", "{}", "Merge it into the weights"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "words"), FILES.values(), ids=FILES)
+def test_files_that_cannot_be_used_are_refused(changed, name, content, words):
+    with pytest.raises(ValueError, match=words):
+        load_language_model(changed(files={name: content}))
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "pickle.bin", 7, "\0.safetensors"])
+def test_an_index_names_files_beside_it_alone(changed, name):
+    folder = changed("tied_shards")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="files beside it"):
+        load_language_model(folder)
+
+
+def test_a_lost_shard_is_named(changed):
+    folder = changed("tied_shards")
+    lost = sorted(folder.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(ValueError, match=f"lacks {lost.name}"):
+        load_language_model(folder)
+
+
+def test_an_index_nested_without_end_is_refused(changed):
+    with pytest.raises(ValueError, match=r"index\.json is no JSON: .*nested too deeply"):
+        load_language_model(changed("tied_shards", files={"model.safetensors.index.json": DEEP}))
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("executed", "w"))
+
+
+def test_nothing_of_a_folder_is_executed_unpickled_or_fetched(changed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "open('executed', 'w')"
+    mapped = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    folder = changed(
+        files={"evil.py": code, "modeling_llama.py": code, "custom_generate.py": code},
+        auto_map=mapped,
+        attn_implementation="evil/kernel",
+        _attn_implementation="evil/kernel",
+        base_model_name_or_path="evil/base",
+    )
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(code)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", None]}}))
+    offline, forward = [], LlamaForCausalLM.forward
+
+    def noting(*args, **kwargs):
+        offline.append(constants.HF_HUB_OFFLINE)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", noting)
+    loaded = load_language_model(folder, derivatives=False)
+    (tmp_path / "notes.txt").write_text("the sea")
+    with pytest.raises(ValueError, match="no tokenizer that can be read"):
+        token_windows(loaded, str(tmp_path / "notes.txt"), length=1, count=1)
+    assert offline == [True]
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="read from safetensors alone"):
+        load_language_model(folder)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_nested_without_end_is_refused(changed, tmp_path, name):
+    (tmp_path / "notes.txt").write_text("the sea")
+    model = load_language_model(changed(files={name: DEEP}), derivatives=False)
+    with pytest.raises(ValueError, match=r"no tokenizer that can be read .*give --data a \.npy file of tokens"):
+        token_windows(model, str(tmp_path / "notes.txt"), length=1, count=1)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_pipe_or_a_device_in_a_folder_is_refused(changed, name):
+    folder = changed()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=f"holds {name}, which is a named pipe"):
+        load_language_model(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=f"holds {name}, which is a device"):
+        load_language_model(folder)
+
+
+def test_a_model_or_gates_that_are_no_files_are_refused(models, tmp_path):
+    os.mkfifo(tmp_path / "gates.json")
+    with pytest.raises(ValueError, match=r"--gates .* holds gates\.json, which is a named pipe"):
+        load_language_model(models / "llama", gates=tmp_path)
+    with pytest.raises(ValueError, match="is a named pipe and no file"):
+        load_language_model(tmp_path / "gates.json")
+    with pytest.raises(ValueError, match=r"--gates .* is no folder"):
+        load_language_model(models / "llama", gates=tmp_path / "gates.json")
