@@ -265,7 +265,7 @@ class TestAFolder:
     def test_is_not_made_for_a_request_that_cannot_be(self, task, tmp_path, seeds):
         with pytest.raises(ValueError, match=f"num_seeds must be at least 1; got {seeds}"):
             request_of(task, num_seeds=seeds)
-        with pytest.raises(ValueError, match="budget must be at least 1; got 0"):
+        with pytest.raises(ValueError, match="budget must be at least 1 and fit into 64 bits; got 0"):
             request_of(task, budget=0)
         with pytest.raises(ValueError, match=r"margin must be a finite number of at least 0; got -0\.1"):
             request_of(task, margin=-0.1)
