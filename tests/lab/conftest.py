@@ -5,6 +5,7 @@ import torch
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.request import PRESETS
 from tidegate.lab.compare.run import compare
+from tidegate.lab.models import measure
 from tidegate.lab.training.executors.serial import SerialExecutor
 
 
@@ -31,6 +32,7 @@ def with_miniatures(patch, *, layers=False):
     patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
     patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
     patch.setattr(compare_module, "measure_run", compare_module.measure_run)
+    patch.setattr(measure, "_SAMPLING", measure._SAMPLING)
     lab_runs.use_miniatures(layers=layers)
     return lab_runs.use_miniatures
 

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import pickle
 import random
@@ -11,10 +10,11 @@ from pathlib import Path
 
 import lab_runs
 import pytest
-from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
+from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
-from tidegate.lab.training.executors import serial
+from tidegate.lab.training.events import Progress
+from tidegate.lab.training.executors import processes, serial
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.executors.serial import SerialExecutor, note_interrupts
@@ -32,16 +32,9 @@ def several(task):
     ]
 
 
-class Deadly(str):
-    """A name that ends whoever unpickles it."""
-
-    def __reduce__(self):
-        return os._exit, (7,)
-
-
 def long_runs(task):
-    """Two runs that take seconds."""
-    return [run_of(task, variant=f"long {seed}", seed=seed, steps=400) for seed in (0, 1)]
+    """Two runs that are far from their end when they are first heard of."""
+    return [run_of(task, variant=f"long {seed}", seed=seed, steps=60) for seed in (0, 1)]
 
 
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -95,21 +88,30 @@ class TestEveryExecutor:
     @pytest.fixture(scope="class")
     @classmethod
     def in_processes(cls, runs, tmp_path_factory):
-        """Records of the runs, of one that ends its process and of two, one of which is killed; and what was told of.
+        """Records of the runs, of one that ends its process and of two, one of which is killed; also which runs were
+        told of, and how many processes were started.
 
-        The two begin first, side by side, and one of their processes is killed as soon as either is heard of.
+        The two begin first, side by side, and the process of the first that is heard of is killed at once.
         """
         deadly, pair = replace(runs[0], variant=Deadly("deadly")), long_runs(runs[0].task)
-        told, killed = set(), []
+        told, started = set(), []
+
+        class Pool(processes._WorkerPool):
+            def start_worker(self):
+                super().start_worker()
+                started.append(list(self.workers.values())[-1])
 
         def report(progress):
+            if not told:
+                (worker,) = (worker for worker in started if worker.run is not None and worker.run.id == progress.run)
+                os.kill(worker.process.pid, signal.SIGKILL)
             told.add(progress.run)
-            if not killed:
-                killed.append(multiprocessing.active_children()[0].pid)
-                os.kill(killed[0], signal.SIGKILL)
 
         folder = tmp_path_factory.mktemp("checkpoints")
-        return list(ProcessExecutor(2).execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "_WorkerPool", Pool)
+            work = ProcessExecutor(2).execute([*pair, *runs, deadly], checkpoints=folder, report=report)
+            return list(work), told, len(started)
 
     def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
         assert {record.run["variant"]: record.status for record in alone} == STATUSES
@@ -122,7 +124,7 @@ class TestEveryExecutor:
         assert {progress.run for progress in told} == {run.id for run in runs[:-1]}
 
     def test_in_processes_each_run_is_as_it_is_alone(self, runs, alone, in_processes):
-        records, told = in_processes
+        records, told, _ = in_processes
         expected = by_id(alone)
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
@@ -130,17 +132,19 @@ class TestEveryExecutor:
         assert "Traceback" in next(record for record in records if record.run["variant"] == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
-        records, _ = in_processes
+        records, _, _ = in_processes
         (deadly,) = (record for record in records if record.run["variant"] == "deadly")
         assert deadly.status == "failed"
         assert deadly.error == "The process of this run was ended from outside: exit code 7."
         assert len(records) == len(runs) + 3
 
     def test_a_run_whose_process_is_killed_from_outside_is_a_failed_record_and_the_other_goes_on(self, in_processes):
-        records, _ = in_processes
+        records, _, num_processes = in_processes
         pair = {record.status: record for record in records if record.run["variant"].startswith("long")}
         assert sorted(pair) == ["failed", "finished"]
         assert "ended from outside: signal 9" in pair["failed"].error
+        # Another takes its place; after the last run, which ends its process, none does.
+        assert num_processes == 3
 
     @pytest.mark.full
     def test_on_ray_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
@@ -228,12 +232,12 @@ def begin():
         process.communicate()
 
 
-def in_a_session(folder, variants, *, num_seeds, steps):
+def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
     """A comparison in processes of its own, once it trains."""
     command = [sys.executable, "-c", "from lab_runs import main; main()"]
     budget = steps * 4 * lab_runs.LENGTH
     process = subprocess.Popen(
-        [*command, str(folder), variants, str(num_seeds), str(budget)],
+        [*command, str(folder), variants, str(num_seeds), str(budget), str(num_processes)],
         env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -246,10 +250,10 @@ def in_a_session(folder, variants, *, num_seeds, steps):
     return process
 
 
-def finished_here(folder, variants, *, num_seeds, steps, out="out"):
+def finished_here(folder, variants, *, num_seeds, steps, out="out", tell=lambda _: None):
     """The same comparison in this process, from wherever it stands."""
     request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=steps * 4 * lab_runs.LENGTH)
-    return records_of(compare(request, folder / out, executor=SerialExecutor(), tell=lambda _: None))
+    return records_of(compare(request, folder / out, executor=SerialExecutor(), tell=tell))
 
 
 def members(session):
@@ -281,16 +285,23 @@ class Asked:
 
 
 class TestAComparisonInProcesses:
-    def test_killed_at_any_moment_and_run_again_gives_the_same_records(self, tmp_path, miniatures, begin):
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=200)
+    # A process sees for itself that it is alone, and each starts an interpreter.
+    @pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.full)])
+    def test_killed_at_any_moment_and_run_again_gives_the_same_records(
+        self, num_processes, tmp_path, miniatures, begin
+    ):
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=60, num_processes=num_processes)
         time.sleep(random.Random(8).uniform(0.0, 0.3))
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
         assert gone(process.pid)
         assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
-        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=200)
-        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
+        told = []
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=60, tell=told.append)
+        # What was under way had stopped before its end.
+        assert next(event for event in told if isinstance(event, Progress)).step > 1
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=60, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     @pytest.mark.parametrize(
@@ -303,8 +314,8 @@ class TestAComparisonInProcesses:
     )
     def test_interrupted_ends_cleanly_and_goes_on_to_the_same_records(self, number, tmp_path, miniatures, begin):
         # So many runs that they would not all fit into the pipe to a worker.
-        request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
-        process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
+        request = request_of(text_of(tmp_path), num_seeds=60, budget=60 * 4 * lab_runs.LENGTH)
+        process = begin(tmp_path, "none,bma", num_seeds=60, steps=60)
         os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
@@ -321,6 +332,8 @@ class TestAComparisonInProcesses:
         assert by_id(records) == by_id(executed(run) for run in stopped)
 
 
-def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
+def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
+    # Its process ends when it reads what it should do, before it imports anything.
+    monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
     with pytest.raises(RuntimeError, match="ended before it could begin, with exit code 7"):
-        done(ProcessExecutor(1), [run_of(task)], Deadly("folder"))
+        done(ProcessExecutor(1), [run_of(task)], tmp_path)
