@@ -86,10 +86,15 @@ def page(desktop):
 
 
 @pytest.fixture(scope="module")
-def phone(browser, path):
+def handheld(browser, path):
     opened = Opened(browser, path, viewport=PHONE, color_scheme="dark", is_mobile=True, has_touch=True)
-    yield opened.page
+    yield opened
     opened.context.close()
+
+
+@pytest.fixture
+def phone(handheld):
+    return handheld.page
 
 
 def first_cells(page):
@@ -115,9 +120,9 @@ def test_the_page_opens_offline_asks_for_nothing_and_complains_of_nothing(deskto
     assert desktop.page.locator(".chart .main-svg").count() > 10
 
 
-def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run(browser, path):
-    opened = Opened(browser, path, viewport=DESKTOP)
-    ran = opened.page.evaluate(
+def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run(handheld):
+    assert handheld.complaints == []
+    ran = handheld.page.evaluate(
         """async () => {
             const script = document.createElement("script");
             script.textContent = "window.foreign = true";
@@ -126,9 +131,8 @@ def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run(browser, pat
             return [window.foreign === true, fetched];
         }"""
     )
-    opened.context.close()
     assert ran == [False, False]
-    assert any("Content Security Policy" in complaint for complaint in opened.complaints)
+    assert any("Content Security Policy" in complaint for complaint in handheld.complaints)
 
 
 def test_names_are_drawn_as_they_are(page):
@@ -175,15 +179,13 @@ def test_a_table_is_copied_as_csv_with_unrounded_numbers(desktop):
     assert any(line.startswith('"' + SPECIAL.replace('"', '""') + '",') for line in lines)
 
 
-def test_copying_works_without_a_clipboard_of_its_own(browser, path):
-    opened = Opened(browser, path, viewport=DESKTOP, permissions=["clipboard-read"])
-    page = opened.page
+def test_copying_works_without_a_clipboard_of_its_own(handheld):
+    handheld.context.grant_permissions(["clipboard-read"])
+    page = handheld.page
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     page.locator("figure.snippet").first.get_by_role("button", name="Copy").click()
     page.get_by_role("button", name="Copied").wait_for()
-    copied = page.evaluate("() => navigator.clipboard.readText()")
-    opened.context.close()
-    assert copied == page_command()
+    assert page.evaluate("() => navigator.clipboard.readText()") == page_command()
 
 
 def page_command():
@@ -286,7 +288,7 @@ def lines(request, tmp_path_factory):
         case "images":
             lines = lines_of(image_task(), "none,g1", batch_size=16)
         case _:
-            lines = recall_lines(num_seeds=1)
+            lines = recall_lines()
     torch.set_num_threads(threads)
     return lines
 

@@ -1,14 +1,17 @@
 """The lines of miniature comparisons, their runs done in a fraction of a second."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
-from lab_runs import cost_of
+from lab_runs import COARSE, cost_of
 
 from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.request import Preset, parse_variants
 from tidegate.lab.compare.summary import summarise
+from tidegate.lab.models import measure
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.checkpoint import checkpoint_path
@@ -56,16 +59,16 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
 
 def executed_and_measured(runs):
     """A record of each run, then the measurements of the models of the first block."""
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as place, patch.object(measure, "_SAMPLING", COARSE):
         folder = Path(place)
         records = [execute_run(run, RunContext(folder=folder)) for run in runs]
         return records + [measure_run(run, checkpoint_path(folder, run.id)) for run in runs if run.block == 0]
 
 
-def recall_lines(**options):
-    """A miniature of recall, trained until it beats a guess."""
-    task = RecallTask(num_pairs=2, num_keys=8, num_values=4)
-    return lines_of(task, **({"steps": 60, "batch_size": 16} | options))
+@cache
+def recall_lines():
+    """A miniature of recall under one seed."""
+    return tuple(lines_of(RecallTask(num_pairs=2, num_keys=8, num_values=4), num_seeds=1, batch_size=16))
 
 
 def page_of(lines):

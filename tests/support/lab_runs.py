@@ -10,9 +10,11 @@ from tidegate.config import TransformerConfig
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.request import PRESETS, Preset, Request, parse_variants
 from tidegate.lab.compare.run import compare
+from tidegate.lab.models import measure
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.measurements import Sampling
 from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Record
 from tidegate.lab.training.run import Run, Training
 from tidegate.lab.training.train import RunContext, execute_run
@@ -22,7 +24,16 @@ STEPS = 12
 MINIATURE = Preset(
     d_model=16, num_layers=2, num_heads=2, length=LENGTH, batch_size=4, budget=LENGTH * 4 * STEPS, lr=1e-2
 )
+COARSE = Sampling(num_positions=1, num_planes=2)
+"""Where the curvature of layers is looked at, but no number of it matters."""
 LINES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(200)]
+
+
+class Deadly(str):
+    """A name that ends whoever unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
 
 
 def write_text(folder):
@@ -87,10 +98,11 @@ measure_run = compare_module.measure_run
 def use_miniatures(ratios=None, *, layers=False):
     """Make `tiny` miniature, and give every variant made-up costs: a step of it takes `ratios` of the control's.
 
-    The trained layers, which take longer to measure than to train, are measured only if `layers` says so.
+    The trained layers, which take longer to measure than to train, are measured only if `layers` says so, and coarsely.
     """
     PRESETS["lm"]["tiny"] = MINIATURE
     compare_module.measure_run = measure_run if layers else leave_unmeasured
+    measure._SAMPLING = COARSE
 
     def made_up(runs, *, control, request):
         return Costs(
@@ -105,6 +117,7 @@ def patch_miniatures(patch, *, layers=False):
     patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
     patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
     patch.setattr(compare_module, "measure_run", compare_module.measure_run)
+    patch.setattr(measure, "_SAMPLING", measure._SAMPLING)
     use_miniatures(layers=layers)
     return use_miniatures
 
@@ -127,12 +140,20 @@ def cost_of(variant, ratio=1.0):
 
 
 def main():
-    """A comparison in processes: `folder variants num_seeds budget`. It says what it does; Ctrl-C gives code 130."""
-    folder, variants, num_seeds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    """A comparison in processes: `folder variants num_seeds budget num_processes`; it tells its events.
+
+    Ctrl-C gives code 130.
+    """
+    folder, variants, (num_seeds, budget, num_processes) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
     use_miniatures()
     request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=budget)
     try:
-        compare(request, folder / "out", executor=ProcessExecutor(2), tell=lambda event: print(event, flush=True))
+        compare(
+            request,
+            folder / "out",
+            executor=ProcessExecutor(num_processes),
+            tell=lambda event: print(event, flush=True),
+        )
     except KeyboardInterrupt:
         sys.exit(130)
 

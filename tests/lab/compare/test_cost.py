@@ -2,7 +2,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from lab_runs import LENGTH, cost_of, model_of, run_of
+from lab_runs import LENGTH, Deadly, cost_of, model_of, run_of
 
 from tidegate.config import VisionConfig
 from tidegate.lab.compare import cost
@@ -11,6 +11,9 @@ from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Costs, RecordFile
 
+WIDE = 4096
+"""Channels of wide feed-forward layers."""
+
 
 @pytest.fixture
 def unweighed(monkeypatch):
@@ -18,9 +21,16 @@ def unweighed(monkeypatch):
     monkeypatch.setattr(cost, "_peak_bytes", lambda run: None)
 
 
-def test_a_measurement_of_two_variants(task, tmp_path):
-    runs = {"none": run_of(task, gate="none"), "wide": run_of(task, model=model_of("none", d_ff=4096))}
-    environ = dict(os.environ)
+def two_variants(task):
+    return {"none": run_of(task, gate="none"), "wide": run_of(task, model=model_of("none", d_ff=WIDE))}
+
+
+def test_a_measurement_of_two_variants(task, tmp_path, monkeypatch):
+    runs = two_variants(task)
+    peak_bytes = cost._peak_bytes
+    # Of the control it is measured below.
+    monkeypatch.setattr(cost, "_peak_bytes", lambda run: None if run == runs["none"] else peak_bytes(run))
+    threshold = os.environ.get(cost._THRESHOLD)
     costs = measure_costs(runs, control="none", request="abc", rounds=5)
     control, wide = costs.items
     assert (control.variant, wide.variant, costs.request) == ("none", "wide", "abc")
@@ -28,13 +38,21 @@ def test_a_measurement_of_two_variants(task, tmp_path):
     assert 1 < wide.time_ratio_low <= wide.time_ratio <= wide.time_ratio_high
     assert control.tokens_per_second > wide.tokens_per_second > 0
     assert control.decode_milliseconds > 0
-    assert wide.peak_bytes > control.peak_bytes > 0
     # The widened layers alone keep (B, T, d_ff) floats three times over, and as large gradients.
-    assert wide.peak_bytes > 2 * 3 * 4 * LENGTH * 4096 * 4
-    assert dict(os.environ) == environ
+    activations = 2 * 3 * 4 * LENGTH * WIDE * 4
+    assert activations < wide.peak_bytes < 2 * activations
+    assert control.peak_bytes is None
+    assert os.environ.get(cost._THRESHOLD) == threshold
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(costs)
     assert file.read() == [costs]
+
+
+@pytest.mark.full
+def test_a_wider_variant_has_a_higher_peak(task):
+    costs = measure_costs(two_variants(task), control="none", request="", rounds=2)
+    control, wide = costs.items
+    assert wide.peak_bytes > control.peak_bytes > 0
 
 
 def test_the_cache_holds_keys_and_values_of_every_layer(task, unweighed):
@@ -68,8 +86,9 @@ def test_what_is_timed_takes_turns(monkeypatch):
     assert [len(own) for own in seconds.values()] == [4, 4, 4]
 
 
-def test_a_process_that_dies_leaves_its_memory_unknown(task):
-    assert cost._peak_bytes(replace(run_of(task), task=replace(task, source="gone.txt"))) is None
+def test_a_process_that_dies_leaves_its_memory_unknown(task, monkeypatch):
+    monkeypatch.setattr(cost, "_measure_peak", Deadly("measure"))
+    assert cost._peak_bytes(run_of(task)) is None
 
 
 def test_what_is_missing_is_measured_again_and_nothing_else(monkeypatch):

@@ -160,7 +160,7 @@ class TestLength:
         assert ", ".join(changes) in panel.alternative
 
     def test_of_recall_is_told_as_the_loss_there_for_nothing_is_asked_before(self):
-        panel = length_panel(summarise(recall_lines(num_seeds=1)))
+        panel = length_panel(summarise(recall_lines()))
         means = ", ".join(f"{name} {fmean(line.y):.3f}" for name, line in bold(panel).items())
         assert min(x for line in panel.series for x in line.x) > panel.marker == 6
         assert panel.title == f"Beyond the training length of 6 tokens the loss is on average (nats): {means}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lab_runs
 import pytest
-from lab_runs import executed, model_of, records_of, request_of, run_of, text_of, timeless
+from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
@@ -35,13 +35,6 @@ def several(task):
         run_of(task, variant="wild", lr=1e6, weight_decay=1.0, steps=40),
         run_of(replace(task, source="gone.txt"), variant="lost"),
     ]
-
-
-class Deadly(str):
-    """A name that ends whoever unpickles it."""
-
-    def __reduce__(self):
-        return os._exit, (7,)
 
 
 def long_runs(task):
@@ -288,12 +281,12 @@ def begin():
         process.communicate()
 
 
-def in_a_session(folder, variants, *, num_seeds, steps):
+def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
     """A comparison in processes of its own, once it trains."""
     command = [sys.executable, "-c", "from lab_runs import main; main()"]
     budget = steps * 4 * lab_runs.LENGTH
     process = subprocess.Popen(
-        [*command, str(folder), variants, str(num_seeds), str(budget)],
+        [*command, str(folder), variants, str(num_seeds), str(budget), str(num_processes)],
         env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -341,8 +334,12 @@ class Asked:
 
 
 class TestAComparisonInProcesses:
-    def test_killed_at_any_moment_and_run_again_gives_the_same_records(self, tmp_path, miniatures, begin):
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=200)
+    # A process sees for itself that it is alone, and each starts an interpreter.
+    @pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.full)])
+    def test_killed_at_any_moment_and_run_again_gives_the_same_records(
+        self, num_processes, tmp_path, miniatures, begin
+    ):
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=200, num_processes=num_processes)
         time.sleep(random.Random(8).uniform(0.0, 0.3))
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
@@ -381,9 +378,11 @@ class TestAComparisonInProcesses:
         assert by_id(records) == by_id(executed(run) for run in stopped)
 
 
-def test_processes_that_cannot_begin_are_an_error(task, tmp_path):
+def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
+    # Its process ends when it reads what it should do, before it imports anything.
+    monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
     with pytest.raises(ChildProcessError, match="ended before it could begin, with exit code 7"):
-        done(ProcessExecutor(1, retries=0), [run_of(task)], Deadly("folder"))
+        done(ProcessExecutor(1), [run_of(task)], tmp_path)
 
 
 class FakeProcess:
