@@ -382,7 +382,7 @@ def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
     with pytest.raises(ChildProcessError, match="ended before it could begin, with exit code 7"):
-        done(ProcessExecutor(1), [run_of(task)], tmp_path)
+        done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
 
 
 class FakeProcess:
