@@ -2,11 +2,11 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from browser import Opened, launched, needs_chromium
 from lab_lines import diverged, lines_of, page_of, recall_lines
 from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
@@ -16,25 +16,8 @@ from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
 from tidegate.report.page import Page
 
-CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page is not tested in a browser: playwright is missing; pip install playwright"
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="the page is not tested in a browser: chromium is missing; apt-get install chromium",
-)
+pytestmark = needs_chromium
 
-OPTIONS = (
-    "--no-sandbox",
-    "--headless=new",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 DESKTOP = {"width": 1200, "height": 900}
 PHONE = {"width": 390, "height": 844}
 ODD = "<b>[/x]"
@@ -47,30 +30,13 @@ CHART_INK = "() => getComputedStyle(document.querySelector('.lines .legendtext')
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return write_page(comparison_page(), tmp_path_factory.mktemp("page"))
-
-
-class Opened:
-    """A page, and what it asked for and complained of."""
-
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(accept_downloads=True, **options)
-        self.context.set_offline(True)
-        self.requests, self.complaints = [], []
-        self.page = self.context.new_page()
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-charts=drawn]")
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +269,7 @@ def opened(browser, lines, tmp_path_factory):
 
 def test_a_page_of_records_opens_without_complaint_and_asks_for_nothing(opened):
     assert opened.complaints == []
-    assert [url for url in opened.requests if not url.startswith(("data:", "blob:", "file:"))] == []
+    assert opened.foreign_requests() == []
 
 
 def test_a_page_of_records_has_every_chart_drawn_once_its_view_is_chosen(opened):
