@@ -391,4 +391,8 @@ def _from_fields(kind: type[_Data], data: object) -> _Data:
     options, known = cast("dict[str, Any]", data), [option.name for option in fields(kind)]
     if unknown := sorted(set(options).difference(known)):
         raise ValueError(f"{kind.__name__} has no field {shorten(', '.join(unknown))}. Known: {', '.join(known)}.")
-    return kind(**options)
+    try:
+        return kind(**options)
+    except TypeError as problem:
+        # A type that a program may not pass is a value that a text may not hold.
+        raise ValueError(str(problem)) from problem
