@@ -18,7 +18,7 @@ _LONGEST = 4000
 """Letters of a message; what is longer loses its middle."""
 
 # What it calls bad options is not exported, but for this kind of them.
-_UsageError = cast("type[Any]", typer.BadParameter.__base__)
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 _EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster"}
 """Extras that bring a package; all else that a command needs comes with lab."""
@@ -51,7 +51,8 @@ def errors_in_one_line() -> Generator[None]:
         # Whoever reads the output has seen enough.
         raise
     except _UsageError as problem:
-        stop(f"{problem.format_message().rstrip('.')}. See {_command(problem)} --help.")
+        usage: Any = problem
+        stop(f"{usage.format_message().rstrip('.')}. See {_command(usage)} --help.")
     except ModuleNotFoundError as problem:
         stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
     except OSError as problem:

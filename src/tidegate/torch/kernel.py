@@ -100,7 +100,7 @@ def attend_packed(
 
 def require_no_tracing() -> None:
     """Refuse to run under `torch.jit.trace`, which keeps the branches that one call takes for all others."""
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]: it is public, but not in `__all__`
         raise RuntimeError(
             "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
             "numbers there. Use torch.export.export or torch.compile."
