@@ -11,7 +11,9 @@ def effort(request):
 @pytest.fixture
 def report(request):
     """Report what came of a fault: to the file of `--outcomes`; without it, the page must have a row for the fault."""
-    path = request.config.getoption("--outcomes")
+    given = request.config.getoption("--outcomes")
+    # A test may be in another folder by the time that it reports.
+    path = None if given is None else request.config.invocation_params.dir / given
 
     def reported(fault, *, tried, outcome):
         assert tried > 0, "a fault that was never tried shows nothing"

@@ -85,11 +85,12 @@ def test_a_comparison_killed_at_random_moments_goes_on(serial, tmp_path, effort,
 def test_a_kill_inside_a_write_loses_nothing(serial, point, tmp_path, effort, report):
     counts = range(1, effort(2, 5))
     for count in counts:
-        process = serial.start(tmp_path / "out", **{VARIABLE: f"{point}:{count}:kill"})
+        out = tmp_path / str(count)
+        process = serial.start(out, **{VARIABLE: f"{point}:{count}:kill"})
         process.join()
         assert process.exitcode == -9
-    serial.finish(tmp_path / "out")
-    require_equal(tmp_path / "out", serial.expected)
+        serial.finish(out)
+        require_equal(out, serial.expected)
     report(
         f"SIGKILL when {POINTS[point]}",
         tried=len(counts),
