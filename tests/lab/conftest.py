@@ -28,6 +28,12 @@ def miniatures(monkeypatch):
     return with_miniatures(monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def in_miniature():
+    """The function that makes the preset `tiny` a miniature by a patch, for fixtures that several tests share."""
+    return with_miniatures
+
+
 def with_miniatures(patch, *, layers=False):
     patch.setitem(PRESETS["lm"], "tiny", PRESETS["lm"]["tiny"])
     patch.setattr(compare_module, "measure_costs", compare_module.measure_costs)
