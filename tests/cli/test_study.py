@@ -15,30 +15,37 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["study", *map(str, arguments)])
 
 
-def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(tmp_path):
-    done = invoke("depth", *FEW, "--out", tmp_path / "out")
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """A small study: what came of the command, and its folder."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    return invoke("depth", *FEW, "--out", folder), folder
+
+
+def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(answered):
+    done, folder = answered
     assert done.exit_code == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line] == ["depth: 4 of 4 parts"]
-    written = {file.name for file in (tmp_path / "out").iterdir()}
+    written = {file.name for file in folder.iterdir()}
     assert written == {"depth.json", "depth.svg", "report.html", "report.md", "results.json"}
-    require_policy((tmp_path / "out" / "report.html").read_text())
-    record = json.loads((tmp_path / "out" / "depth.json").read_text())
+    require_policy((folder / "report.html").read_text())
+    record = json.loads((folder / "depth.json").read_text())
     assert record["finding"] in " ".join(done.stdout.split("\n"))
     assert record["result"]["options"]["depths"] == [1, 2]
-    assert f"tidegate study depth {' '.join(FEW)}" in (tmp_path / "out" / "report.md").read_text()
+    assert f"tidegate study depth {' '.join(FEW)}" in (folder / "report.md").read_text()
 
 
-def test_from_a_record_the_work_is_not_done_again(tmp_path, monkeypatch):
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert invoke("depth", *FEW, "--quiet", "--out", first).stderr == ""
+def test_from_a_record_the_work_is_not_done_again_and_quiet_tells_nothing_of_it(answered, tmp_path, monkeypatch):
+    _, first = answered
 
     def work(*_, **__):
         raise AssertionError("the work was done")
 
     monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=work))
-    done = invoke("depth", "--from", first / "depth.json", "--out", second)
+    done = invoke("depth", "--quiet", "--from", first / "depth.json", "--out", tmp_path / "second")
     assert done.exit_code == 0, done.stderr
-    records = [json.loads((folder / "depth.json").read_text())["result"] for folder in (first, second)]
+    assert done.stderr == ""
+    records = [json.loads((folder / "depth.json").read_text())["result"] for folder in (first, tmp_path / "second")]
     assert records[0] == records[1]
 
 

@@ -26,6 +26,12 @@ def miniatures(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def in_miniature():
+    """The function that makes the preset `tiny` a miniature by a patch, for fixtures that several tests share."""
+    return lab_runs.patch_miniatures
+
+
+@pytest.fixture(scope="session")
 def compared(tmp_path_factory):
     """The lines of a miniature comparison of three variants under three seeds."""
     folder = tmp_path_factory.mktemp("compared")

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covers import axis, over
 from lab_runs import model_of, run_of
 
 from tidegate.config import VisionConfig
@@ -13,7 +14,7 @@ from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.model import build_model, training_flops
 
 GATES = ("none", "g1", "bma", "bma-query")
-CASES = [(kind, name, gate) for kind in PRESETS for name in PRESETS[kind] for gate in GATES]
+SIZES = axis({f"{kind} {name}": (kind, name) for kind in PRESETS for name in PRESETS[kind]}, "lm tiny")
 
 
 def test_parameters_are_counted_without_being_made():
@@ -21,8 +22,9 @@ def test_parameters_are_counted_without_being_made():
         assert num_parameters(config) == sum(p.numel() for p in build_model(config).parameters())
 
 
-@pytest.mark.parametrize(("kind", "name", "gate"), CASES)
-def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(kind, name, gate):
+@over(size=SIZES, gate=axis(GATES, "g1"))
+def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(size, gate):
+    kind, name = size
     preset, task = PRESETS[kind][name], task_of(kind)
     task = task if preset.length is None else replace(task, length=preset.length)
     target = num_parameters(preset.model(task, task.load(), Gates()))

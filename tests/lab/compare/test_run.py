@@ -52,14 +52,45 @@ def pretended(request, folder, loss=lambda run: 1.0):
     return executor.runs
 
 
-class TestTheSameRequest:
-    def test_gives_the_same_records_anywhere(self, task, tmp_path, miniatures):
-        request = request_of(task, budget=4 * STEP)
-        first, second = (records_of(compared(request, tmp_path / name)) for name in ("a", "b"))
-        assert len(first) == 6
-        assert first == second
+@pytest.fixture(scope="module")
+def finished(in_miniature, tmp_path_factory):
+    """A request, and the records that it gives."""
+    folder = tmp_path_factory.mktemp("finished")
+    request = request_of(text_of(folder), budget=4 * STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        in_miniature(patch)
+        return request, records_of(compared(request, folder / "out"))
 
-    def test_goes_on_where_it_stopped_and_ends_the_same(self, task, tmp_path, miniatures):
+
+@pytest.fixture(scope="module")
+def diverged(in_miniature, tmp_path_factory):
+    """A request with a variant that diverges, the lines that it gives, and their folder."""
+    folder = tmp_path_factory.mktemp("diverged")
+    request = request_of(text_of(folder), "none,wild=none@lr=1e6@weight_decay=1", budget=8 * STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        in_miniature(patch, layers=True)
+        return request, compared(request, folder / "out"), folder / "out"
+
+
+@pytest.fixture(scope="module")
+def tuned(in_miniature, tmp_path_factory):
+    """A request that tunes learning rates, the lines that it gives, their folder, and how often the file was read."""
+    folder = tmp_path_factory.mktemp("tuned")
+    request = request_of(text_of(folder), tune_lr=True, budget=2 * STEP, num_seeds=1)
+    original, calls = RecordFile.read, []
+    with pytest.MonkeyPatch.context() as patch:
+        in_miniature(patch)
+        patch.setattr(RecordFile, "read", lambda self: (calls.append(self), original(self))[1])
+        return request, compared(request, folder / "out"), folder / "out", len(calls)
+
+
+class TestTheSameRequest:
+    def test_gives_the_same_records_anywhere(self, finished, tmp_path, miniatures):
+        request, records = finished
+        assert len(records) == 6
+        assert records_of(compared(request, tmp_path / "out")) == records
+
+    def test_goes_on_where_it_stopped_and_ends_the_same(self, finished, tmp_path, miniatures):
         class Stopped:
             def __init__(self, after):
                 self.after = after
@@ -68,13 +99,13 @@ class TestTheSameRequest:
                 yield from SerialExecutor().execute(runs[: self.after], checkpoints=checkpoints, report=report)
                 raise KeyboardInterrupt
 
-        request = request_of(task, budget=4 * STEP)
+        request, records = finished
         for after in (0, 1, 2):
             with pytest.raises(KeyboardInterrupt):
                 compared(request, tmp_path / "a", executor=Stopped(after))
         told = []
         lines = compared(request, tmp_path / "a", tell=told.append)
-        assert records_of(lines) == records_of(compared(request, tmp_path / "b"))
+        assert records_of(lines) == records
         assert next(event for event in told if isinstance(event, Phase)) == Phase(
             name="comparing", num_runs=3, num_done=3
         )
@@ -117,13 +148,10 @@ class TestTheFile:
         assert lines[0] == planned(request_of(task, budget=STEP))
         assert lines[1].request == lines[0].request
 
-    def test_is_read_once_and_holds_what_is_returned(self, task, tmp_path, miniatures, monkeypatch):
-        file = RecordFile(records_path(tmp_path / "out"))
-        original, calls = RecordFile.read, []
-        monkeypatch.setattr(RecordFile, "read", lambda self: (calls.append(self), original(self))[1])
-        lines = compared(request_of(task, budget=STEP, tune_lr=True, num_seeds=1), tmp_path / "out")
-        assert len(calls) == 1
-        assert file.read() == lines
+    def test_is_read_once_and_holds_what_is_returned(self, tuned):
+        _, lines, folder, num_reads = tuned
+        assert num_reads == 1
+        assert RecordFile(records_path(folder)).read() == lines
 
     def test_has_nothing_beside_it_at_the_end(self, task, tmp_path, miniatures):
         compared(request_of(task, budget=STEP), tmp_path / "out")
@@ -329,15 +357,12 @@ class TestAFailure:
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
         assert [line.status for line in lines if isinstance(line, Record)] == ["finished", "failed", "finished"]
 
-    def test_of_a_diverging_run_is_none(self, task, tmp_path, miniatures):
-        lines = compared(request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP), tmp_path / "out")
+    def test_of_a_diverging_run_is_none(self, diverged, miniatures):
+        request, lines, folder = diverged
         summary = summarise(lines)
         assert summary.comparison["wild"].verdict == "diverged"
         assert summary.comparison["wild"].num_diverged == 3
-        assert (
-            pretended(request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP), tmp_path / "out")
-            == []
-        )
+        assert pretended(request, folder) == []
 
 
 class TestTheDesign:
@@ -415,9 +440,9 @@ class TestLayers:
         assert [line.id for line in self.measurements(lines)] == firsts
         assert all(line.curvature is not None and line.gauge for line in self.measurements(lines))
 
-    def test_of_a_diverged_run_are_not(self, task, tmp_path, miniatures):
-        request = request_of(task, "none,wild=none@lr=1e6@weight_decay=1", budget=40 * STEP)
-        (line,) = self.measurements(compared(request, tmp_path / "out"))
+    def test_of_a_diverged_run_are_not(self, diverged):
+        request, lines, _ = diverged
+        (line,) = self.measurements(lines)
         assert line.id == base_runs(request)["none"].id
 
     def test_are_measured_by_the_next_command_if_the_first_was_stopped(self, task, tmp_path, miniatures, monkeypatch):
@@ -457,10 +482,9 @@ class TestTuning:
         assert not {run.seed for run in tuned} & {run.seed for run in tried}
         assert runs == tried + tuned
 
-    def test_goes_on_to_the_same_choice(self, task, tmp_path, miniatures):
-        request = request_of(task, tune_lr=True, budget=2 * STEP, num_seeds=1)
-        lines = compared(request, tmp_path / "out")
-        cut = [json.loads(line) for line in records_path(tmp_path / "out").read_text().splitlines()]
+    def test_goes_on_to_the_same_choice(self, tuned, tmp_path, miniatures):
+        request, lines, folder, _ = tuned
+        cut = [json.loads(line) for line in records_path(folder).read_text().splitlines()]
         kept = [line for number, line in enumerate(cut) if number < 9]
         (tmp_path / "cut").mkdir()
         records_path(tmp_path / "cut").write_text("".join(json.dumps(line) + "\n" for line in kept))

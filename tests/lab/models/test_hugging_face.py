@@ -174,6 +174,7 @@ def test_a_model_that_is_built_elsewhere_is_not_bounded_afterwards(changed):
 
 
 FILES = {
+    "configuration as deep as can be read": ("config.json", f'{{"model_type": {DEEP[:900]}{"]" * 900}}}', "model_type"),
     "nested configuration": ("config.json", DEEP, "nested too deeply"),
     "configuration that is a list": ("config.json", "[]", "must be a JSON object"),
     "adapter": ("adapter_config.json", "{}", "Merge it into the weights"),

@@ -4,7 +4,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from damage import flip_inside
-from lab_runs import executed, model_of, run_of
+from lab_runs import COARSE, executed, model_of, run_of
 
 from tidegate._json import read_as
 from tidegate.config import VisionConfig
@@ -17,6 +17,14 @@ from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements
 from tidegate.lab.training.train import make_optimizer, train_step
+
+SAMPLING = measure._SAMPLING
+
+
+@pytest.fixture(autouse=True)
+def coarsely(monkeypatch):
+    """Curvature takes long."""
+    monkeypatch.setattr(measure, "_SAMPLING", COARSE)
 
 
 def probe_of(inputs):
@@ -35,7 +43,8 @@ def test_heads_are_as_free_as_the_theory_says(gate, free):
     assert [layer.predicted for layer in layers] == [free] * 2
 
 
-def test_every_layer_has_its_curvature():
+def test_every_layer_has_its_curvature(monkeypatch):
+    monkeypatch.setattr(measure, "_SAMPLING", SAMPLING)
     curvature = layers_of("bma").curvature
     assert curvature.model == "bma"
     assert [layer.layer for layer in curvature.layers] == [0, 1]

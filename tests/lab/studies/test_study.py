@@ -10,9 +10,11 @@ from damage import some_flips
 from tidegate._json import seal
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
+from tidegate.lab.studies.flat_or_curved import views
 from tidegate.lab.studies.options import set_options
 from tidegate.lab.studies.study import page_of, read_record, record_of, save_record
 from tidegate.lab.training.events import PartsDone
+from tidegate.lab.training.measurements import Sampling
 from tidegate.report.page import Page
 
 MINIATURES = {
@@ -31,7 +33,9 @@ MINIATURES = {
         "num_layers": 2,
         "length": 16,
         "steps": 2,
+        "num_sequences": 1,
         "window": 6,
+        "sampling": Sampling(num_positions=2, num_planes=2),
     },
     "gate-tuning": {
         "hidden_size": 16,
@@ -74,7 +78,16 @@ def answered(request):
     """A study, its answer in miniature, the view of it and what was reported."""
     study, events = STUDIES[request.param], []
     result = study.run(replace(study.options, **MINIATURES[request.param]), tell=events.append)
-    return study, result, study.view(result), events
+    with pytest.MonkeyPatch.context() as patch:
+        draw_coarsely(patch)
+        return study, result, study.view(result), events
+
+
+def draw_coarsely(patch):
+    """Surfaces of flat-or-curved are computed point by point."""
+    square, disc = views._square, views._disc
+    patch.setattr(views, "_square", lambda reach: square(reach)[::6, ::6])
+    patch.setattr(views, "_disc", lambda: disc()[::4, ::6])
 
 
 def test_options_and_results_are_data_and_a_result_holds_its_options(answered):

@@ -32,7 +32,7 @@ def several(task):
         run_of(task, gate="none", variant="none"),
         run_of(task, seed=1),
         run_of(task, variant="dropout", model=model_of("g1", dropout=0.2)),
-        run_of(task, variant="wild", lr=1e6, weight_decay=1.0, steps=40),
+        run_of(task, variant="wild", lr=1e6, weight_decay=1.0),
         run_of(replace(task, source="gone.txt"), variant="lost"),
     ]
 

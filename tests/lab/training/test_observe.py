@@ -1,4 +1,5 @@
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def traced(model, batch):
     return traces
 
 
+@cache
+def observed(config):
+    """What is seen of a model on an example, and its traces."""
+    model, batch = restless(config), example(config)
+    return observe_probe(model, batch, tokens=0), traced(model, batch)
+
+
 def plain_weights(trace):
     """The attention matrix (B, H, T, S), by a softmax over all scores."""
     heads = trace.query.shape[1] // trace.key.shape[1]
@@ -67,31 +75,29 @@ def by_head(values, config):
 @pytest.mark.parametrize("config", CASES, ids=lambda config: f"{type(config).__name__}-{config.gate}")
 class TestAttention:
     def test_entropy_is_that_of_the_plain_weights(self, config):
-        model, batch = restless(config), example(config)
-        expected = [by_head(torch.special.entr(plain_weights(trace)).sum(-1), config) for trace in traced(model, batch)]
-        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).entropy), torch.stack(expected))
+        seen, traces = observed(config)
+        expected = [by_head(torch.special.entr(plain_weights(trace)).sum(-1), config) for trace in traces]
+        assert_close(torch.tensor(seen.entropy), torch.stack(expected))
 
     def test_sink_mass_is_the_plain_weight_of_the_first_position(self, config):
-        model, batch = restless(config), example(config)
-        expected = [by_head(plain_weights(trace)[..., 0], config) for trace in traced(model, batch)]
-        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).sink_mass), torch.stack(expected))
+        seen, traces = observed(config)
+        expected = [by_head(plain_weights(trace)[..., 0], config) for trace in traces]
+        assert_close(torch.tensor(seen.sink_mass), torch.stack(expected))
 
     def test_sink_impact_is_its_share_of_the_weighted_value_norms(self, config):
-        model, batch = restless(config), example(config)
+        seen, traces = observed(config)
         expected = []
-        for trace in traced(model, batch):
+        for trace in traces:
             heads = trace.query.shape[1] // trace.value.shape[1]
             norms = trace.value.double().norm(dim=-1).repeat_interleave(heads, dim=1)
             parts = plain_weights(trace) * norms[:, :, None]
             expected.append(by_head(parts[..., 0] / parts.sum(-1), config))
-        assert_close(torch.tensor(observe_probe(model, batch, tokens=0).sink_impact), torch.stack(expected))
+        assert_close(torch.tensor(seen.sink_impact), torch.stack(expected))
 
     def test_gates_are_seen_as_the_trace_has_them(self, config):
-        model, batch = restless(config), example(config)
-        gates = observe_probe(model, batch, tokens=0).gates
-        traces = traced(model, batch)
-        assert set(gates) == set(traces[0].gates)
-        for site, seen in gates.items():
+        observation, traces = observed(config)
+        assert set(observation.gates) == set(traces[0].gates)
+        for site, seen in observation.gates.items():
             values = [trace.gates[site] for trace in traces]
             values = torch.stack([value.unsqueeze(2) if value.ndim == 3 else value for value in values])
             assert_close(torch.tensor(seen["mean"]), values.mean(dim=(1, 2, 4)))

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from closeness import assert_close
+from covers import axis, over
 from damage import flip_inside
-from lab_runs import LENGTH, STEPS, executed, model_of, run_of, timeless
+from lab_runs import LENGTH, STEPS, executed, model_of, run_of, text_of, timeless
 
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.image import image_task
@@ -40,24 +41,30 @@ RUNS = {
 }
 
 
-EVERYWHERE = (1, 2, 3, 7, STEPS - 1, STEPS)
-STOPS = [(name, stop) for name in RUNS for stop in (EVERYWHERE if name in ("text", "dropout") else (7,))]
+STOPS = axis((1, 2, 3, 7, STEPS - 1, STEPS), 7)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The runs, and the record that each gives if nothing interrupts it."""
+    task = text_of(tmp_path_factory.mktemp("text"))
+    runs = {name: run(task) for name, run in RUNS.items()}
+    return {name: (run, executed(run)) for name, run in runs.items()}
 
 
 class TestTheSameRun:
     @pytest.mark.parametrize("name", RUNS)
-    def test_gives_the_same_numbers(self, task, name):
-        run = RUNS[name](task)
-        first = executed(run)
+    def test_gives_the_same_numbers(self, undisturbed, name):
+        run, first = undisturbed[name]
         assert first.status == "finished", first.error
         torch.manual_seed(99)
         torch.rand(5)
         assert timeless(executed(run)) == timeless(first)
 
-    @pytest.mark.parametrize(("name", "stop"), STOPS)
-    def test_stopped_at_any_step_goes_on_as_if_never_stopped(self, task, tmp_path, name, stop):
-        run = RUNS[name](task)
-        expected = timeless(executed(run))
+    @over(name=axis(RUNS.keys(), "dropout"), stop=STOPS)
+    def test_stopped_at_any_step_goes_on_as_if_never_stopped(self, undisturbed, tmp_path, name, stop):
+        run, first = undisturbed[name]
+        expected = timeless(first)
         interrupt(run, tmp_path, at=stop)
         assert [file.name for file in tmp_path.glob(f"{run.id}*")] == [f"{run.id}.safetensors"]
         told = []
@@ -71,11 +78,11 @@ def interrupt(run, folder, *, at):
         executed(run, folder=folder, report=lambda p: steps.append(p.step), stopping=lambda: steps[-1] == at)
 
 
-def test_stopped_again_and_again_it_still_ends_the_same(task, tmp_path):
-    run = run_of(task, model=model_of("bma", dropout=0.1))
+def test_stopped_again_and_again_it_still_ends_the_same(undisturbed, tmp_path):
+    run, expected = undisturbed["dropout"]
     for stop in range(1, STEPS + 1):
         interrupt(run, tmp_path, at=stop)
-    assert timeless(executed(run, folder=tmp_path)) == timeless(executed(run))
+    assert timeless(executed(run, folder=tmp_path)) == timeless(expected)
 
 
 def test_dropout_is_drawn_anew_at_each_step_and_by_each_seed(task, monkeypatch):
@@ -96,8 +103,8 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(0, 2), (1, 2), (3, 4), (3, 9), (7, STEPS), (STEPS - 1, STEPS)])
-def test_killed_it_goes_on_from_an_older_checkpoint_as_if_nothing_had_been(task, tmp_path, saved, killed):
-    run = run_of(task, model=model_of("bma", dropout=0.1))
+def test_killed_it_goes_on_from_an_older_checkpoint_as_if_nothing_had_been(undisturbed, tmp_path, saved, killed):
+    run, expected = undisturbed["dropout"]
     file, kept = tmp_path / f"{run.id}.safetensors", tmp_path / "kept"
 
     def report(progress):
@@ -113,7 +120,7 @@ def test_killed_it_goes_on_from_an_older_checkpoint_as_if_nothing_had_been(task,
     if kept.exists():
         shutil.copy(kept, file)
     told = []
-    assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(executed(run))
+    assert timeless(executed(run, folder=tmp_path, report=told.append)) == timeless(expected)
     assert told[0].step == saved + 1
 
 
@@ -181,8 +188,6 @@ class TestTheRecord:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, tmp_path_factory):
-        from lab_runs import text_of
-
         return run_of(text_of(tmp_path_factory.mktemp("text")), gate="g1", variant="gated", seed=4, block=2)
 
     @pytest.fixture(scope="class")
@@ -249,8 +254,6 @@ class TestVariantsOfOneSeed:
     @pytest.fixture(scope="class")
     @classmethod
     def prints(cls, tmp_path_factory):
-        from lab_runs import text_of
-
         task = text_of(tmp_path_factory.mktemp("text"))
         widths = {"none": None, "g1": (40, 41), "bma": (33, 32), "bma-query": 64}
         return {

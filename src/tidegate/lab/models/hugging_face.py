@@ -198,15 +198,17 @@ def _require_counts(values: dict[str, Any], folder: Path, num_tensors: int) -> N
             )
 
 
-def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
-        for key, item in cast("dict[str, Any]", value).items():
-            yield from _counts(item, key)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            yield from _counts(item, name)
-    elif isinstance(value, int) and _COUNTS.search(name):
-        yield name, value
+def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Give the whole numbers of options that count, however deep they stand; those in a list have its name."""
+    todo: list[tuple[str, Any]] = [("", values)]
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, dict):
+            todo += cast("dict[str, Any]", value).items()
+        elif isinstance(value, list):
+            todo += [(name, item) for item in cast("list[Any]", value)]
+        elif isinstance(value, int) and _COUNTS.search(name):
+            yield name, value
 
 
 def _model_class(config: Any) -> Any:
