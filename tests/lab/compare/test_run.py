@@ -508,7 +508,7 @@ def test_checkpoints_of_runs_under_way_lie_beside_the_records(task, tmp_path, mi
 
 def test_a_planted_effect_is_found_and_none_where_there_is_none(task, tmp_path, miniatures):
     variants = "none,slow=none@lr=1e-5,again=none,other=none@first_seed=100"
-    lines = compared(request_of(task, variants, budget=32 * STEP), tmp_path / "out")
+    lines = compared(request_of(task, variants, budget=40 * STEP), tmp_path / "out")
     results = summarise(lines).comparison
     assert results["slow"].verdict == "worse"
     assert results["again"].verdict == "identical"
