@@ -6,7 +6,6 @@ Whatever is wrong with a text or a value is one `ValueError`, which names the fi
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 import types
@@ -43,6 +42,9 @@ def _finite_number(digits: str) -> float:
 
 def content_hash(value: Any) -> str:
     """Sixteen hexadecimal digits that stand for a JSON value, however it is written."""
+    # It loads OpenSSL, which `import tidegate` does not need.
+    import hashlib
+
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError:

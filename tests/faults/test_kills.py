@@ -33,6 +33,7 @@ class Disturbed:
     def __init__(self, folder, work, *sizes):
         self.folder, self.work, self.sizes = folder, work, sizes
         text_of(folder)
+        self.finish(folder / "first")  # which waits for the server of the victims
         start = time.monotonic()
         self.finish(folder / "undisturbed")
         self.seconds = time.monotonic() - start

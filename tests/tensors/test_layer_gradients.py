@@ -113,8 +113,8 @@ def test_exotic_gates_and_every_option_have_jaxs_gradients(gates):
     [COMBINED[1], *(pytest.param(gate, marks=pytest.mark.full) for gate in (COMBINED[0], *COMBINED[2:], *EXOTIC))],
 )
 def test_every_gate_has_the_gradients_of_central_differences(gates):
-    layer = make_layer(gates, full=True, d=2, H=2, G=1, window=2)
-    found = verify_layer_gradients(layer, sample(3, 2), 1e-6, 1e-6)
+    layer = make_layer(gates, full=True, d=3, H=2, G=1, window=2)
+    found = verify_layer_gradients(layer, sample(3, 3), 1e-6, 1e-6)
     assert found == dict.fromkeys(names_of(layer, "x"), True)
 
 

@@ -142,3 +142,8 @@ def test_the_results_are_json_and_agree_with_the_summary(compared):
         assert "accuracy" not in variant
     means = [variant["mean"] for variant in data["comparison"]["variants"]]
     assert means == [pytest.approx(fmean(variant["losses"])) for variant in data["variants"]]
+
+
+def test_a_plan_whose_control_is_no_variant_is_refused(compared):
+    with pytest.raises(ValueError, match="has no variant 'sea', which it names as its control"):
+        summarise(replanned(compared, control="sea"))

@@ -38,7 +38,8 @@ PLAN = Plan(
 )
 COSTS = Costs(request=PLAN.request, items=(cost_of("none"), cost_of("low", 1.1)), environment={})
 LAYERS = LayerMeasurements(id="1", curvature_reason="a reason", gauge_reason="another")
-FAILED = Record(id="1", run={"variant": "low"}, status="failed", error="Traceback")
+RUN = run_of(RecallTask(num_pairs=3), variant="low")
+FAILED = Record(id=RUN.id, run=RUN.to_dict(), status="failed", error="Traceback")
 
 
 @pytest.fixture
@@ -145,6 +146,11 @@ def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_w
             "curve[0].tokens is missing",
         ),
         ({"id": "1", "kind": "run"}, "run is missing"),
+        ({"id": "1", "run": {"block": 0}, "status": "failed", "kind": "run"}, "run.variant is missing"),
+        (
+            {"id": "1", "run": RUN.to_dict() | {"seed": "0"}, "status": "failed", "kind": "run"},
+            "run.seed must be a whole",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -206,7 +212,7 @@ def test_a_full_disk_is_named_and_the_next_line_heals_what_is_left(file, monkeyp
     filled(file, PLAN)
     monkeypatch.setenv("TIDEGATE_FAULT", f"record:{point}:1:full")
     _faults._reached.clear()
-    words = rf"{file.path} could not be written: No space left on device\. \d+ bytes were to be written, .* are free"
+    words = rf"{file.path} could not be written: No space left on device\. [\d.]+ \w+ were to be written, .* are free"
     with pytest.raises(OSError, match=words):
         file.append(FAILED)
     assert file.read() == [PLAN, FAILED][:kept]

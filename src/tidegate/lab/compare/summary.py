@@ -113,6 +113,8 @@ def summarise(lines: Sequence[Line]) -> Summary:
     plan = next((line for line in lines if isinstance(line, Plan)), None)
     if plan is None:
         raise ValueError("There is no plan among these records: they are not of a comparison.")
+    if plan.control not in (variant.name for variant in plan.variants):
+        raise ValueError(f"The plan of these records has no variant {plan.control!r}, which it names as its control.")
     runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
     records = {
         variant.name: _by_block([record for record in runs if _is_compared(record, variant.name)])

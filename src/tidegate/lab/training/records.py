@@ -204,6 +204,19 @@ class LayerMeasurements:
 Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunFields:
+    """The fields of `Run.to_dict()`, which stays plain so that records are read without PyTorch."""
+
+    variant: str
+    block: int
+    seed: int
+    role: Literal["comparison", "tuning"]
+    model: dict[str, Any]
+    task: dict[str, Any]
+    training: dict[str, float | str]
+
+
 def last_costs(lines: Sequence[Line]) -> Costs | None:
     """Return the costs that hold: the last, since figures that were missing are measured again."""
     return next((line for line in reversed(lines) if isinstance(line, Costs)), None)
@@ -245,7 +258,10 @@ class RecordFile:
 
     def _parse(self, number: int, line: bytes) -> Line:
         try:
-            return read_as(Line, open_sealed(parse_json(line)))
+            read = read_as(Line, open_sealed(parse_json(line)))
+            if isinstance(read, Record):
+                read_as(_RunFields, read.run, where="run")
+            return read
         except ValueError as problem:
             raise ValueError(
                 f"{self.path}, line {number}, is damaged, or of another version: {problem} Remove that line, and the "
