@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from lab_runs import COARSE
 from pages import require_policy
 from typer.testing import CliRunner
 
+from tidegate._json import open_sealed, parse_json, seal
 from tidegate.cli import app
 from tidegate.lab.compare import cost
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.models import measure
 
 runner = CliRunner()
+RECORDS = Path(__file__).parents[2] / "docs" / "records" / "compare" / "records.jsonl"
 
 QUICK = ["--seeds", "3", "--tokens", "4096", "--length", "32", "--executor", "serial"]
 
@@ -155,6 +158,22 @@ def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(argument
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
     assert words in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("plan", {"task": {}}), ("run", {"fingerprints": {}}), ("run", {"num_parameters": 0})],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_report_of_whole_lines_that_no_comparison_wrote_is_refused_in_words(kind, changes, tmp_path):
+    lines = [open_sealed(parse_json(line)) for line in RECORDS.read_bytes().splitlines()]
+    forged = next(line for line in lines if line["kind"] == kind)
+    forged.update(changes)
+    (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(seal(line))}\n" for line in lines))
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 2
+    assert "records.jsonl does not hold the records of one comparison" in done.stderr
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_of_a_folder_without_records_says_so(tmp_path):

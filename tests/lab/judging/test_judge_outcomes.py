@@ -93,8 +93,9 @@ NAN, INF = float("nan"), float("inf")
         (
             {"none": NONE, "g1": (NAN, *G1[1:])},
             {},
-            "losses of 'g1' must be finite, or None where the run diverged; got nan",
+            "losses of 'g1' must be finite and below 1e\\+100, or None where the run diverged; got nan",
         ),
+        ({"none": NONE, "g1": (1e308, *G1[1:])}, {}, "losses of 'g1' must be finite.*got 1e\\+308"),
         ({"none": (*NONE[:4], INF), "g1": G1}, {}, "losses of 'none' must be finite.*got inf"),
         (
             {"none": NONE, "g1": G1},

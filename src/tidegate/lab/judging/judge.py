@@ -32,6 +32,8 @@ Row: TypeAlias = tuple[float | None, ...]
 
 MIN_BLOCKS = 3
 """With fewer seeds, no verdict is given."""
+_LARGEST_LOSS = 1e100
+"""Squares of losses are summed, and would overflow beyond."""
 _POWER = 0.8
 _SPREAD_LEVEL = 0.1
 """Level of the F test for unequal spread: once for the control, once shared by the variants.
@@ -169,8 +171,11 @@ def _require_table(rows: Mapping[str, Row], control: str, margin: float, identic
         )
     for name, row in rows.items():
         for value in row:
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"losses of {name!r} must be finite, or None where the run diverged; got {value!r}.")
+            if value is not None and not abs(value) < _LARGEST_LOSS:
+                raise ValueError(
+                    f"losses of {name!r} must be finite and below {_LARGEST_LOSS:g}, or None where the run diverged; "
+                    f"got {value!r}."
+                )
     if not 0 <= margin < math.inf:
         raise ValueError(f"margin must be a share of the control's mean, 0 or more; got {margin!r}.")
 
