@@ -440,6 +440,17 @@ class TestAPoolOfWorkers:
         )
         assert len(self.started) == 2
 
+    def test_that_is_stopped_asks_every_worker_to_stop_and_hands_out_no_more(self, task, pool):
+        theirs = []
+        for _ in range(3):
+            here, there = Pipe()
+            pool.workers[here] = _Worker(FakeProcess(None), ready=True, run=run_of(task))
+            theirs.append(there)
+        pool.todo.append(run_of(task, seed=1))
+        pool.stop()
+        assert [there.poll() and there.recv() for there in theirs] == [None, None, None]
+        assert not pool.todo
+
     def test_that_is_stopped_records_nothing(self, task, pool):
         pool.stop()
         assert self.ended(pool, -signal.SIGKILL, ready=True, run=run_of(task)) == []
