@@ -93,11 +93,25 @@ def test_only_bold_lines_are_in_the_legend_and_they_are_drawn_last():
     )["data"]
     assert [(trace["name"], trace["showlegend"]) for trace in traces] == [
         ("mean", False),
-        ("seed", False),
+        ("a", False),
         ("mean", True),
         ("other", True),
     ]
     assert {trace["legendgroup"] for trace in traces if trace["name"] != "other"} == {"a"}
+
+
+def test_the_faint_lines_of_a_group_are_one_trace_with_gaps_and_its_single_points_another():
+    first, second, lone, other = (
+        Series(label=f"seed {seed}", group=group, x=x, y=x, faint=True)
+        for seed, (group, x) in enumerate((("a", (1, 2)), ("a", (3, 4, 5)), ("a", (6,)), ("b", (7, 8))))
+    )
+    traces = lines(first, second, lone, other)["data"]
+    assert [(trace["legendgroup"], trace["mode"], trace["x"]) for trace in traces] == [
+        ("a", "lines", [1, 2, None, 3, 4, 5]),
+        ("a", "markers", [6]),
+        ("b", "lines", [7, 8]),
+    ]
+    assert all(trace["y"] == trace["x"] for trace in traces)
 
 
 def test_two_bold_lines_of_a_group_differ_in_their_dash():

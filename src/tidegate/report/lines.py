@@ -33,7 +33,7 @@ def lines_figure(panel: Lines, palette: Palette) -> Figure:
     """Draw the panel as a figure. Only bold lines are in the legend, and a click there hides their whole group."""
     bold = [series for series in panel.series if not series.faint]
     traces = [_band(series, palette) for series in panel.series if series.low is not None and series.high is not None]
-    traces += [_faint(series, palette) for series in panel.series if series.faint]
+    traces += [_faint(lines, palette) for lines in _alike([series for series in panel.series if series.faint])]
     turns: Counter[str] = Counter()
     for series in bold:
         traces.append(_bold(series, palette, turns[series.group]))
@@ -147,12 +147,26 @@ def _position(x: float | None, panel: Lines) -> float | None:
     return math.log10(x) if x > 0 else None
 
 
-def _faint(series: Series, palette: Palette) -> dict[str, Any]:
+def _alike(faint: list[Series]) -> list[list[Series]]:
+    """Gather the lines of each group, and its single points: nobody can point at them, and a trace of each is slow."""
+    gathered: dict[tuple[str, bool], list[Series]] = {}
+    for series in faint:
+        gathered.setdefault((series.group, len(series.x) > 1), []).append(series)
+    return list(gathered.values())
+
+
+def _faint(lines: list[Series], palette: Palette) -> dict[str, Any]:
+    """One trace of all these lines, parted by None."""
+    first = lines[0]
+    x, y = list(first.x), list(first.y)
+    for series in lines[1:]:
+        x += [None, *series.x]
+        y += [None, *series.y]
     return {
-        **_trace(series),
-        "mode": "lines" if len(series.x) > 1 else "markers",
-        "line": {"color": palette.colour(series.group), "width": 1},
-        "marker": {"color": palette.colour(series.group), "size": 4},
+        **_trace(Series(label=first.group, group=first.group, x=tuple(x), y=tuple(y))),
+        "mode": "lines" if len(first.x) > 1 else "markers",
+        "line": {"color": palette.colour(first.group), "width": 1},
+        "marker": {"color": palette.colour(first.group), "size": 4},
         "opacity": 0.28,
         "hoverinfo": "skip",
         "showlegend": False,
