@@ -40,7 +40,7 @@ LIBRARY = (
     "tidegate.torch.retrofit",
     "tidegate.flax",
 )
-ADAPTERS = {"torch_adapter.py": ("torch", "tidegate.torch"), "jax_adapter.py": ("jax",)}
+TORCH_ADAPTER = {"torch_adapter.py": ("torch", "tidegate.torch")}
 LOWER_ROOMS = ("tidegate.lab.judging", "tidegate.lab.training", "tidegate.lab.tasks", "tidegate.lab.models")
 GROUPS = {
     "library": LIBRARY,
@@ -99,11 +99,15 @@ LAYERS: dict[str, Layer] = {
         },
         deferred=("torch", "jax"),
     ),
-    "geometry": Layer(about="The curvature of representations.", allowed=(*MATHS, "numpy", "scipy"), only_in=ADAPTERS),
+    "geometry": Layer(
+        about="The curvature of representations.",
+        allowed=(*MATHS, "numpy", "scipy"),
+        only_in=TORCH_ADAPTER | {"jax_adapter.py": ("jax",)},
+    ),
     "experts": Layer(
         about="Attention as a hierarchical mixture of experts: decomposition, gauge, estimation.",
         allowed=(*MATHS, "numpy", "scipy"),
-        only_in=ADAPTERS,
+        only_in=TORCH_ADAPTER,
     ),
     "torch": Layer(
         about="Gated layers and models in PyTorch, from the layer to the kernel.",
