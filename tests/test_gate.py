@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidegate import PRESETS, Gate, Gates, HeadShape, legal_gates
 
 READS_AT = {
-    "output": ("input", "query", "value", "output"),
+    "output": ("input", "query", "value", "output", "partition"),
     "value": ("input", "query", "value"),
     "key": ("input", "query", "value"),
     "query": ("input", "query", "value"),
@@ -20,7 +20,7 @@ COMBINATIONS = {
     (site, reads, grain)
     for site, sources in READS_AT.items()
     for reads in sources
-    for grain in (("element",) if site == "dense" else ("element", "head"))
+    for grain in (("element",) if site == "dense" else ("head",) if reads == "partition" else ("element", "head"))
 }
 ACTIVATIONS = ("sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity")
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -29,6 +29,9 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 @st.composite
 def gates(draw):
     site, reads, grain = draw(st.sampled_from(sorted(COMBINATIONS)))
+    bias = draw(st.none() | numbers)
+    if reads == "partition":
+        return Gate(site=site, reads=reads, grain=grain, bias=bias)
     return Gate(
         site=site,
         reads=reads,
@@ -39,7 +42,7 @@ def gates(draw):
         rank=draw(st.none() | st.integers(1, 10**6)),
         width=draw(st.none() | st.integers(1, 10**6)),
         init_std=draw(st.just(0.02) | numbers.map(abs)),
-        bias=draw(st.none() | numbers),
+        bias=bias,
     )
 
 
@@ -132,14 +135,16 @@ PRESET_TABLE = {
     "g4": ("query", "input", "element"),
     "g5": ("dense", "input", "element"),
     "vga": ("value", "value", "element"),
+    "sink": ("output", "partition", "head"),
+    "off-by-one": ("output", "partition", "head"),
 }
 
 
 def test_presets_mean_what_the_table_says():
     assert {name: (gate.site, gate.reads, gate.grain) for name, gate in PRESETS.items()} == PRESET_TABLE
-    for gate in PRESETS.values():
+    for name, gate in PRESETS.items():
         rest = (gate.share, gate.activation, gate.op, gate.rank, gate.width, gate.init_std, gate.bias)
-        assert rest == ("head", "sigmoid", "multiply", None, None, 0.02, None)
+        assert rest == ("head", "sigmoid", "multiply", None, None, 0.02, 0.0 if name == "sink" else None)
 
 
 def test_the_first_choice_of_each_field_is_the_default():
@@ -159,14 +164,14 @@ def test_the_first_choice_of_each_field_is_the_default():
 
 def test_legal_gates_are_all_that_the_vocabulary_allows():
     found = [(gate.site, gate.reads, gate.grain) for gate in legal_gates()]
-    assert len(found) == 28
+    assert len(found) == 29
     assert set(found) == COMBINATIONS
     assert all(replace(gate, site="output", reads="input", grain="element") == Gate() for gate in legal_gates())
 
 
 class TestRefusals:
     @pytest.mark.parametrize("site", READS_AT)
-    @pytest.mark.parametrize("reads", ["input", "query", "value", "output"])
+    @pytest.mark.parametrize("reads", ["input", "query", "value", "output", "partition"])
     @pytest.mark.parametrize("grain", ["element", "head"])
     def test_a_combination_is_refused_exactly_if_it_is_not_in_the_table(self, site, reads, grain):
         if (site, reads, grain) in COMBINATIONS:
@@ -184,7 +189,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match=exactly(message)):
             Gate.parse(f"{site}:output")
 
-    @pytest.mark.parametrize("reads", ["query", "value"])
+    @pytest.mark.parametrize("reads", ["query", "value", "partition"])
     def test_the_dense_site_has_no_heads_to_read(self, reads):
         message = (
             f"Gate dense:{reads} is refused: the output projection leaves no heads, so no {reads} of a head; "
@@ -212,6 +217,30 @@ class TestRefusals:
             Gate.parse(f"dense:input:shared-{share}")
 
     @pytest.mark.parametrize(
+        ("spelling", "reason"),
+        {
+            "query:partition:head": "a head's partition function belongs to its attention output; "
+            "use output:partition:head.",
+            "output:partition": "a head has one partition function for all its features; use output:partition:head.",
+            "output:partition:head:shared-group": "each head has a sink of its own; leave share at 'head'.",
+            **{
+                f"output:partition:head:{part}": "only a factor sigmoid(log Z + b) is a sink in the softmax's "
+                "denominator; leave activation at 'sigmoid' and op at 'multiply'."
+                for part in ("add", "silu", "softplus", "tanh1", "twosigmoid", "identity")
+            },
+            **{
+                f"output:partition:head:{part}": "log Z enters with the weight 1 and not through a matrix; "
+                "leave rank, width and init_std as they are."
+                for part in ("r1", "w1", "s0")
+            },
+        }.items(),
+    )
+    def test_what_reads_the_partition_and_is_no_sink_is_refused(self, spelling, reason):
+        site = spelling.partition(":")[0]
+        with pytest.raises(ValueError, match=exactly(f"Gate {site}:partition is refused: {reason}")):
+            Gate.parse(spelling)
+
+    @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"site": "outptu"}, "Gate.site cannot be 'outptu'. Did you mean output?"),
@@ -223,7 +252,7 @@ class TestRefusals:
                 "Gate.activation cannot be 'gauss'. Known: sigmoid, silu, softplus, tanh1, twosigmoid, identity.",
             ),
             ({"op": "times"}, "Gate.op cannot be 'times'. Did you mean multiply or add?"),
-            ({"reads": "mask"}, "Gate.reads cannot be 'mask'. Known: input, query, value, output."),
+            ({"reads": "mask"}, "Gate.reads cannot be 'mask'. Known: input, query, value, output, partition."),
             ({"site": None}, "Gate.site cannot be None. Known: output, value, key, query, dense."),
             ({"reads": ["input"]}, "Gate.reads cannot be ['input']. Did you mean input?"),
         ],
@@ -271,12 +300,12 @@ class TestParsing:
             ("non", "Unknown gate 'non'. Did you mean none? Or spell it site:reads."),
             (
                 "zzz",
-                "Unknown gate 'zzz'. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga. "
+                "Unknown gate 'zzz'. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga, sink, off-by-one. "
                 "Or spell it site:reads.",
             ),
             (
                 "",
-                "Unknown gate ''. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga. "
+                "Unknown gate ''. Known: none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga, sink, off-by-one. "
                 "Or spell it site:reads.",
             ),
             ("none", "'none' is the absence of a gate, not one gate: use Gates.parse('none')."),
@@ -402,14 +431,17 @@ class TestParameters:
             "query": size * h if source else h,
             "value": h,
             "output": H * h if dense else h,
+            "partition": 1,
         }[gate.reads]
         width = None if gate.width is None else max(1, int(share_of_width * read))
+        rank = None if gate.reads == "partition" else rank
         gate = replace(gate, width=width, rank=rank)
         read = width or read
         gated = 1 if gate.grain == "head" else d if dense else h
         matrices = {"head": 1 if dense else groups if source else H, "group": groups, "layer": 1}[gate.share]
 
-        each = (read * gated if rank is None else rank * (read + gated)) + (0 if gate.bias is None else gated)
+        matrix = 0 if gate.reads == "partition" else read * gated if rank is None else rank * (read + gated)
+        each = matrix + (0 if gate.bias is None else gated)
         sizes = {"d_model": d, "num_heads": H, "num_kv_heads": groups, "head_dim": h}
         assert gate.num_parameters(**sizes) == matrices * each
 
@@ -419,6 +451,7 @@ class TestParameters:
             if rank is None
             else {"weight_down": (matrices, read, rank), "weight_up": (matrices, rank, gated)}
         )
+        expected = {} if gate.reads == "partition" else expected
         assert shapes == expected | ({} if gate.bias is None else {"bias": (matrices, gated)})
         assert list(shapes) == list(expected) + ([] if gate.bias is None else ["bias"])
 
@@ -460,6 +493,12 @@ class TestParameters:
 
     def test_head_dim_is_free_of_the_model_width(self):
         assert PRESETS["bma"].num_parameters(d_model=512, num_heads=8, head_dim=16) == 8 * 16 * 16
+
+    def test_a_sink_is_a_number_for_each_head_and_off_by_one_none(self):
+        sizes = {"d_model": 512, "num_heads": 8, "num_kv_heads": 2}
+        assert PRESETS["sink"].parameter_shapes(**sizes) == {"bias": (8, 1)}
+        assert PRESETS["off-by-one"].parameter_shapes(**sizes) == {}
+        assert PRESETS["off-by-one"].num_parameters(**sizes) == 0
 
 
 NEEDS_SELF_ATTENTION = {("value", "query"), ("key", "query"), ("output", "value"), ("query", "value")}

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import PRESETS, Gate, Gates, legal_gates
-from tidegate.gate import SITE_ORDER
+from tidegate.gate import GATE_PATHS
 
 ALL = tuple(legal_gates())
-several = st.lists(st.sampled_from(ALL), max_size=5, unique_by=lambda gate: gate.site)
+several = st.lists(st.sampled_from(ALL), max_size=5, unique_by=lambda gate: gate.path)
 
 
 def exactly(message):
@@ -36,8 +36,8 @@ def test_order_of_writing_does_not_matter(gates, seed):
 
 
 def test_the_canonical_order_is_that_in_which_a_layer_meets_them():
-    assert SITE_ORDER == ("query", "key", "value", "output", "dense")
-    assert str(Gates.parse("g5+g1+g2+g3+g4")) == "g4+g3+g2+g1+g5"
+    assert GATE_PATHS == ("query", "key", "value", "partition", "output", "dense")
+    assert str(Gates.parse("g5+g1+sink+g2+g3+g4")) == "g4+g3+g2+sink+g1+g5"
 
 
 @pytest.mark.parametrize("nothing", ["none", " none ", None, (), [], Gates()])
@@ -74,9 +74,15 @@ def test_one_gate_is_a_tuple_of_one(one):
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(PRESETS.values(), 2)), ids=str)
-def test_two_gates_share_a_layer_exactly_if_they_have_different_sites(first, second):
-    if first.site != second.site:
+def test_two_gates_share_a_layer_exactly_if_they_have_different_sites_or_one_is_a_sink(first, second):
+    sinks = [gate for gate in (first, second) if gate.reads == "partition"]
+    if first.site != second.site or len(sinks) == 1:
         assert set(Gates((first, second))) == {first, second}
+        return
+    if sinks:
+        message = f"A layer has at most one sink; {first} and {second} both read the partition function. Choose one."
+        with pytest.raises(ValueError, match=exactly(message)):
+            Gates((first, second))
         return
     message = (
         f"A layer has at most one gate per site; {first} and {second} are both at the {first.site} site. "
@@ -98,11 +104,11 @@ def test_an_empty_part_is_refused(text):
 
 
 @given(gates=several)
-def test_at_finds_the_gate_of_a_site(gates):
+def test_at_finds_the_gate_of_a_site_and_the_sink_apart(gates):
     layer = Gates(gates)
-    by_site = {gate.site: gate for gate in gates}
-    for site in SITE_ORDER:
-        assert layer.at(site) == by_site.get(site)
+    by_path = {"partition" if gate.reads == "partition" else gate.site: gate for gate in gates}
+    for path in GATE_PATHS:
+        assert layer.at(path) == by_path.get(path)
 
 
 @given(gates=several)

@@ -17,15 +17,18 @@ from tidegate._text import echo
 from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
-Reads: TypeAlias = Literal["input", "query", "value", "output"]
+Reads: TypeAlias = Literal["input", "query", "value", "output", "partition"]
 Grain: TypeAlias = Literal["element", "head"]
 Share: TypeAlias = Literal["head", "group", "layer"]
 Activation: TypeAlias = Literal["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
 Op: TypeAlias = Literal["multiply", "add"]
 
-SITE_ORDER: tuple[Site, ...] = ("query", "key", "value", "output", "dense")
-"""The sites in the order in which a layer meets them: the canonical order of several gates."""
+GatePath: TypeAlias = Literal["query", "key", "value", "partition", "output", "dense"]
 
+GATE_PATHS: tuple[GatePath, ...] = get_args(GatePath)
+"""What gates go by in a layer, in the order in which it meets them: the canonical order of several gates."""
+
+_DEFAULT_INIT_STD = 0.02
 _SOURCE_SITES: tuple[Site, ...] = ("key", "value")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "site": get_args(Site),
@@ -44,7 +47,8 @@ class Gate:
     site: Site = "output"
     """What it acts on: a head's attention output, its value, key or query, or the output projection's result."""
     reads: Reads = "input"
-    """What it is computed from: the layer's input, the head's own query, the value, or the attention output."""
+    """What it is computed from: the layer's input, the head's own query, the value, the attention output, or the
+    logarithm of the head's partition function, with the weight 1: that gate is a sink in the softmax's denominator."""
     grain: Grain = "element"
     """One number per feature, or one number per head."""
     share: Share = "head"
@@ -57,7 +61,7 @@ class Gate:
     """Rank of the gate's matrix, stored as two factors; None stores it whole."""
     width: int | None = None
     """Read only the first `width` channels; None reads them all."""
-    init_std: float = 0.02
+    init_std: float = _DEFAULT_INIT_STD
     """Standard deviation of the matrix at the start; 0 starts at zero."""
     bias: float | None = None
     """Starting value of a trainable bias, which sets how open the gate starts; None has no bias."""
@@ -72,8 +76,16 @@ class Gate:
             raise ValueError(f"Gate.init_std must not be negative; got {echo(self.init_std)}.")
         if self.bias is not None:
             object.__setattr__(self, "bias", _finite("bias", self.bias))
-        if (reason := _objection(self.site, self.reads, self.grain, self.share)) is not None:
+        reason = _objection(self.site, self.reads, self.grain, self.share)
+        if reason is None and self.reads == "partition":
+            reason = _sink_objection(self)
+        if reason is not None:
             raise ValueError(f"Gate {self.site}:{self.reads} is refused: {reason}")
+
+    @property
+    def path(self) -> GatePath:
+        """What its parameters and values go by in a layer: its site, or `partition` for the gate that reads that."""
+        return "partition" if self.reads == "partition" else self.site
 
     @property
     def on_source(self) -> bool:
@@ -203,11 +215,14 @@ class Gate:
 
         `weight` is `(matrices, read width, gated width)`; with a rank r it is the product of `weight_down`,
         `(matrices, read width, r)`, and `weight_up`, `(matrices, r, gated width)`. `bias` is `(matrices, gated width)`.
+        A gate that reads the partition function has no matrix, and a bias of each head at most.
         """
         shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         matrices, read, gated = self.num_matrices(shape), self.read_width(shape), self.gated_width(shape)
         shapes: dict[str, tuple[int, ...]]
-        if self.rank is None:
+        if self.reads == "partition":
+            shapes = {}
+        elif self.rank is None:
             shapes = {"weight": (matrices, read, gated)}
         else:
             shapes = {"weight_down": (matrices, read, self.rank), "weight_up": (matrices, self.rank, gated)}
@@ -234,6 +249,8 @@ class Gate:
                 return shape.head_dim
             case "output":
                 return shape.head_dim * (shape.num_heads if self.site == "dense" else 1)
+            case "partition":
+                return 1
 
 
 def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | None:
@@ -245,10 +262,29 @@ def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | No
             return "the output projection leaves no heads to gate one by one; use grain 'element', or the output site."
         if share != "head":
             return "the output projection leaves no heads to share between; leave share at 'head'."
+    elif reads == "partition":
+        if site != "output":
+            return "a head's partition function belongs to its attention output; use output:partition:head."
+        if grain == "element":
+            return "a head has one partition function for all its features; use output:partition:head."
+        if share != "head":
+            return "each head has a sink of its own; leave share at 'head'."
     elif reads == "output" and site != "output":
         return (
             f"the attention output comes from the {site}, so it would read itself; use {site}:input or output:output."
         )
+    return None
+
+
+def _sink_objection(gate: Gate) -> str | None:
+    """Why a gate that reads the partition function is no sink of the softmax, and what to do; None if it is one."""
+    if gate.activation != "sigmoid" or gate.op != "multiply":
+        return (
+            "only a factor sigmoid(log Z + b) is a sink in the softmax's denominator; "
+            "leave activation at 'sigmoid' and op at 'multiply'."
+        )
+    if (gate.rank, gate.width, gate.init_std) != (None, None, _DEFAULT_INIT_STD):
+        return "log Z enters with the weight 1 and not through a matrix; leave rank, width and init_std as they are."
     return None
 
 
@@ -312,11 +348,12 @@ PRESETS: dict[str, Gate] = {
     "g4": Gate(site="query", reads="input"),
     "g5": Gate(site="dense", reads="input"),
     "vga": Gate(site="value", reads="value"),
+    "sink": Gate(site="output", reads="partition", grain="head", bias=0.0),
+    "off-by-one": Gate(site="output", reads="partition", grain="head"),
 }
 """The gates that have names of their own; `none` is `Gates.parse("none")`."""
 
 _PRESET_NAMES = {gate: name for name, gate in PRESETS.items()}
-_DEFAULT_INIT_STD = Gate().init_std
 
 
 def legal_gates() -> Iterator[Gate]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast, final
 
 from tidegate._json import parse_json
 from tidegate._text import echo
-from tidegate.gate import SITE_ORDER, Gate, Site
+from tidegate.gate import GATE_PATHS, Gate, GatePath
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
 """What everything that takes a gate takes: a spelling, a `Gate`, or several. None is no gate."""
@@ -17,21 +17,18 @@ GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
 
 @final
 class Gates(tuple[Gate, ...]):
-    """The gates of one layer, at most one for each site, in the order in which the layer meets them."""
+    """The gates of one layer, at most one for each path, in the order in which the layer meets them."""
 
     __slots__ = ()
 
     def __new__(cls, gates: Iterable[Gate] = ()) -> Gates:
-        """Order the gates by site; two at one site are refused."""
-        by_site: dict[Site, Gate] = {}
+        """Order the gates by site; two at one site are refused, a sink beside another output gate is not."""
+        by_path: dict[GatePath, Gate] = {}
         for gate in gates:
-            if gate.site in by_site:
-                raise ValueError(
-                    f"A layer has at most one gate per site; {by_site[gate.site]} and {gate} are both at the "
-                    f"{gate.site} site. Choose one, or move one to another site."
-                )
-            by_site[gate.site] = gate
-        return super().__new__(cls, (by_site[site] for site in SITE_ORDER if site in by_site))
+            if gate.path in by_path:
+                raise ValueError(_two_at_once(by_path[gate.path], gate))
+            by_path[gate.path] = gate
+        return super().__new__(cls, (by_path[path] for path in GATE_PATHS if path in by_path))
 
     @classmethod
     def parse(cls, gates: GateLike) -> Gates:
@@ -46,9 +43,9 @@ class Gates(tuple[Gate, ...]):
             raise TypeError(f"Gates are spelled as a string, a Gate, or several of either; got {echo(gates)}.")
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
-    def at(self, site: Site) -> Gate | None:
-        """The gate at a site, if there is one."""
-        return next((gate for gate in self if gate.site == site), None)
+    def at(self, path: GatePath) -> Gate | None:
+        """The gate at a site, or the one that reads the partition function, if there is one."""
+        return next((gate for gate in self if gate.path == path), None)
 
     def require_cross_attention(self) -> None:
         """Refuse, with what to use instead, if any of the gates cannot serve cross-attention."""
@@ -83,3 +80,12 @@ class Gates(tuple[Gate, ...]):
         if not isinstance(data, list):
             raise ValueError(f"Gates in JSON are a list of objects; got {echo(text)}.")
         return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))
+
+
+def _two_at_once(first: Gate, second: Gate) -> str:
+    if first.path == "partition":
+        return f"A layer has at most one sink; {first} and {second} both read the partition function. Choose one."
+    return (
+        f"A layer has at most one gate per site; {first} and {second} are both at the {first.site} site. "
+        "Choose one, or move one to another site."
+    )

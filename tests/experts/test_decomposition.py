@@ -60,6 +60,15 @@ def test_signed_weights_are_equal_heads_and_the_output_projection():
     np.testing.assert_allclose(parts.token_weights.sum(axis=-1), 1, atol=1e-14)
 
 
+@pytest.mark.parametrize("gate", ["sink", "off-by-one+g1"])
+def test_a_sink_is_one_more_expert_and_the_weights_sum_to_one(gate):
+    parts = decompose(make_layer(gate), X, mask=MASK)
+    np.testing.assert_allclose(parts.token_weights.sum(axis=-1) + parts.sink_weights, 1, atol=1e-14)
+    assert (parts.sink_weights[0, :, 2] == 1).all()
+    assert parts.expert_kind == ("gated" if "g1" in gate else "linear")
+    assert decompose(make_layer("g1"), X).sink_weights is None
+
+
 def test_a_feature_that_no_channel_reaches_has_equal_convex_weights():
     layer = make_layer("none")
     W_O = layer.W_O.copy()

@@ -27,6 +27,7 @@ def read(*, dtype=jnp.float64):
         query=sample(2, 5, 4, 6, seed=2, dtype=dtype),
         value=sample(2, 5, 2, 6, seed=3, dtype=dtype),
         output=sample(2, 5, 4, 6, seed=4, dtype=dtype),
+        partition=sample(2, 5, 4, seed=6, dtype=dtype),
     )
 
 
@@ -36,7 +37,7 @@ def as_dtype(reads, dtype):
 
 def sources(reads):
     """The same for the tensors, heads first."""
-    heads_first = {name: np.swapaxes(getattr(reads, name), 1, 2) for name in ("query", "value", "output")}
+    heads_first = {name: np.swapaxes(getattr(reads, name), 1, 2) for name in ("query", "value", "output", "partition")}
     return gating.GateSources(input=reads.input, **heads_first)
 
 

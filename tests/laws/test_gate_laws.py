@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close, to_numpy
 from covers import GATE, LIBRARY, untouched
-from layers import EXOTIC, GATES, make_layer
+from layers import EXOTIC, GATES, WITH_MATRICES, make_layer
 from libraries import JAX, JAX_JIT, NUMPY, TORCH
 
 from tidegate import PRESETS, Gate
@@ -23,6 +23,7 @@ CASES = [
     *((PRESETS[name], JAX_JIT) for name in ("bma-query", "g1", "g3", "g5")),
 ]
 over_gates = pytest.mark.parametrize("gate", GATES, ids=str)
+over_gates_with_matrices = pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
 over_everything = pytest.mark.parametrize("gate", [*GATES, *map(Gate.parse, EXOTIC)], ids=str)
 over_libraries = pytest.mark.parametrize(
     ("gate", "library"), CASES, ids=[f"{gate}-{library.name}" for gate, library in CASES]
@@ -71,7 +72,7 @@ def test_a_norm_undoes_a_positive_number_per_head(gate):
         assert abs(gated - plain).max() > 1e-3
 
 
-@over_gates
+@over_gates_with_matrices
 @pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
 def test_a_centred_gate_with_zero_weights_is_no_gate(gate, activation):
     """Bit by bit, as its activation is exactly 1 at zero."""
@@ -151,11 +152,12 @@ def test_a_single_position_has_weight_one_and_a_closed_form(gate):
         return
     trace = layer.trace(x)
     heads = trace.sources.value.repeat(2, axis=1)
-    g = {"value": lambda: trace.value / trace.sources.value, "output": lambda: trace.heads / heads}
+    g = dict.fromkeys(("partition", "output"), lambda: trace.heads / heads)
+    g["value"] = lambda: trace.value / trace.sources.value
     if gate.site == "dense":
         assert ((output / plain > 0) & (output / plain < 1)).all()
     else:
-        values = g[gate.site]()
+        values = g[gate.path]()
         assert ((values > 0) & (values < 1)).all()
         assert_close(output, np.einsum("bhtk,hkd->btd", heads * values.repeat(4 // values.shape[1], axis=1), layer.W_O))
 
@@ -171,7 +173,7 @@ def test_the_two_readings_agree_for_one_position_and_differ_for_more(library):
 @over_gates
 def test_a_gate_reads_before_rotation_and_norms(gate):
     """Positions and norms move queries and keys; at the value, output and dense site they move the weights alone."""
-    if gate.site in ("query", "key") or gate.reads == "output":
+    if gate.site in ("query", "key") or gate.reads in ("output", "partition"):
         layer = make_layer(gate, full=True)
         raw, bare = layer.trace(X).sources, make_layer(full=True).trace(X).sources
         assert (raw.query == bare.query).all()

@@ -172,14 +172,14 @@ ACROSS = [
     "output:query+value:value+key:value+query:query+dense:output",
     "g1-head+value:input:head+key:input:head+query:input:head",
     "output:query:head+value:value:head+key:value:head+query:query:head",
-    "output:output",
-    "output:output:head",
+    "off-by-one+output:output",
+    "sink+output:output:head",
 ]
 
 
 def test_the_gates_that_cross_are_all_there():
     crossing = {gate for gate in GATES if not gate.needs_self_attention}
-    assert {gate for spelling in ACROSS for gate in Gates.parse(spelling)} == crossing
+    assert {gate for spelling in ACROSS for gate in Gates.parse(spelling)} == crossing | {PRESETS["sink"]}
 
 
 @pytest.mark.parametrize("gate", ["none", *ACROSS])

@@ -86,10 +86,10 @@ def test_the_trace_is_the_references_trace(gate, options):
     assert_close(trace.key, plain.key)
     assert_close(trace.value, plain.value)
     assert_close(trace.output.transpose(1, 2), plain.sources.output)
-    assert list(trace.gates) == [g.site for g in layer.gates]
+    assert list(trace.gates) == [g.path for g in layer.gates]
     for g in layer.gates:
         heads = (24,) if g.site == "dense" else (g.num_heads_at_site(layer.shape), g.gated_width(layer.shape))
-        assert trace.gates[g.site].shape == (2, 5, *heads)
+        assert trace.gates[g.path].shape == (2, 5, *heads)
 
 
 def test_the_traced_gates_are_what_multiplied():

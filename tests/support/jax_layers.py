@@ -40,11 +40,11 @@ def opening(message):
 
 
 def side_by_side(gates):
-    """Gates on as few layers as their sites allow, spelled."""
+    """Gates on as few layers as their paths allow, spelled."""
     layers = []
     for gate in gates:
         (gate,) = Gates.parse(gate)
-        free = next((layer for layer in layers if layer.at(gate.site) is None), Gates())
+        free = next((layer for layer in layers if layer.at(gate.path) is None), Gates())
         layers = [layer for layer in layers if layer is not free] + [Gates((*free, gate))]
     return tuple(map(str, layers))
 

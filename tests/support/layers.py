@@ -8,6 +8,7 @@ from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
 GATES = tuple(legal_gates())
+WITH_MATRICES = tuple(gate for gate in GATES if gate.reads != "partition")
 """Every site, reads and grain."""
 
 EXOTIC = (
@@ -24,6 +25,8 @@ EXOTIC = (
     "query:query:head:identity:b1:r2",
     "dense:output:twosigmoid:r3:w5:b-1",
     "dense:input:silu:add",
+    "sink",
+    "output:partition:head:b0.1",
 )
 """Spellings that between them use every activation, op, share, rank, width and bias, at every site."""
 
@@ -34,17 +37,17 @@ TOGETHER = (
     "output:query:head+value:query:head+key:query:head+query:query:head",
     "output:value+value:value+key:value+query:value",
     "output:value:head+value:value:head+key:value:head+query:value:head",
-    "output:output",
+    "off-by-one+output:output",
     "output:output:head",
 )
 """Every gate of `GATES` once, as few layers as the sites allow."""
 
 
 def gate_parameters(gates, rng, *, d=6, H=4, G=2, h=4, scale=20.0):
-    """Parameters for each gate's site, drawn like the real ones but `scale` times as large."""
+    """Parameters for each gate's path, drawn like the real ones but `scale` times as large."""
     sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
-    drawn = {gate.site: init_gate_parameters(rng, gate, **sizes) for gate in gates}
-    return {site: {name: array * scale for name, array in arrays.items()} for site, arrays in drawn.items()}
+    drawn = {gate.path: init_gate_parameters(rng, gate, **sizes) for gate in gates}
+    return {path: {name: array * scale for name, array in arrays.items()} for path, arrays in drawn.items()}
 
 
 def make_layer(gates="none", *, seed=0, d=6, H=4, G=2, h=4, full=False, scale=20.0, **options):

@@ -15,14 +15,14 @@ PHI = {
 }
 
 
-def slow_gate(gate, target, parameters, *, input, context=None, query=None, value=None, output=None):  # noqa: A002
+def slow_gate(gate, target, parameters, *, input, context=None, query=None, value=None, output=None, partition=None):  # noqa: A002
     """A gate on one sequence: target is (heads, T, h), or (T, d) at the dense site."""
     if gate.site == "dense":
-        return slow_heads(gate, target[None], parameters, input, context, query, value, output)[0]
-    return slow_heads(gate, target, parameters, input, context, query, value, output)
+        return slow_heads(gate, target[None], parameters, input, context, query, value, output, partition)[0]
+    return slow_heads(gate, target, parameters, input, context, query, value, output, partition)
 
 
-def slow_heads(gate, target, parameters, input, context, query, value, output):  # noqa: A002
+def slow_heads(gate, target, parameters, input, context, query, value, output, partition):  # noqa: A002
     gated = np.empty_like(target)
     source = gate.site in ("key", "value")
     group = None if query is None or value is None else query.shape[0] // value.shape[0]
@@ -34,26 +34,35 @@ def slow_heads(gate, target, parameters, input, context, query, value, output): 
                 reads = np.concatenate([query[n * group + i, t] for i in range(group)]) if source else query[n, t]
             elif gate.reads == "value":
                 reads = value[n, t] if source else value[n // group, t]
+            elif gate.reads == "partition":
+                reads = partition[n, t : t + 1]
             else:
                 reads = np.concatenate([o[t] for o in output]) if gate.site == "dense" else output[n, t]
-            if gate.share == "layer":
-                m = 0
-            elif gate.share == "group" and not source:
-                m = n // group
-            else:
-                m = n
-            if gate.rank is None:
-                matrix = parameters["weight"][m]
-            else:
-                matrix = parameters["weight_down"][m] @ parameters["weight_up"][m]
             for c in range(len(features)):
-                column = 0 if gate.grain == "head" else c
-                width = len(reads) if gate.width is None else gate.width
-                z = sum(reads[i] * matrix[i, column] for i in range(width))
-                z += 0 if gate.bias is None else parameters["bias"][m, column]
-                g = PHI[gate.activation](z)
+                g = PHI[gate.activation](
+                    slow_logit(gate, parameters, reads, n, group, 0 if gate.grain == "head" else c)
+                )
                 gated[n, t, c] = features[c] * g if gate.op == "multiply" else features[c] + g
     return gated
+
+
+def slow_logit(gate, parameters, reads, n, group, column):
+    """One gate's logit of head n."""
+    if gate.share == "layer":
+        m = 0
+    elif gate.share == "group" and gate.site not in ("key", "value"):
+        m = n // group
+    else:
+        m = n
+    if gate.reads == "partition":
+        matrix = np.ones((1, 1))
+    elif gate.rank is None:
+        matrix = parameters["weight"][m]
+    else:
+        matrix = parameters["weight_down"][m] @ parameters["weight_up"][m]
+    width = len(reads) if gate.width is None else gate.width
+    z = sum(reads[i] * matrix[i, column] for i in range(width))
+    return z + (0 if gate.bias is None else parameters["bias"][m, column])
 
 
 def slow_rotation(vector, position, rotary):
@@ -88,8 +97,8 @@ def slow_score(layer, n, q, k):
     return sum(a * b for a, b in zip(q, k, strict=True)) / scale
 
 
-def slow_weights(layer, q, k, mask):
-    """Softmax row by row over the keys that may be seen; 0 where there are none."""
+def slow_weights(layer, q, k, mask, sink=None):
+    """Softmax row by row over the keys that may be seen, and each head's sink; 0 where there are none."""
     H, T, S = len(q), q.shape[1], k.shape[1]
     weights = np.zeros((H, T, S))
     for n in range(H):
@@ -100,7 +109,7 @@ def slow_weights(layer, q, k, mask):
                 if near and (not layer.causal or j <= i) and (mask is None or mask[n, i, j]):
                     boltzmann[j] = math.exp(slow_score(layer, n, q[n, i], k[n * len(k) // H, j]))
             for j, factor in boltzmann.items():
-                weights[n, i, j] = factor / sum(boltzmann.values())
+                weights[n, i, j] = factor / (sum(boltzmann.values()) + (0 if sink is None else math.exp(sink[n])))
     return weights
 
 
@@ -116,6 +125,10 @@ def slow_layer(layer, x, context=None, mask=None, positions=None):
         gate = layer.gates.at(site)
         return target if gate is None else slow_gate(gate, target, layer.gate_parameters[site], **raw)
 
+    sink = None
+    if layer.gates.at("partition") is not None:
+        sink = -layer.gate_parameters["partition"].get("bias", np.zeros((len(layer.W_Q), 1)))[:, 0]
+
     query, key = project(x, layer.W_Q, layer.b_Q), project(attended, layer.W_K, layer.b_K)
     value = project(attended, layer.W_V, layer.b_V)
     raw = {"input": x, "context": context, "query": query, "value": value}
@@ -124,8 +137,8 @@ def slow_layer(layer, x, context=None, mask=None, positions=None):
     k = slow_located(layer, gated("key", key, **raw), layer.k_norm, key_positions)
     v = gated("value", value, **raw)
 
-    weights = slow_weights(layer, q, k, mask)
-    output = np.stack([weights[n] @ v[n * len(v) // len(q)] for n in range(len(q))])
+    weights, taken = slow_weights(layer, q, k, mask), slow_weights(layer, q, k, mask, sink)
+    output = np.stack([taken[n] @ v[n * len(v) // len(q)] for n in range(len(q))])
     heads = gated("output", output, **raw, output=output)
     y = sum(heads[n] @ layer.W_O[n] for n in range(len(heads))) + (0 if layer.b_O is None else layer.b_O)
     return gated("dense", y, **raw, output=output), weights

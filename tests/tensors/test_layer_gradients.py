@@ -191,8 +191,9 @@ def test_a_gate_alone_has_pytorchs_gradients(text):
     heads = G if gate.on_source else H
     target = sample(B, T, d, seed=5) if gate.site == "dense" else sample(B, heads, T, h, seed=5)
     raw = {"input": X, "query": sample(B, H, T, h), "value": sample(B, G, T, h), "output": sample(B, H, T, h, seed=1)}
+    raw["partition"] = sample(B, H, T, seed=2)
     sources = {name: torch.from_numpy(array).requires_grad_() for name, array in raw.items()}
-    own = gate_parameters([gate], np.random.default_rng(3))[gate.site]
+    own = gate_parameters([gate], np.random.default_rng(3))[gate.path]
     parameters = {name: torch.from_numpy(array).requires_grad_() for name, array in own.items()}
     leaf, E = torch.from_numpy(target).requires_grad_(), torch.from_numpy(sample(*target.shape, seed=6))
     apply_gate(gate, leaf, GateSources(**sources), parameters).backward(E)

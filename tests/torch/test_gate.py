@@ -25,11 +25,12 @@ def read(*, dtype=torch.float64, T=5):
         query=sample(2, T, 4, 6, seed=2, dtype=dtype),
         value=sample(2, T, 2, 6, seed=3, dtype=dtype),
         output=sample(2, T, 4, 6, seed=4, dtype=dtype),
+        partition=sample(2, T, 4, seed=5, dtype=dtype),
     )
 
 
 def sources(reads):
-    heads_first = {name: getattr(reads, name).transpose(1, 2) for name in ("query", "value", "output")}
+    heads_first = {name: getattr(reads, name).transpose(1, 2) for name in ("query", "value", "output", "partition")}
     return GateSources(input=reads.input, **heads_first)
 
 

@@ -3,6 +3,8 @@ r"""Attention as a hierarchical mixture of experts, exactly: heads, channels, to
 $$Y_{il} = \gamma_{il} \Big( \sum_h \pi_h \sum_c \omega_{hcl}\, \delta_{ihc} \sum_j a^h_{ij}\, s_{jhc}\, e_{hc}(x_j)
    + b_l \Big), \qquad e_{hc}(x) = x \cdot w_{hc}$$
 
+A sink is one more expert of each head, which always says 0: its weight and those of the tokens sum to 1.
+
 Shapes: `H` heads, `T` attending and `S` attended positions, `h` channels of a head, `d` model width.
 """
 
@@ -14,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
-from tidegate.gate import Gate, Site
+from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.tensors.gating import GateSources, gate_reads, gate_values
 from tidegate.tensors.heads import merge_groups, repeat_heads
@@ -39,6 +41,8 @@ class Decomposition:
     """(H, h, d): what the convex form multiplies the experts by, sign included; None in the signed form."""
     token_weights: Floats
     """(..., H, T, S): softmax; a row that may see nothing is 0."""
+    sink_weights: Floats | None
+    """(..., H, T): of the expert that says 0, what a sink leaves the tokens to sum to 1 with."""
     linear_experts: Floats
     """(..., H, S, h): each channel's linear map of each attended position."""
     source_gate: Floats | None
@@ -116,6 +120,7 @@ def decompose(
     trace = arrays.trace(as_float64(x), context=attended, mask=allowed, positions=steps)
     num_heads = arrays.shape.num_heads
     source = _gate_parts(arrays, "value", trace.sources)
+    kept, _ = _gate_parts(arrays, "partition", trace.sources)
     destination = _gate_parts(arrays, "output", trace.sources)
     outside = _gate_parts(arrays, "dense", trace.sources)
     weights, channels, scale = _mixing_weights(np.asarray(arrays.W_O), form)
@@ -125,7 +130,8 @@ def decompose(
         head_weights=weights,
         channel_weights=channels,
         expert_scale=scale,
-        token_weights=trace.weights,
+        token_weights=trace.weights if kept is None else trace.weights * kept,
+        sink_weights=None if kept is None else 1 - kept[..., 0],
         linear_experts=repeat_heads(trace.sources.value, num_heads),
         source_gate=None if source[0] is None else repeat_heads(source[0], num_heads),
         source_shift=None if source[1] is None else repeat_heads(source[1], num_heads),
@@ -145,7 +151,7 @@ def with_input_gates(layer: Layer) -> AttentionArrays:
     """
     arrays = as_layer_arrays(layer)
     gates: list[Gate] = []
-    parameters: dict[Site, Any] = dict(arrays.gate_parameters)
+    parameters: dict[GatePath, Any] = dict(arrays.gate_parameters)
     for gate in arrays.gates:
         if gate.reads != "query":
             gates.append(gate)
@@ -156,12 +162,12 @@ def with_input_gates(layer: Layer) -> AttentionArrays:
                 "Leave rank and width at None and share at 'head'."
             )
         gates.append(replace(gate, reads="input", bias=0.0 if arrays.b_Q is not None else gate.bias))
-        parameters[gate.site] = _input_parameters(arrays, gate)
+        parameters[gate.path] = _input_parameters(arrays, gate)
     return replace(arrays, gates=Gates(gates), gate_parameters=parameters)
 
 
 def _input_parameters(arrays: AttentionArrays, gate: Gate) -> dict[str, Floats]:
-    own = arrays.gate_parameters[gate.site]
+    own = arrays.gate_parameters[gate.path]
     heads = gate.num_heads_at_site(arrays.shape)
     found = {"weight": merge_groups(arrays.W_Q, heads) @ own["weight"]}
     if arrays.b_Q is not None:
@@ -172,13 +178,13 @@ def _input_parameters(arrays: AttentionArrays, gate: Gate) -> dict[str, Floats]:
     return found
 
 
-def _gate_parts(arrays: AttentionArrays, site: Site, sources: GateSources) -> tuple[Floats | None, Floats | None]:
-    """What the gate at a site multiplies by and what it adds, (..., heads, positions, width)."""
-    gate = arrays.gates.at(site)
+def _gate_parts(arrays: AttentionArrays, path: GatePath, sources: GateSources) -> tuple[Floats | None, Floats | None]:
+    """What the gate at a path multiplies by and what it adds, (..., heads, positions, width)."""
+    gate = arrays.gates.at(path)
     if gate is None:
         return None, None
     heads = gate.num_heads_at_site(arrays.shape)
-    values = gate_values(gate, gate_reads(gate, sources), arrays.gate_parameters[site], num_heads=heads)
+    values = gate_values(gate, gate_reads(gate, sources), arrays.gate_parameters[path], num_heads=heads)
     return (values, None) if gate.op == "multiply" else (None, values)
 
 

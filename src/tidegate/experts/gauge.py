@@ -12,7 +12,7 @@ import numpy as np
 from tidegate.experts.gauge_theory import basis_gauge, predict_gauge, reads_values, why_unpredicted
 from tidegate.experts.head_jacobian import value_singular_values
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import GateLike, Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
@@ -182,8 +182,8 @@ def random_layer(
     def normal(*size: int, deviation: float = 1.0) -> Floats:
         return deviation * rng.standard_normal(size)
 
-    parameters: dict[Site, dict[str, Floats]] = {
-        spec.site: {
+    parameters: dict[GatePath, dict[str, Floats]] = {
+        spec.path: {
             name: normal(*size, deviation=1.0 if name == "bias" else size[-2] ** -0.5)
             for name, size in spec.parameter_shapes(**asdict(shape)).items()
         }
@@ -236,7 +236,7 @@ def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
 
 
 def _value_block(arrays: AttentionArrays) -> list[str]:
-    followers = tuple(f"gate.{gate.site}." for gate in arrays.gates if reads_values(gate))
+    followers = tuple(f"gate.{gate.path}." for gate in arrays.gates if reads_values(gate))
     projections = ("W_V", "W_O", "b_V", "b_O")
     return [name for name in arrays.parameters() if name in projections or name.startswith(followers)]
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tidegate.experts.layers import Floats, Layer, as_layer_arrays
-from tidegate.gate import Gate, Site
+from tidegate.gate import Gate, GatePath, Site
 from tidegate.gates import Gates
 from tidegate.tensors.layer import AttentionArrays
 
@@ -41,7 +41,7 @@ class GaugePrediction:
     key_bias: int = 0
     """Key biases that shift all scores of a query alike, which the softmax does not see."""
     value_bias: int = 0
-    """Value biases that the output's bias can undo, since weights sum to 1."""
+    """Value biases that the output's bias can undo, since weights sum to 1; with a sink they do not."""
     norm_scales: int = 0
     """Factors that the scales of the query and key norms can exchange."""
     gate_factors: int = 0
@@ -77,7 +77,9 @@ def predict_gauge(layer: Layer) -> GaugePrediction | None:
     shape = arrays.shape
     groups, width = shape.num_kv_heads, shape.head_dim
     turned = 0 if arrays.rotary is None else arrays.rotary.width(width)
-    key_bias_free = arrays.b_K is not None and arrays.gates.at("key") is None and arrays.k_norm is None
+    # A sink sees shifts that the softmax of the keys does not.
+    unseen = arrays.gates.at("key") is None and arrays.gates.at("partition") is None
+    key_bias_free = arrays.b_K is not None and unseen and arrays.k_norm is None
     strict = GaugePrediction(
         query_key=groups * _query_key_directions(arrays, turned),
         value_output=groups * (width**2 if basis_gauge(arrays, "value-output") == "linear" else width),
@@ -171,7 +173,8 @@ def _equal_pairs(scales: Floats) -> int:
 
 def _value_bias_directions(arrays: AttentionArrays) -> int:
     """Shifts of the value biases that `b_O` undoes; a gate that reads them must not see them, or have a bias too."""
-    if arrays.b_V is None or arrays.b_O is None or arrays.gates.at("value") or arrays.gates.at("output"):
+    paths: tuple[GatePath, ...] = ("value", "partition", "output")
+    if arrays.b_V is None or arrays.b_O is None or any(arrays.gates.at(path) for path in paths):
         return 0
     shape = arrays.shape
     seen = [gate for gate in arrays.gates if reads_values(gate) and gate.bias is None]
@@ -210,12 +213,12 @@ def _soft_directions(arrays: AttentionArrays, strict: GaugePrediction) -> int:
     """Without its epsilon a norm undoes the size of every query and key, and one number per head on either."""
     undone = [gate for gate in arrays.gates if gate.site in ("query", "key") and gate.grain == "head"]
     left = Gates(gate for gate in arrays.gates if gate not in undone)
-    sizes = {gate.site: sum(array.size for array in arrays.gate_parameters[gate.site].values()) for gate in undone}
+    sizes = [sum(array.size for array in arrays.gate_parameters[gate.path].values()) for gate in undone]
     if undone:
-        parameters = {gate.site: arrays.gate_parameters[gate.site] for gate in left}
+        parameters = {gate.path: arrays.gate_parameters[gate.path] for gate in left}
         without = predict_gauge(replace(arrays, gates=left, gate_parameters=parameters))
         assert without is not None
-        return without.nullity + without.soft + sum(sizes.values()) - strict.nullity
+        return without.nullity + without.soft + sum(sizes) - strict.nullity
     # Query heads that share a gate which reads them can only be scaled together.
     readers = [gate for gate in arrays.gates if gate.reads == "query" and not gate.on_source]
     sizes_of_queries = min([arrays.shape.num_heads, *(gate.num_matrices(arrays.shape) for gate in readers)])

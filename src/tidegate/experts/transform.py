@@ -86,7 +86,7 @@ def _change_value(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
     if arrays.b_V is not None:
         moved["b_V"] = (arrays.b_V[:, None, :] @ basis)[:, 0, :]
     gates = {
-        gate.site: _follow(
+        gate.path: _follow(
             arrays, gate, inverse if reads_values(gate) else None, _order(arrays, gate, "value-output", basis)
         )
         for gate in arrays.gates
@@ -103,7 +103,7 @@ def _change_query(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
     if arrays.b_K is not None:
         moved["b_K"] = (arrays.b_K[:, None, :] @ dual)[:, 0, :]
     gates = {
-        gate.site: _follow(
+        gate.path: _follow(
             arrays, gate, inverse if gate.reads == "query" else None, _order(arrays, gate, "query-key", basis)
         )
         for gate in arrays.gates
@@ -113,7 +113,7 @@ def _change_query(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
 
 def _follow(arrays: AttentionArrays, gate: Gate, inverse: Floats | None, order: Floats | None) -> Mapping[str, Floats]:
     """The gate's parameters once what it reads, or the order of what it gates, has changed."""
-    parameters = {name: np.asarray(array) for name, array in arrays.gate_parameters[gate.site].items()}
+    parameters = {name: np.asarray(array) for name, array in arrays.gate_parameters[gate.path].items()}
     if inverse is not None:
         name = "weight" if gate.rank is None else "weight_down"
         matrices = parameters[name].shape[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypedDict, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ from jax import Array
 from tidegate._refusals import require_bool, require_layer_inputs, require_positions_shape
 from tidegate.config import AttentionConfig
 from tidegate.flax.cache import KVCache, require_cache, update_cache
-from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate
-from tidegate.flax.kernel import attend
+from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate, sink_logits
+from tidegate.flax.kernel import attend, log_partition
 from tidegate.flax.masks import cached_mask, require_mask, segment_mask
 from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
-from tidegate.gate import Site
+from tidegate.gate import Gate, GatePath
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays, rms_norm
 
 NORM_EPSILON = 1e-6
@@ -33,7 +33,7 @@ def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTy
 
     `q_proj`, `k_proj` and `v_proj` have a `kernel` (M, heads, D), `o_proj` a `kernel` (H, D, M), LeCun-normal; with
     them perhaps a `bias`. `q_norm` and `k_norm` have a `scale` (D,), `metric` a `weight`, and `attn_gate` the
-    parameters of each gate by site, as `Gate.parameter_shapes` names them.
+    parameters of each gate by path, as `Gate.parameter_shapes` names them.
     """
     shape = config.shape
     *keys, gate_key = jax.random.split(key, 5)
@@ -55,10 +55,18 @@ def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTy
         identity = jnp.ones(shape.head_dim) if config.metric == "diagonal" else jnp.eye(shape.head_dim)
         params["metric"] = {"weight": jnp.broadcast_to(identity, (shape.num_heads, *identity.shape)).astype(dtype)}
     gate_keys = jax.random.split(gate_key, max(1, len(config.gates)))
-    params["attn_gate"] = {
-        gate.site: init_gate(own, gate, shape, dtype=dtype) for own, gate in zip(gate_keys, config.gates, strict=False)
+    drawn = {
+        gate.path: init_gate(own, gate, shape, dtype=dtype) for own, gate in zip(gate_keys, config.gates, strict=False)
     }
+    params["attn_gate"] = {path: parameters for path, parameters in drawn.items() if parameters}
     return params
+
+
+class _Band(TypedDict):
+    """What a query sees by its position alone."""
+
+    causal: bool
+    window: int | None
 
 
 class LayerResult(NamedTuple):
@@ -68,8 +76,8 @@ class LayerResult(NamedTuple):
     """(B, T, M)"""
     cache: KVCache | None
     """The cache that holds the new positions too, if one was given."""
-    gates: dict[Site, Array]
-    """Every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M); empty unless asked for."""
+    gates: dict[GatePath, Array]
+    """Every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M); empty unless asked for."""
 
 
 @overload
@@ -153,15 +161,17 @@ def trace_gates(
     positions: Array | None = None,
     segment_ids: Array | None = None,
     is_causal: bool | None = None,
-) -> dict[Site, Array]:
-    """Return every gate's values by site: (B, T, heads, D or 1), at the dense site (B, T, M), in float32 or better.
+) -> dict[GatePath, Array]:
+    """Return every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M), in float32 or better.
 
     The arguments are those of `gated_attention`; the cache is the one that it was given. Compiled together with it,
     what both compute is computed once.
     """
     # Arrays of JAX even where those of NumPy are given.
     x, context = jnp.asarray(x), None if context is None else jnp.asarray(context)
-    reads, _ = _attend(params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=None)
+    reads, _ = _attend(
+        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=None, trace=True
+    )
     return _gate_values(params, config, reads)
 
 
@@ -181,7 +191,7 @@ def run_attention(
 ) -> LayerResult:
     """Attend as `gated_attention` does, and with `trace` also return the gates."""
     reads, cache = _attend(
-        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=dropout_key
+        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=dropout_key, trace=trace
     )
     assert reads.output is not None
     project = functools.partial(_project_out, params["o_proj"])
@@ -205,10 +215,11 @@ def _attend(
     is_causal: bool | None,
     *,
     dropout_key: Array | None,
+    trace: bool,
 ) -> tuple[GateReads, KVCache | None]:
     """Return all that gates read, the attention output with it, and the cache that holds the new positions.
 
-    The arguments are those of `gated_attention`.
+    The arguments are those of `gated_attention`; only a trace needs what a sink reads.
     """
     require_bool("is_causal", is_causal, otherwise="or None to ask the configuration")
     is_causal = config.causal if is_causal is None else is_causal
@@ -244,18 +255,24 @@ def _attend(
         cache = update_cache(cache, k_BSGD, v_BSGD)
         k_BSGD, v_BSGD = cache.key, cache.value
     allowed, bias = _combine_masks(config, q_BTHD, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
+    k_BSGD, v_BSGD = k_BSGD.astype(q_BTHD.dtype), v_BSGD.astype(q_BTHD.dtype)
+    band: _Band = {"causal": is_causal and cache is None, "window": config.window if cache is None else None}
+    sink = config.gates.at("partition")
     o_BTHD = attend(
         q_BTHD,
-        k_BSGD.astype(q_BTHD.dtype),
-        v_BSGD.astype(q_BTHD.dtype),
+        k_BSGD,
+        v_BSGD,
         mask=allowed,
         bias=bias,
-        causal=is_causal and cache is None,
-        window=config.window if cache is None else None,
+        **band,
         scale=config.scale,
+        sink=None if sink is None else sink_logits(sink, _gate_parameters(params, sink), config.num_heads),
         dropout=0.0 if dropout_key is None else config.dropout,
         dropout_key=dropout_key,
     )
+    if sink is not None and trace:
+        partition_BTH = log_partition(q_BTHD, k_BSGD, mask=allowed, bias=bias, **band, scale=config.scale)
+        reads = replace(reads, partition=partition_BTH)
     return replace(reads, output=o_BTHD), cache
 
 
@@ -275,7 +292,7 @@ def attention_arrays(
         **biases,
         W_O=params["o_proj"]["kernel"],
         gates=config.gates,
-        gate_parameters=params["attn_gate"],
+        gate_parameters={gate.path: _gate_parameters(params, gate) for gate in config.gates},
         rotary=config.rotary,
         q_norm=params["q_norm"]["scale"] if config.qk_norm else None,
         k_norm=params["k_norm"]["scale"] if config.qk_norm else None,
@@ -288,7 +305,7 @@ def attention_arrays(
 
 
 def _apply_gate(
-    site: Site,
+    path: GatePath,
     target: Array,
     reads: GateReads,
     params: Params,
@@ -296,18 +313,23 @@ def _apply_gate(
     *,
     then: Callable[[Array], Array] = lambda gated: gated,
 ) -> Array:
-    """Apply the site's gate, if any, then `then`; recompute both in the backward pass if the config says so."""
-    if (gate := config.gates.at(site)) is None:
+    """Apply the path's gate, if any, then `then`; recompute both in the backward pass if the config says so."""
+    if (gate := config.gates.at(path)) is None:
         return then(target)
 
     def apply(target: Array) -> Array:
-        return then(apply_gate(gate, target, reads, params["attn_gate"][site]))
+        return then(apply_gate(gate, target, reads, _gate_parameters(params, gate)))
 
     return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
 
 
-def _gate_values(params: Params, config: AttentionConfig, reads: GateReads) -> dict[Site, Array]:
-    return {gate.site: gate_values(gate, reads, params["attn_gate"][gate.site]) for gate in config.gates}
+def _gate_values(params: Params, config: AttentionConfig, reads: GateReads) -> dict[GatePath, Array]:
+    return {gate.path: gate_values(gate, reads, _gate_parameters(params, gate)) for gate in config.gates}
+
+
+def _gate_parameters(params: Mapping[str, Any], gate: Gate) -> Mapping[str, Array]:
+    """The parameters of one gate; one that has none has no place in the tree."""
+    return params["attn_gate"].get(gate.path, {})
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widen
 from tidegate.flax.initialize import initialize
 from tidegate.flax.params import Params
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.tensors.layer import rms_norm
 
 Caches: TypeAlias = Sequence[KVCache] | KVCache
@@ -171,7 +171,7 @@ def apply_stack(
     scanned = isinstance(blocks, Mapping)
     num_layers = jax.tree.leaves(blocks)[0].shape[0] if scanned else len(blocks)
 
-    def step(x_BTM: Array, layer: Any) -> tuple[Array, tuple[KVCache | None, dict[Site, Array]]]:
+    def step(x_BTM: Array, layer: Any) -> tuple[Array, tuple[KVCache | None, dict[GatePath, Array]]]:
         block, cache, key = layer
         result = run_block(
             block,
@@ -226,15 +226,15 @@ def drop(x: Array, share: float, key: Array | None) -> Array:
 
 
 def _loop(
-    step: Callable[[Array, Any], tuple[Array, tuple[KVCache | None, dict[Site, Array]]]],
+    step: Callable[[Array, Any], tuple[Array, tuple[KVCache | None, dict[GatePath, Array]]]],
     x_BTM: Array,
     layers: tuple[Any, ...],
-) -> tuple[Array, tuple[list[KVCache] | None, list[dict[Site, Array]]]]:
+) -> tuple[Array, tuple[list[KVCache] | None, list[dict[GatePath, Array]]]]:
     """Run `step` over sequences like an unrolled `lax.scan`; a None input stays None."""
     num_layers = max(len(each) for each in layers if each is not None)
     given = [[None] * num_layers if each is None else each for each in layers]
     caches: list[KVCache] = []
-    gates: list[dict[Site, Array]] = []
+    gates: list[dict[GatePath, Array]] = []
     for layer in zip(*given, strict=True):
         x_BTM, (cache, own_gates) = step(x_BTM, layer)
         gates.append(own_gates)

@@ -31,7 +31,9 @@ class GateReads:
     value: Array
     """(B, S, G, D)"""
     output: Array | None = None
-    """(B, T, H, D): the attention output, once it is there."""
+    """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
+    partition: Array | None = None
+    """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
 
 
 def init_gate(
@@ -55,9 +57,11 @@ def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 
 def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
     """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
-    matrices = [parameters["weight"]] if gate.rank is None else [parameters["weight_down"], parameters["weight_up"]]
+    matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
     num_heads = _num_heads(gate, reads)
-    logits = widen(_source(gate, reads, num_heads, num_matrices=matrices[0].shape[0]))
+    # A sink has no matrix: each head reads its own partition function.
+    num_matrices = matrices[0].shape[0] if matrices else num_heads
+    logits = widen(_source(gate, reads, num_heads, num_matrices=num_matrices))
     for weight in matrices:
         logits = _product(logits, widen(weight))
     if gate.bias is not None:
@@ -65,6 +69,11 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
     *leading, num_matrices, _, width = logits.shape
     every_head = (*leading, num_matrices, num_heads // num_matrices, width)
     return jnp.broadcast_to(logits, every_head).reshape(*leading, num_heads, width)
+
+
+def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> Array:
+    """(H,): of a gate that reads the partition function, the logit of each head's sink, less its bias."""
+    return -parameters["bias"][:, 0] if gate.bias is not None else jnp.zeros(num_heads)
 
 
 def activate(activation: Activation, logits: Array) -> Array:
@@ -108,6 +117,9 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
         case "output":
             assert reads.output is not None
             source = _merge_heads(reads.output, 1)[..., 0, :] if gate.site == "dense" else reads.output
+        case "partition":
+            assert reads.partition is not None
+            source = reads.partition[..., None]
     source = source if gate.width is None else source[..., : gate.width]
     if source.ndim == reads.input.ndim:
         return source

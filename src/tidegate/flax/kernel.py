@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate.tensors import softmax
 from tidegate.tensors.attention import attention_weights
 
 # Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block is
@@ -28,25 +29,36 @@ def attend(
     causal: bool = False,
     window: int | None = None,
     scale: float,
+    sink: Array | None = None,
     dropout: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
     """Softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
 
-    `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has no
-    dropout, so that float64 and dropout run on the plain reference. It computes also the scores that causality and a
-    window forbid: so long sequences are cut into blocks of queries, each with the keys that it can see.
+    `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has
+    neither dropout nor a sink, so that float64, dropout and sinks run on the plain reference. It computes also the
+    scores that causality and a window forbid: so long sequences are cut into blocks of queries, each with the keys that
+    it can see.
 
     mask   : bool, broadcasts to (B, H, T, S), True = may attend
     bias   : additive, broadcasts likewise; -inf forbids
     causal : query i sees keys up to i
     window : keys that a query sees, itself included; back alone if causal, else to both sides
+    sink   : (H,), a logit of each head in the softmax's denominator, whose weight goes nowhere
     """
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
     if dropout > 0 or q_BTHD.dtype == jnp.float64:
         allowed = _both(mask, _band(num_queries, num_keys, causal, window))
         return attend_plainly(
-            q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key
+            q_BTHD,
+            k_BSGD,
+            v_BSGD,
+            mask=allowed,
+            bias=bias,
+            scale=scale,
+            sink=sink,
+            dropout=dropout,
+            dropout_key=dropout_key,
         )
     blocks = [
         _attend_block(
@@ -59,6 +71,7 @@ def attend(
             window=window,
             ahead=rows.start - keys.start,
             scale=scale,
+            sink=sink,
         )
         for rows, keys in _blocks(num_queries, num_keys, causal, window)
     ]
@@ -73,16 +86,16 @@ def attend_plainly(
     mask: Array | None,
     bias: Array | None,
     scale: float,
-    dropout: float,
-    dropout_key: Array | None,
+    sink: Array | None = None,
+    dropout: float = 0.0,
+    dropout_key: Array | None = None,
 ) -> Array:
-    """The same through the score matrix, in the dtype of the input; arguments as in `attend`."""
-    batch, num_queries, num_heads, width = q_BTHD.shape
+    """The same through the score matrix, float32 or better; arguments as in `attend`."""
+    batch, num_queries, num_heads, _ = q_BTHD.shape
     num_keys, groups = k_BSGD.shape[1:3]
-    grouped = q_BTHD.reshape(batch, num_queries, groups, num_heads // groups, width)
-    scores_BHTS = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD).reshape(batch, num_heads, num_queries, num_keys)
-    scores_BHTS = scores_BHTS * scale
-    weights_BHTS = attention_weights(scores_BHTS if bias is None else scores_BHTS + bias, mask)
+    scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
+    weights_BHTS = attention_weights(scores_BHTS, mask) if sink is None else _weights_beside(sink, scores_BHTS, mask)
+    weights_BHTS = weights_BHTS.astype(q_BTHD.dtype)
     if dropout > 0:
         if dropout_key is None:
             raise ValueError("dropout needs a source of randomness; give a key, or be deterministic.")
@@ -90,6 +103,50 @@ def attend_plainly(
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
     weights = weights_BHTS.reshape(batch, groups, num_heads // groups, num_queries, num_keys)
     return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(q_BTHD.shape)
+
+
+def log_partition(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> Array:
+    """Logarithm of the partition function of the keys (B, T, H), -inf for a row that may see nothing, with gradient 0.
+
+    The arguments are those of `attend`.
+    """
+    scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
+    allowed = _both(mask, _band(q_BTHD.shape[1], k_BSGD.shape[1], causal, window))
+    return jnp.swapaxes(softmax.log_partition(scores_BHTS, mask=allowed), 1, 2)
+
+
+def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> Array:
+    """(B, H, T, S), in float32 or better."""
+    batch, num_queries, num_heads, width = q_BTHD.shape
+    num_keys, groups = k_BSGD.shape[1:3]
+    if q_BTHD.dtype == jnp.float16:
+        # Not every platform has a product of float16 that accumulates in float32.
+        q_BTHD, k_BSGD = q_BTHD.astype(jnp.float32), k_BSGD.astype(jnp.float32)
+    grouped = q_BTHD.reshape(batch, num_queries, groups, num_heads // groups, width)
+    wide = jnp.promote_types(q_BTHD.dtype, jnp.float32)
+    scores = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD, preferred_element_type=wide)
+    scores_BHTS = scores.reshape(batch, num_heads, num_queries, num_keys) * scale
+    return scores_BHTS if bias is None else scores_BHTS + bias
+
+
+def _weights_beside(sink: Array, scores_BHTS: Array, mask: Array | None) -> Array:
+    """The weights of the keys in a softmax that has a sink of each head (H,) too, whose weight is left out."""
+    if mask is not None:
+        scores_BHTS = jnp.where(mask, scores_BHTS, -jnp.inf)
+    sink_H11 = sink.astype(scores_BHTS.dtype)[:, None, None]
+    # No shift changes the weights; the sink is finite, so that this one is, also where no key may be seen.
+    peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True), sink_H11))
+    factors_BHTS = jnp.exp(scores_BHTS - peak)
+    return factors_BHTS / (jnp.sum(factors_BHTS, axis=-1, keepdims=True) + jnp.exp(sink_H11 - peak))
 
 
 def _blocks(num_queries: int, num_keys: int, causal: bool, window: int | None) -> list[tuple[slice, slice]]:
@@ -117,9 +174,13 @@ def _attend_block(
     window: int | None,
     ahead: int,
     scale: float,
+    sink: Array | None,
 ) -> Array:
     """One call of the kernel, the first query standing `ahead` positions after the first key; else as in `attend`."""
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
+    if sink is not None:
+        allowed = _both(mask, _band(num_queries, num_keys, causal, window, ahead=ahead))
+        return attend_plainly(q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, sink=sink)
     unmasked = mask is None and bias is None
     if unmasked and ahead == 0 and (window is None or num_queries == num_keys):
         return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=causal, window=window, scale=scale)

@@ -20,7 +20,7 @@ from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.masks import require_mask_array
 from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import GateLike
 from tidegate.sizes import require_sizes
 from tidegate.tensors.layer import AttentionArrays
@@ -224,7 +224,7 @@ class GatedAttention(SwitchedModule):
             raise ValueError("decode needs a cache, and there is none. Call init_cache first.")
         return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
 
-    def keep(self, cache: KVCache | None, gates: Mapping[Site, Array]) -> None:
+    def keep(self, cache: KVCache | None, gates: Mapping[GatePath, Array]) -> None:
         """Keep what a call gave: the new cache, if it had one, and the gates, sown as intermediates."""
         for site, values in gates.items():
             self.sow(nnx.Intermediate, f"{site}_gate", values)

@@ -24,7 +24,7 @@ from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import Params, dotted_path
-from tidegate.gate import SITE_ORDER
+from tidegate.gate import GATE_PATHS
 
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
 
@@ -63,8 +63,8 @@ BLOCK_NAMES: dict[str, TorchName] = {
     "attention.k_norm.scale": TorchName("attention.k_norm.weight", "same"),
     "attention.metric.weight": TorchName("attention.metric.weight", "same"),
     **{
-        f"attention.attn_gate.{site}.{name}": TorchName(f"attention.attn_gate.{site}.{name}", "same")
-        for site in SITE_ORDER
+        f"attention.attn_gate.{path}.{name}": TorchName(f"attention.attn_gate.{path}.{name}", "same")
+        for path in GATE_PATHS
         for name in ("weight", "weight_down", "weight_up", "bias")
     },
     **_norm("feedforward_norm"),

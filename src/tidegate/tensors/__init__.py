@@ -123,6 +123,13 @@ from tidegate.tensors.multihead import (
     multihead_attention_batched,
 )
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
+from tidegate.tensors.sink import (
+    entropy_with_sink,
+    log_partition_with_sink,
+    sink_attention,
+    sink_backward,
+    sink_mass,
+)
 from tidegate.tensors.softmax import (
     attention_entropy,
     effective_number_of_states,
@@ -200,6 +207,7 @@ __all__ = [
     "energy_landscape_1d",
     "entropy",
     "entropy_from_log_partition",
+    "entropy_with_sink",
     "euclidean_metric",
     "explain_einsum",
     "fisher_metric",
@@ -232,6 +240,7 @@ __all__ = [
     "learned_metric",
     "local_attention_mask",
     "log_partition",
+    "log_partition_with_sink",
     "log_softmax",
     "lower_index",
     "mask_to_additive",
@@ -266,6 +275,9 @@ __all__ = [
     "scaled_dot_product_attention",
     "scaled_euclidean_metric",
     "separation_quality",
+    "sink_attention",
+    "sink_backward",
+    "sink_mass",
     "softmax_jacobian",
     "softmax_jacobian_batched",
     "softmax_rows",

@@ -31,7 +31,9 @@ class GateSources:
     value: Array = None
     """(..., G, S, h)"""
     output: Array = None
-    """(..., H, T, h): the attention output"""
+    """(..., H, T, h): the attention output, a sink in its softmax included"""
+    partition: Array = None
+    """(..., H, T): the logarithm of the partition function; -inf for a query that may see nothing"""
 
 
 def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
@@ -85,17 +87,21 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
         case "output":
             _require_source(gate, sources.output)
             reads = merge_groups(sources.output, 1) if gate.site == "dense" else sources.output
+        case "partition":
+            _require_source(gate, sources.partition)
+            reads = sources.partition[..., None]
     return reads if gate.width is None else reads[..., : gate.width]
 
 
 def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
-    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
+    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better; $r + b$ for the partition.
 
     reads   : (..., num_heads or 1, T, read width)
     returns : (..., num_heads, T, gated width)
     """
-    expected = {"weight"} if gate.rank is None else {"weight_down", "weight_up"}
-    expected |= set() if gate.bias is None else {"bias"}
+    matrices = {"weight"} if gate.rank is None else {"weight_down", "weight_up"}
+    expected: set[str] = set() if gate.reads == "partition" else matrices
+    expected = expected if gate.bias is None else expected | {"bias"}
     if set(parameters) != expected:
         raise ValueError(f"parameters of gate {gate} must be {sorted(expected)}; got {sorted(parameters)}.")
     xp, reads, *arrays = unify(reads=reads, **parameters)

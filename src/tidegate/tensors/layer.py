@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from tidegate._refusals import require_bool, require_layer_options
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors._checks import (
@@ -28,6 +28,7 @@ from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
+from tidegate.tensors.softmax import log_partition
 
 METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}
 """The field of `AttentionArrays` that holds the parameters of a learned metric, by the metric's kind."""
@@ -48,7 +49,7 @@ class LayerTrace:
     mask: Array | None
     """(..., T, S) bool, all restrictions together; None sees everything."""
     weights: Array
-    """(..., H, T, S)"""
+    """(..., H, T, S), of the keys alone: a sink takes its share of what they give"""
     heads: Array
     """(..., H, T, h): the attention output, gated."""
     projected: Array
@@ -82,8 +83,8 @@ class AttentionArrays:
     b_O: Array | None = None
     """(d,)"""
     gates: Gates = field(default_factory=Gates)
-    gate_parameters: Mapping[Site, Mapping[str, Array]] = field(default_factory=dict[Site, Mapping[str, Array]])
-    """For each gate's site, its parameters by name."""
+    gate_parameters: Mapping[GatePath, Mapping[str, Array]] = field(default_factory=dict[GatePath, Mapping[str, Array]])
+    """For each gate's path, its parameters by name."""
     rotary: Rotary | None = None
     q_norm: Array | None = None
     """(h,): scale of the queries' root-mean-square norm; None leaves them as they are."""
@@ -120,11 +121,11 @@ class AttentionArrays:
         return HeadShape(d_model=d_model, num_heads=heads, num_kv_heads=self.W_K.shape[0], head_dim=head_dim)
 
     def parameters(self) -> dict[str, Array]:
-        """Return every array by a flat name, `gate.<site>.<name>` for those of gates."""
+        """Return every array by a flat name, `gate.<path>.<name>` for those of gates."""
         named = {name: getattr(self, name) for name in ("W_Q", "W_K", "W_V", "W_O", *_OPTIONAL)}
         gates = {
-            f"gate.{site}.{name}": array
-            for site, arrays in self.gate_parameters.items()
+            f"gate.{path}.{name}": array
+            for path, arrays in self.gate_parameters.items()
             for name, array in arrays.items()
         }
         return {name: array for name, array in named.items() if array is not None} | gates
@@ -136,8 +137,8 @@ class AttentionArrays:
             raise ValueError(f"parameters must be among {sorted(known)}; got also {sorted(unknown)}.")
         own = {name: array for name, array in parameters.items() if not name.startswith("gate.")}
         gates = {
-            site: {name: parameters.get(f"gate.{site}.{name}", array) for name, array in arrays.items()}
-            for site, arrays in self.gate_parameters.items()
+            path: {name: parameters.get(f"gate.{path}.{name}", array) for name, array in arrays.items()}
+            for path, arrays in self.gate_parameters.items()
         }
         return replace(self, **own, gate_parameters=gates)
 
@@ -183,6 +184,10 @@ class AttentionArrays:
         scores = attention_scores(query, repeat_heads(key, num_heads))
         weights = attention_weights(scores, allowed, layer.temperature)
         raw_output = attention_output(weights, repeat_heads(value, num_heads))
+        if layer.gates.at("partition") is not None:
+            partition = log_partition(accumulate(scores), layer.temperature, allowed)
+            sources = replace(sources, partition=partition)
+            raw_output = layer.apply_gate_at("partition", raw_output, sources)
         sources = replace(sources, output=raw_output)
         heads = layer.apply_gate_at("output", raw_output, sources)
         projected = xp.einsum("...htk,hkd->...td", heads, layer.W_O)
@@ -199,10 +204,10 @@ class AttentionArrays:
             output=layer.apply_gate_at("dense", projected, sources),
         )
 
-    def apply_gate_at(self, site: Site, target: Array, sources: GateSources) -> Array:
-        """Apply the gate at a site to the target; without a gate there, return the target."""
-        gate = self.gates.at(site)
-        return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[site])
+    def apply_gate_at(self, path: GatePath, target: Array, sources: GateSources) -> Array:
+        """Apply the gate at a path to the target; without a gate there, return the target."""
+        gate = self.gates.at(path)
+        return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[path])
 
     def norm_and_rotate(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
         """Normalise and rotate queries or keys (..., heads, T, h), as far as the layer does."""
@@ -296,15 +301,15 @@ class AttentionArrays:
             self.rotary.width(self.W_Q.shape[-1])
 
     def _check_gates(self) -> None:
-        sites = [gate.site for gate in self.gates]
-        if set(self.gate_parameters) != set(sites):
+        paths = [gate.path for gate in self.gates]
+        if set(self.gate_parameters) != set(paths):
             raise ValueError(
-                f"gate_parameters must have one entry per gate, {sites}; got {sorted(self.gate_parameters)}."
+                f"gate_parameters must have one entry per gate, {paths}; got {sorted(self.gate_parameters)}."
             )
         shape = self.shape
         for gate in self.gates:
             expected = gate.parameter_shapes(**asdict(shape))
-            given = {name: tuple(array.shape) for name, array in self.gate_parameters[gate.site].items()}
+            given = {name: tuple(array.shape) for name, array in self.gate_parameters[gate.path].items()}
             if given != expected:
                 raise ValueError(f"Parameters of gate {gate} must have the shapes {expected}; got {given}.")
 

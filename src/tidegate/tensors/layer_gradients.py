@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tidegate.gate import Gate, Site
+from tidegate.gate import Gate, GatePath
 from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors._checks import require_floating
 from tidegate.tensors.activations import activate, activation_slope
+from tidegate.tensors.attention import attention_output
 from tidegate.tensors.autodiff import gradients
 from tidegate.tensors.gating import GateSources, gate_logits, gate_reads
 from tidegate.tensors.gradients import (
@@ -89,12 +90,12 @@ def layer_backward(
     found: dict[str, Array] = {}
     through_gates: dict[str, Array] = {}
 
-    def ungate(site: Site, dL_dgated: Array, target: Array) -> Array:
-        gate = layer.gates.at(site)
+    def ungate(path: GatePath, dL_dgated: Array, target: Array) -> Array:
+        gate = layer.gates.at(path)
         if gate is None:
             return dL_dgated
-        back = gate_backward(gate, dL_dgated, target, sources, layer.gate_parameters[site])
-        found.update({f"gate.{site}.{name}": array for name, array in back.parameters.items()})
+        back = gate_backward(gate, dL_dgated, target, sources, layer.gate_parameters[path])
+        found.update({f"gate.{path}.{name}": array for name, array in back.parameters.items()})
         source = "context" if gate.reads == "input" and gate.on_source and context is not None else gate.reads
         through_gates[source] = through_gates.get(source, 0) + back.source
         return back.target
@@ -104,11 +105,14 @@ def layer_backward(
     found["b_O"] = _sum_batch(dL_dprojected, keep=1)
     dL_dheads = xp.einsum("...td,hkd->...htk", dL_dprojected, layer.W_O)
     dL_doutput = ungate("output", dL_dheads, sources.output) + through_gates.get("output", 0)
+    if layer.gates.at("partition") is not None:
+        attended_value = repeat_heads(trace.value, trace.query.shape[-3])
+        dL_doutput = ungate("partition", dL_doutput, attention_output(trace.weights, attended_value))
 
     raw_key = project(attended, layer.W_K, layer.b_K)
     gated_query = layer.apply_gate_at("query", sources.query, sources)
     gated_key = layer.apply_gate_at("key", raw_key, sources)
-    dL_dquery, dL_dkey, dL_dvalue = _attention_backward(layer, trace, dL_doutput)
+    dL_dquery, dL_dkey, dL_dvalue = _attention_backward(layer, trace, dL_doutput, through_gates.get("partition"))
     dL_dquery, metric = _metric_backward(layer, layer.norm_and_rotate(gated_query, layer.q_norm, positions), dL_dquery)
     dL_dquery, found["q_norm"] = _norm_and_rotate_backward(layer, gated_query, layer.q_norm, positions, dL_dquery)
     key_positions = positions if context is None else None
@@ -203,16 +207,25 @@ def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array
             return sum_groups(dL_dreads, sources.value.shape[-3])
         case "output" if gate.site == "dense":
             return split_groups(dL_dreads, sources.output.shape[-3])
+        case "partition":
+            return dL_dreads[..., 0]
         case _:
             return dL_dreads
 
 
-def _attention_backward(layer: AttentionArrays, trace: LayerTrace, dL_doutput: Array) -> tuple[Array, Array, Array]:
-    """For the query, key and value as they meet in the kernel; grouped keys and values gather from their heads."""
+def _attention_backward(
+    layer: AttentionArrays, trace: LayerTrace, dL_doutput: Array, dL_dpartition: Array | None
+) -> tuple[Array, Array, Array]:
+    """For the query, key and value as they meet in the kernel; grouped keys and values gather from their heads.
+
+    dL_dpartition : (..., H, T), of the logarithm of the partition function, whose slope by a score is its weight
+    """
     num_heads, num_kv_heads, width = trace.query.shape[-3], trace.key.shape[-3], trace.query.shape[-1]
     scale = width**-0.5 / layer.temperature
     dL_dweights = grad_output_wrt_A(dL_doutput, repeat_heads(trace.value, num_heads))
     dL_dscores = grad_softmax(dL_dweights, trace.weights)
+    if dL_dpartition is not None:
+        dL_dscores = dL_dscores + trace.weights * dL_dpartition[..., None]
     return (
         grad_scores_wrt_Q(dL_dscores, repeat_heads(trace.key, num_heads), scale),
         sum_groups(grad_scores_wrt_K(dL_dscores, trace.query, scale), num_kv_heads),

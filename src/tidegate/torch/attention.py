@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
@@ -31,6 +32,7 @@ from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
+from tidegate.torch.sink import attend_with_sink, log_partition
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the linear maps, as in models of transformers."""
@@ -52,9 +54,9 @@ class AttentionTrace:
     causal: bool
     scale: float
     output: Tensor
-    """(B, T, H, D): the attention output before an output gate."""
+    """(B, T, H, D): the attention output before an output gate, after a sink has taken its share."""
     gates: dict[str, Tensor]
-    """Every gate's values by site: (B, positions, heads, D or 1), at the dense site (B, T, M)."""
+    """Every gate's values by path: (B, positions, heads, D or 1), at the dense site (B, T, M)."""
 
 
 class GatedAttention(nn.Module):
@@ -221,18 +223,23 @@ class GatedAttention(nn.Module):
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
         dropout, causal = self.dropout if self.training else 0.0, self.causal
-        if not return_trace and packed_kernel_serves(q_BHTD, documents, mask=mask, dropout=dropout):
+        sink_H = self.sink_logits()
+        if not return_trace and sink_H is None and packed_kernel_serves(q_BHTD, documents, mask=mask, dropout=dropout):
             assert documents is not None
             o_BHTD = attend_packed(
                 q_BHTD, k_BGSD, v_BGSD, documents, causal=self.causal, window=self.window, scale=self.scale
             )
         else:
             k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
-            o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
+            kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
+            o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         reads = replace(reads, output=o_BHTD.transpose(1, 2))
         y_BTM = self._project_out(reads)
         if not return_trace:
             return y_BTM
+        if sink_H is not None:
+            partition_BHT = log_partition(q_BHTD, k_BGSD, mask=mask, causal=causal, scale=self.scale)
+            reads = replace(reads, partition=partition_BHT.transpose(1, 2))
         return y_BTM, AttentionTrace(
             query=q_BHTD,
             key=k_BGSD,
@@ -252,6 +259,11 @@ class GatedAttention(nn.Module):
         """What the products of queries and keys are multiplied by."""
         return self.shape.head_dim**-0.5 / self.temperature
 
+    def sink_logits(self) -> Tensor | None:
+        """(H,): logits of the sinks in the softmax, if the layer has them."""
+        sink = self.attn_gate.at("partition")
+        return None if sink is None else sink.sink_logits()
+
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
         metric = {} if self.metric is None else {METRIC_FIELDS[self.metric.kind]: self.metric.weight}
@@ -265,7 +277,7 @@ class GatedAttention(nn.Module):
             b_O=self.o_proj.bias,
             gates=self.gates,
             gate_parameters={
-                gate.site: dict(self.attn_gate.get_submodule(gate.site).named_parameters()) for gate in self.gates
+                gate.path: dict(self.attn_gate.get_submodule(gate.path).named_parameters()) for gate in self.gates
             },
             rotary=self.rotary,
             q_norm=None if self.q_norm is None else self.q_norm.weight,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.gate import Activation, Gate, Site
+from tidegate.gate import Activation, Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
 from tidegate.torch.kernel import is_untracked, silu
@@ -52,6 +52,11 @@ class Readable(Protocol):
         """(B, T, H, D)."""
         ...
 
+    @property
+    def partition(self) -> Tensor | None:
+        """(B, T, H)."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReads:
@@ -66,13 +71,16 @@ class GateReads:
     value: Tensor
     """(B, S, G, D)"""
     output: Tensor | None = None
-    """(B, T, H, D): the attention output, once it is there."""
+    """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
+    partition: Tensor | None = None
+    """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
 
 
 class AttentionGate(nn.Module):
     """One gate of an attention layer, `activation(reads W + b)`; the logits are float32 or better.
 
-    Its parameters are `weight`, (matrices, R, D), or `weight_down` and `weight_up` for a rank, and `bias`.
+    Its parameters are `weight`, (matrices, R, D), or `weight_down` and `weight_up` for a rank, and `bias`. One that
+    reads the partition function has no matrix: it is a sink, which the layer hands to the kernel as `sink_logits`.
     """
 
     def __init__(
@@ -88,7 +96,7 @@ class AttentionGate(nn.Module):
         self.shape = shape
         self.num_heads = gate.num_heads_at_site(shape)
         self.num_matrices = gate.num_matrices(shape)
-        self._matrix_names = ("weight",) if gate.rank is None else ("weight_down", "weight_up")
+        self._matrix_names = _matrix_names(gate)
         for name, size in gate.parameter_shapes(**asdict(shape)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         self.reset_parameters()
@@ -124,6 +132,9 @@ class AttentionGate(nn.Module):
                 assert reads.output is not None
                 dense = self.gate.site == "dense"
                 source = reads.output.flatten(-2) if dense else self._by_matrix(reads.output)
+            case "partition":
+                assert reads.partition is not None
+                source = reads.partition.unsqueeze(-1)
         return source if self.gate.width is None else source[..., : self.gate.width]
 
     def forward(self, source: Tensor) -> Tensor:
@@ -156,6 +167,12 @@ class AttentionGate(nn.Module):
             return values.mul_(target) if self.gate.op == "multiply" else values.add_(target)
         gated = target * values if self.gate.op == "multiply" else target + values
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
+
+    def sink_logits(self) -> Tensor:
+        """(H,): of a gate that reads the partition function, the logit of each head's sink, less its bias."""
+        if self.gate.bias is None:
+            return torch.zeros(self.num_heads)
+        return -self._parameter("bias").squeeze(-1)
 
     def matrices(self) -> list[Tensor]:
         """What the reads pass through, one after the other: `weight`, or `weight_down` and `weight_up`."""
@@ -195,7 +212,7 @@ class AttentionGate(nn.Module):
 
 
 class AttentionGates(nn.Module):
-    """The gates of one layer, each under the name of its site."""
+    """The gates of one layer, each under its path: its site, or `partition`."""
 
     def __init__(
         self,
@@ -207,18 +224,18 @@ class AttentionGates(nn.Module):
     ) -> None:
         super().__init__()
         for gate in gates:
-            self.add_module(gate.site, AttentionGate(gate, shape, device=device, dtype=dtype))
+            self.add_module(gate.path, AttentionGate(gate, shape, device=device, dtype=dtype))
 
-    def at(self, site: Site) -> AttentionGate | None:
-        """The gate at a site, if there is one."""
-        module = self._modules.get(site)
+    def at(self, path: GatePath) -> AttentionGate | None:
+        """The gate at a site, or the sink at `partition`, if there is one."""
+        module = self._modules.get(path)
         assert module is None or isinstance(module, AttentionGate)
         return module
 
     def forward(self, reads: GateReads) -> dict[str, Tensor]:
-        """The values of every gate, by site."""
-        gates = ((site, gate) for site, gate in self.named_children() if isinstance(gate, AttentionGate))
-        return {site: gate(gate.source(reads)) for site, gate in gates}
+        """The values of every gate, by path."""
+        gates = ((path, gate) for path, gate in self.named_children() if isinstance(gate, AttentionGate))
+        return {path: gate(gate.source(reads)) for path, gate in gates}
 
 
 def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -255,6 +272,12 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     if heads == num_heads:
         return x
     return x.unsqueeze(-2).expand(*x.shape[:-1], num_heads // heads, -1).flatten(-3, -2)
+
+
+def _matrix_names(gate: Gate) -> tuple[str, ...]:
+    if gate.reads == "partition":
+        return ()
+    return ("weight",) if gate.rank is None else ("weight_down", "weight_up")
 
 
 def _overwritable(result: Tensor, *others: Tensor) -> bool:

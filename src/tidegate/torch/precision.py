@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,6 +21,12 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(x: Tensor) -> Tensor:
     """The same numbers in float32 or better."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x.dtype))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Keep autocast off on the tensor's device; not every device has it: the meta device has none."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def require_dtype(dtype: torch.dtype, **inputs: Tensor | None) -> None:

@@ -76,7 +76,7 @@ def test_strength_is_the_deviation_of_the_logits(gate):
     (one,) = layer.gates
     heads = 1 if one.site == "dense" else layer.shape.num_heads
     reads = gate_reads(one, layer.trace(x).sources)
-    logits = gate_logits(one, reads, layer.gate_parameters[one.site], num_heads=heads)
+    logits = gate_logits(one, reads, layer.gate_parameters[one.path], num_heads=heads)
     assert_close(logits.std(), torch.tensor(0.7, dtype=torch.float64))
 
 

@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from closeness import assert_close
+from layers import WITH_MATRICES
 from peft import LoraConfig, get_peft_model
 from retrofit_models import LowRankAdapter, adapt, inputs_of, logits, merge_adapters, stir, tiny
 from torch.nn.modules.module import _global_module_registration_hooks as listeners
 
-from tidegate.gate import legal_gates
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, gate_parameters
 from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates
 from tidegate.torch.retrofit.layer import _move_hooks, _watch_replacements, gated_layers
 
-GATES = [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in ("query", "key"))]
+GATES = [gate for gate in WITH_MATRICES if not (gate.reads == "value" and gate.site in ("query", "key"))]
 SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:shared-layer:w4", "dense:input:r2"]
 
 # Files are read before any test runs: no gate has been added yet.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts
+from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts, with_sink
 
 _FORBIDDING = -1e4
 """What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
@@ -100,6 +100,7 @@ def count_call(
     past: Past | None = None,
     crossing: bool = False,
     num_added: int = 0,
+    sink_H: Tensor | None = None,
 ) -> CountedCall:
     """Compute the statistics of a call and find out which of its queries count.
 
@@ -119,6 +120,7 @@ def count_call(
     padding    : (B, at most P) bool, True for real tokens; later ones are real
     crossing   : whether queries and keys are of different sequences: queries count from 0 and are no padding
     num_added  : keys behind those of the sequence, which belong to the layer and are always real
+    sink_H     : logits of the sinks in the layer's softmax, which the call itself does not have
     """
     whole = call.key.shape[2]
     call = _without_unwritten(_with_square_causality(_with_plain_mask(call)))
@@ -129,6 +131,8 @@ def count_call(
     )
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
+    if sink_H is not None:
+        statistics = with_sink(statistics, sink_H)
     real_B1T = placed.real_BT[:, None]
     return CountedCall(
         statistics=statistics,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +21,7 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
     "entropy": _NATS,
     "effective_keys": tuple(2.0**power for power in range(21)),
     "mass": _SHARES,
+    "sink": _SHARES,
     "impact": _SHARES,
     "mean_score": _SCORES,
     "max_score": _SCORES,
@@ -29,6 +31,7 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
 
 STATISTIC_NAMES: dict[str, str] = {
     "mass": "sink mass",
+    "sink": "mass on the sink logit",
     "impact": "sink impact",
     "contribution": "sink contribution",
     "entropy": "entropy (nats)",
@@ -42,7 +45,7 @@ STATISTIC_NAMES: dict[str, str] = {
 CLOSED_BELOW = 0.1
 """A gate's value below this lets next to nothing through."""
 
-_TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4}
+_TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4, "sink": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +102,10 @@ class LayerObservation:
     """Where the layer is in the model, as in `model.layers.0.self_attn`."""
     num_heads: int
     heads: dict[str, tuple[Moments, ...]]
-    """By statistic, one for each head; `contribution` is missing where the layer's output could not be seen."""
+    """By statistic, one for each head; `contribution` is missing where the layer's output could not be seen.
+
+    `sink`, the weight on a sink of the softmax, is there if the layer has one; mass and entropy then count it in.
+    """
     positions: tuple[int, ...]
     """The query positions at which every head had something to count, rising."""
     by_position: dict[str, tuple[tuple[float, ...], ...]]
@@ -129,9 +135,11 @@ class Observation:
         sink = "sink " if self.keys.startswith("the first") else ""
         names = ("mass", "impact", "contribution")
         header = ("layer", "head", "entropy", "effective keys", *(f"{sink}{name}" for name in names))
-        rows = [(*header, *(f"{site} gate" for site in sites))]
+        has_sink = any("sink" in layer.heads for layer in self.layers)
+        rows = [(*header, *(("sink logit",) if has_sink else ()), *(f"{site} gate" for site in sites))]
+        statistics = [name for name in _TABLE_DIGITS if name != "sink" or has_sink]
         for layer in self.layers:
-            rows += [_row(layer, head, sites) for head in range(layer.num_heads)]
+            rows += [_row(layer, head, statistics, sites) for head in range(layer.num_heads)]
         batches = "batch" if self.num_batches == 1 else "batches"
         return f"{self.num_batches} {batches}; mass, impact and contribution of {self.keys}\n{_align_columns(rows)}"
 
@@ -177,11 +185,11 @@ def _curves_in_stretches(layer: LayerObservation, num_points: int) -> LayerObser
     )
 
 
-def _row(layer: LayerObservation, head: int, sites: tuple[str, ...]) -> tuple[str, ...]:
+def _row(layer: LayerObservation, head: int, statistics: Sequence[str], sites: tuple[str, ...]) -> tuple[str, ...]:
     moments = {statistic: by_head[head] for statistic, by_head in layer.heads.items() if by_head[head].count}
     numbers = [
-        f"{moments[statistic].mean:.{digits}f}" if statistic in moments else "-"
-        for statistic, digits in _TABLE_DIGITS.items()
+        f"{moments[statistic].mean:.{_TABLE_DIGITS[statistic]}f}" if statistic in moments else "-"
+        for statistic in statistics
     ]
     gates = [_gate_mean(layer.gates.get(site), head, layer.num_heads) for site in sites]
     return (layer.name, str(head), *numbers, *gates)

@@ -62,6 +62,8 @@ class AttentionStatistics:
     r"""$\sum_j A_j (S_j - U)^2$; 0 if the query may see nothing. None unless asked for."""
     max_score: Tensor | None = None
     """Largest score among the keys that the query may see; -inf if there are none. None unless asked for."""
+    sink: Tensor | None = None
+    r"""Weight on a sink of the softmax, $e^s / (Z + e^s)$. None if the layer has none."""
 
     @property
     def empty(self) -> Tensor:
@@ -116,6 +118,33 @@ def attention_statistics(
         )
         parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
         return _join(list(parts), -1)
+
+
+def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
+    """The same of a softmax that has one more state: a sink of each head, with these logits.
+
+    The keys share what the sink leaves them. Impact and the largest score are of the keys alone, as before; a query
+    that may see no key has all its weight on the sink, and keeps the values that are documented for it.
+    """
+    keys_alone = statistics.log_partition
+    sink_BHT = sink_H.detach().to(keys_alone)[:, None].expand_as(keys_alone)
+    sink, kept = (sink_BHT - keys_alone).sigmoid(), (keys_alone - sink_BHT).sigmoid()
+    mean_score = kept * statistics.mean_score + sink * sink_BHT
+    entropy = kept * statistics.entropy + torch.special.entr(sink) + torch.special.entr(kept)
+    heat = statistics.heat_capacity
+    if heat is not None:
+        apart = statistics.mean_score - sink_BHT
+        heat = (kept * heat + sink * kept * apart.square()).masked_fill(statistics.empty, 0)
+    return replace(
+        statistics,
+        log_partition=torch.logaddexp(keys_alone, sink_BHT),
+        mean_score=mean_score.masked_fill(statistics.empty, 0),
+        entropy=entropy,
+        effective_keys=entropy.exp().masked_fill(statistics.empty, 0),
+        mass=kept * statistics.mass,
+        heat_capacity=heat,
+        sink=sink,
+    )
 
 
 class _Call(NamedTuple):

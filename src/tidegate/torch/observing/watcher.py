@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tidegate._refusals import require_bool
+from tidegate.torch.attention import GatedAttention
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.branch import AttentionBranch
@@ -202,7 +203,8 @@ class Watcher:
         if not self._stack or 0 in (call.query.numel(), call.key.numel()):
             return
         name, module = self._stack[-1].name, self._stack[-1].module
-        record = self._record(name, call.query.shape[1])
+        sink_H = module.sink_logits() if isinstance(module, GatedAttention) else None
+        record = self._record(name, call.query.shape[1], has_sink=sink_H is not None)
         counted = count_call(
             call,
             keys=self._keys,
@@ -212,6 +214,7 @@ class Watcher:
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
             num_added=num_added_keys(module),
+            sink_H=sink_H,
         )
         record.add(counted)
         self._begin_branch(name, module, call, counted, record.contribution)
@@ -244,12 +247,16 @@ class Watcher:
         if earlier := self._branches.pop(name, None):
             # If it was not projected yet, the outputs of both calls are put together first.
             earlier.settle()
-        if not sums.known or counted.set_output_BHTD is None or call.output is None:
+        output_BHTD = call.output
+        if not sums.known or counted.set_output_BHTD is None or output_BHTD is None:
             return
+        if (sink_BHT := counted.statistics.sink) is not None:
+            # The layer takes the sink's share off after the call.
+            output_BHTD = output_BHTD * (1 - sink_BHT).unsqueeze(-1).to(output_BHTD.dtype)
         if projects_itself(module):
-            sums.add(counted.set_output_BHTD, call.output, counted)
+            sums.add(counted.set_output_BHTD, output_BHTD, counted)
         else:
-            self._branches[name] = AttentionBranch(name, call.output, counted, sums)
+            self._branches[name] = AttentionBranch(name, output_BHTD, counted, sums)
 
     def _follow_branches(self, call: ModuleCall, result: Any) -> None:
         for layer, branch in list(self._branches.items()):
@@ -258,7 +265,7 @@ class Watcher:
                 del self._branches[layer]
                 branch.settle()
 
-    def _record(self, name: str, num_heads: int) -> LayerRecord:
+    def _record(self, name: str, num_heads: int, *, has_sink: bool) -> LayerRecord:
         layers = self._tally.layers
         record = layers.get((name, num_heads))
         if record is None:
@@ -268,7 +275,8 @@ class Watcher:
                 title = f"{title} ({num_heads} heads)"
             else:
                 self._place(name)
-            record = LayerRecord(title, num_heads, STATISTICS_WITH_HEAT if self._heat else STATISTICS)
+            statistics = (*(STATISTICS_WITH_HEAT if self._heat else STATISTICS), *(("sink",) if has_sink else ()))
+            record = LayerRecord(title, num_heads, statistics)
             layers[name, num_heads] = record
         return record
 

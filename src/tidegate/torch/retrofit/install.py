@@ -296,6 +296,12 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
     gates = Gates.parse(gate)
     if not gates:
         raise ValueError("gate must name at least one gate; got none. Write for example 'g1' or 'bma'.")
+    if (sink := gates.at("partition")) is not None:
+        raise ValueError(
+            f"gate {sink} cannot be added to a trained model. A sink that is closed, so that the answers keep their "
+            "bits, has no gradient and never opens; one that is open changes them. Train with the sink from the start, "
+            "or add another gate, such as 'g1'."
+        )
     if activation is None:
         return gates
     if activation not in get_args(Activation):

@@ -72,6 +72,8 @@ class LayerReads:
     """(B, T, G, D), raw."""
     output: Tensor | None = None
     """(B, T, H, D), before an output gate."""
+    partition: None = None
+    """A model's own kernel does not give it, and gates that read it are refused."""
 
     @property
     def context(self) -> Tensor:

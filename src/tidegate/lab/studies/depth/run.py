@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
 from tidegate.lab.judging import t_interval
@@ -118,11 +118,14 @@ def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptio
     quarter = frame @ np.kron(np.eye(shape.d_model // 2), [[0.0, -1.0], [1.0, 0.0]]) @ frame.T
     inward = _split_heads(frame, shape)
     gates = Gates.parse(gate)
-    parameters: dict[Site, dict[str, torch.Tensor]] = {}
+    parameters: dict[GatePath, dict[str, torch.Tensor]] = {}
     for one in gates:
-        heads, read, gated = one.parameter_shapes(**asdict(shape))["weight"]
-        matrices = [_orthogonal(rng, max(read, gated))[:read, :gated] for _ in range(heads)]
-        parameters[one.site] = {"weight": torch.from_numpy(np.stack(matrices))}
+        shapes = one.parameter_shapes(**asdict(shape))
+        parameters[one.path] = {name: torch.zeros(size, dtype=torch.float64) for name, size in shapes.items()}
+        if "weight" in shapes:
+            heads, read, gated = shapes["weight"]
+            matrices = [_orthogonal(rng, max(read, gated))[:read, :gated] for _ in range(heads)]
+            parameters[one.path]["weight"] = torch.from_numpy(np.stack(matrices))
     layer = AttentionArrays(
         W_Q=inward,
         W_K=torch.zeros_like(inward),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.geometry import Chart, gaussian_curvature, weight_chart
 from tidegate.tensors.layer import AttentionArrays
@@ -118,7 +118,7 @@ def measure_cap(name: str, chart: Chart, width: int, *, num_points: int = 400) -
 
 
 def _random_layer(
-    width: int, seed: int, *, gates: str, parameters: Mapping[Site, Mapping[str, FloatArray]]
+    width: int, seed: int, *, gates: str, parameters: Mapping[GatePath, Mapping[str, FloatArray]]
 ) -> AttentionArrays:
     rng = np.random.default_rng(seed + 1)
     nothing = np.zeros((1, 3, width))

@@ -1,0 +1,168 @@
+r"""Attention with a sink: one more state of the softmax, with a logit $s$ of its own and no value.
+
+With $L = \log Z$ of the keys and $l' = \log(Z + e^s)$ the output is $y = e^{L - l'} o$. The backward pass of the plain
+fused kernel asks for nothing but the weights $\exp(S - l')$ and the products of $y$ with its gradient. So, called with
+$y$ and $l'$ in place of its own output and log-sum-exp, it gives the gradients of queries, keys and values exactly; the
+sink's is $-\sum_i e^{s - l'_i}\, (dy_i \cdot y_i)$. See `tidegate.tensors.sink` for the mathematics.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tidegate.torch.kernel import attend, inside_transform
+from tidegate.torch.precision import widen, without_autocast
+
+_cpu_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_cpu_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_cuda_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
+_cuda_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
+
+def attend_with_sink(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    *,
+    sink_H: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float,
+) -> Tensor:
+    """Softmax attention with a sink of each head, (B, H, T, D); arguments as of `attend`.
+
+    A row that may see nothing has all its weight on the sink, and gives 0 with gradient 0. Dropout is of the weights on
+    the keys.
+
+    sink_H : the logit of each head's sink
+    """
+    sink_H = sink_H.to(q_BHTD.device)
+    if _fused_kernel_serves(q_BHTD, k_BGSD, v_BGSD, mask, dropout):
+        q_BHTD, k_BGSD, v_BGSD = _cast_as_autocast_does(q_BHTD, k_BGSD, v_BGSD)
+        bias = None if mask is None else _additive(mask, q_BHTD)
+        return _FusedSink.apply(q_BHTD, k_BGSD, v_BGSD, sink_H, bias, causal, scale)
+    o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=scale)
+    partition_BHT = log_partition(q_BHTD, k_BGSD, mask=mask, causal=causal, scale=scale)
+    kept_BHT = (partition_BHT - sink_H.to(partition_BHT.dtype)[:, None]).sigmoid()
+    return (o_BHTD * kept_BHT.unsqueeze(-1)).to(o_BHTD.dtype)
+
+
+def log_partition(
+    q_BHTD: Tensor, k_BGSD: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float
+) -> Tensor:
+    """Logarithm of the partition function of the keys (B, H, T), by the matrix of scores; float32 or better.
+
+    -inf for a row that may see nothing, with gradient 0. It has derivatives of every kind and order.
+    """
+    B, H, T, D = q_BHTD.shape
+    G, S = k_BGSD.shape[1:3]
+    with without_autocast(q_BHTD):
+        query = widen(q_BHTD).reshape(B, G, H // G * T, D) * scale
+        scores = (query @ widen(k_BGSD).mT).view(B, H, T, S)
+    if causal:
+        scores = scores.masked_fill(scores.new_ones(T, S, dtype=torch.bool).triu(1), -math.inf)
+    if mask is None:
+        return scores.logsumexp(dim=-1)
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    sees_nothing = ~_sees(mask).any(dim=-1)
+    # The derivative of a log-sum-exp of -inf alone would be nan.
+    finite = scores.masked_fill(sees_nothing.unsqueeze(-1), 0.0).logsumexp(dim=-1)
+    return finite.masked_fill(sees_nothing, -math.inf)
+
+
+class _FusedSink(torch.autograd.Function):
+    """The plain fused kernel, forward and backward, with the sink put in between."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the base class leaves the arguments open
+        ctx: Any,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        sink_H: Tensor,
+        bias: Tensor | None,
+        causal: bool,
+        scale: float,
+    ) -> Tensor:
+        """Return (B, H, T, D)."""
+        random: tuple[Any, ...] = ()
+        if q_BHTD.device.type == "cpu":
+            o_BHTD, partition_BHT = _cpu_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale)
+            if bias is not None:
+                # The kernel says 0 of a row that may see nothing.
+                partition_BHT = partition_BHT.masked_fill(~_sees(bias).any(dim=-1), -math.inf)
+        else:
+            o_BHTD, partition_BHT, *rest = _cuda_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, False, scale=scale)
+            random = tuple(rest[:6])
+        total_BHT = torch.logaddexp(partition_BHT, sink_H.to(partition_BHT.dtype)[:, None])
+        # Not in place: whoever watches has seen the kernel's own output.
+        y_BHTD = o_BHTD * (partition_BHT - total_BHT).exp_().unsqueeze(-1).to(o_BHTD.dtype)
+        ctx.save_for_backward(q_BHTD, k_BGSD, v_BGSD, sink_H, bias, y_BHTD, total_BHT)
+        ctx.options = causal, scale, random
+        return y_BHTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_BHTD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients of the tensors; the mask has none."""
+        q, k, v, sink_H, bias, y_BHTD, total_BHT = ctx.saved_tensors
+        causal, scale, random = ctx.options
+        given = dy_BHTD, q, k, v, y_BHTD, total_BHT
+        if q.device.type == "cpu":
+            dq, dk, dv = _cpu_backward(*given, 0.0, causal, attn_mask=bias, scale=scale)
+        else:
+            cumulative_q, cumulative_k, max_q, max_k, seed, offset = random
+            dq, dk, dv = _cuda_backward(
+                *given, cumulative_q, cumulative_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
+            )
+        dsink_H = None
+        if ctx.needs_input_grad[3]:
+            mass_BHT = (sink_H.to(total_BHT.dtype)[:, None] - total_BHT).exp_()
+            products_BHT = torch.linalg.vecdot(widen(dy_BHTD), widen(y_BHTD))
+            dsink_H = -(mass_BHT * products_BHT).sum(dim=(0, 2)).to(sink_H.dtype)
+        return dq, dk, dv, dsink_H, None, None, None
+
+
+def _fused_kernel_serves(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether a fused kernel that returns its log-sum-exp takes this call."""
+    # `plain_kernel` switches the fused ones off, on the CPU too. A call without queries kills the CPU's.
+    if dropout or q_BHTD.numel() == 0 or k_BGSD.numel() == 0 or not _fused_kernels_enabled():
+        return False
+    if inside_transform(q_BHTD, k_BGSD, v_BGSD) or (mask is not None and mask.requires_grad):
+        return False
+    if q_BHTD.device.type == "cuda":
+        return mask is None and q_BHTD.dtype in (torch.float16, torch.bfloat16)
+    return q_BHTD.device.type == "cpu"
+
+
+# The compiler cannot trace the question; it is asked once, when it compiles.
+@torch.compiler.assume_constant_result
+def _fused_kernels_enabled() -> bool:
+    return torch.backends.cuda.flash_sdp_enabled()
+
+
+def _cast_as_autocast_does(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What autocast does to the arguments of `scaled_dot_product_attention`; it does not know the kernel's own name."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+def _additive(mask: Tensor, q_BHTD: Tensor) -> Tensor:
+    """The mask as the kernel takes it: added to the scores, with four axes."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill_(~mask, -math.inf)
+    return mask.to(q_BHTD.dtype)[(None,) * (4 - mask.ndim)]
+
+
+def _sees(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask != -math.inf
