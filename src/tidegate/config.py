@@ -40,6 +40,9 @@ class Rotary:
     """Positions are divided by it: 4 fits four times the trained length into the trained angles."""
     offset: int = 0
     """Added to every position."""
+    ramp: tuple[float, float] | None = None
+    """Two pairs, as in YaRN: pairs up to the first turn as without the scale, pairs from the second on with it, those
+    between them in proportion. None scales all alike."""
 
     def __post_init__(self) -> None:
         for name in ("base", "scale"):
@@ -48,6 +51,46 @@ class Rotary:
                 raise ValueError(f"Rotary.{name} must be a finite number above 0; got {echo(value)}.")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {echo(self.fraction)}.")
+        if self.ramp is not None:
+            # JSON has lists alone.
+            ramp = tuple(self.ramp)
+            if len(ramp) != 2 or not -math.inf < ramp[0] < ramp[1] < math.inf:
+                raise ValueError(
+                    f"Rotary.ramp must be two finite numbers, the first below the second; got {echo(ramp)}."
+                )
+            object.__setattr__(self, "ramp", ramp)
+
+    @classmethod
+    def yarn(
+        cls,
+        head_dim: int,
+        *,
+        base: float,
+        factor: float,
+        original_length: int,
+        fast: float = 32.0,
+        slow: float = 1.0,
+        truncate: bool = True,
+    ) -> Rotary:
+        """Positions beyond the trained length as YaRN has them: pairs that turn slowly are scaled, fast ones are not.
+
+        YaRN also multiplies scores by `(1 + 0.1 log factor)²`, which is a layer's `temperature`.
+
+        head_dim        : width of a head, all of which turns
+        factor          : how many times the trained length is to fit
+        original_length : the trained length
+        fast, slow      : pairs that turn more often than `fast` over that length are left alone, those that turn less
+                          often than `slow` are scaled
+        truncate        : whether the ramp begins and ends at whole pairs
+        """
+        first, last = (
+            head_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (fast, slow)
+        )
+        if truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, head_dim - 1)
+        return cls(base=base, scale=factor, ramp=(first, last if last != first else last + 0.001))
 
     def width(self, head_dim: int) -> int:
         """Channels that turn: `fraction` of the head, which must come to an even number."""
@@ -62,7 +105,15 @@ class Rotary:
     def frequencies(self, head_dim: int) -> list[float]:
         """Angle of each pair at position 1, before the scale."""
         width = self.width(head_dim)
-        return [self.base ** (-2 * pair / width) for pair in range(width // 2)]
+        return [self.base ** (-2 * pair / width) * self._undo_scale(pair) for pair in range(width // 2)]
+
+    def _undo_scale(self, pair: int) -> float:
+        """What a pair's angle is multiplied by before the scale: the scale itself where there is to be none."""
+        if self.ramp is None:
+            return 1.0
+        first, last = self.ramp
+        share = min(max((pair - first) / (last - first), 0.0), 1.0)
+        return share + (1 - share) * self.scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

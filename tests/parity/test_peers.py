@@ -1,17 +1,20 @@
 """Our layer against attention that others wrote, with the same weights: outputs and gradients of the input."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from closeness import assert_close
-from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3NextConfig
+from transformers import GPT2Config, GptOssConfig, LlamaConfig, Qwen3Config, Qwen3NextConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
 
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention
-from tidegate.torch.convert import from_fused_query_gate, to_fused_query_gate
+from tidegate.torch.convert import from_fused_query_gate, from_gpt_oss, gpt_oss_layer, to_fused_query_gate, to_gpt_oss
 
 WIDTH, BATCH, BASE = 24, 2, 500.0
 GROUPED = {"hidden_size": WIDTH, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
@@ -112,6 +115,71 @@ def test_the_comparison_notices_a_slightly_different_rotary_base():
     own.load_state_dict(from_fused_query_gate(peer.state_dict()))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_agree(own, causal_call(peer, rotary, 63), sequence(63))
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": BASE,
+    "factor": 4.0,
+    "beta_fast": 3.0,
+    "beta_slow": 0.5,
+    "original_max_position_embeddings": 40,
+}
+SCALINGS = {"default": ROPE, "yarn": YARN, "yarn between pairs": {**YARN, "truncate": False}}
+scalings = pytest.mark.parametrize("rope", SCALINGS.values(), ids=SCALINGS)
+
+
+def gpt_oss(rope, layer, *, bias=True):
+    """The peer, whose even layers have a window, and its rotary module."""
+    options = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    config = GptOssConfig(
+        **GROUPED, **options, attention_bias=bias, rope_parameters=dict(rope), attn_implementation="eager"
+    )
+    return drawn(GptOssAttention(config, layer_idx=layer)), GptOssRotaryEmbedding(config), config
+
+
+def windowed_call(peer, rotary, length):
+    allowed = causal_allowed(length)
+    if peer.sliding_window is not None:
+        allowed &= ~allowed.tril(-peer.sliding_window)
+    mask = torch.zeros(1, 1, length, length).masked_fill(~allowed, float("-inf"))
+    embedding = rotary(torch.empty(0), torch.arange(length)[None])
+    return lambda x: peer(x, embedding, mask)[0]
+
+
+@scalings
+@lengths
+@pytest.mark.parametrize("layer", [0, 1], ids=["window", "full"])
+def test_a_sink_is_the_attention_of_gpt_oss(rope, length, layer):
+    peer, rotary, config = gpt_oss(rope, layer)
+    own = GatedAttention.from_config(gpt_oss_layer(config, layer))
+    own.load_state_dict(from_gpt_oss(peer.state_dict()))
+    assert_agree(own, windowed_call(peer, rotary, length), sequence(length))
+
+
+def test_the_gradients_of_the_sinks_are_those_of_gpt_oss():
+    peer, rotary, config = gpt_oss(YARN, 1, bias=False)
+    own = GatedAttention.from_config(gpt_oss_layer(config, 1))
+    own.load_state_dict(from_gpt_oss(peer.state_dict()))
+    x = sequence(63)
+    (theirs,) = torch.autograd.grad(windowed_call(peer, rotary, 63)(x).square().sum(), peer.sinks)
+    bias = own.attn_gate.get_parameter("partition.bias")
+    (ours,) = torch.autograd.grad(own(x).square().sum(), bias)
+    assert_close(-ours[:, 0], theirs, what="gradient")
+
+
+def test_gpt_oss_takes_the_weights_of_a_sink():
+    peer, rotary, config = gpt_oss(ROPE, 1)
+    own = drawn(GatedAttention.from_config(gpt_oss_layer(config, 1)))
+    peer.load_state_dict(to_gpt_oss(own.state_dict()))
+    assert_agree(own, windowed_call(peer, rotary, 63), sequence(63))
+
+
+@pytest.mark.parametrize("changes", [{"rope_type": "llama3"}, {"mscale": 1.0}, {"factor": None}], ids=str)
+def test_a_scaling_that_is_not_read_is_refused(changes):
+    config = SimpleNamespace(head_dim=8, rope_parameters=YARN | changes)
+    with pytest.raises(ValueError, match=r"rope_parameters must be those of a plain rotary embedding or of YaRN"):
+        gpt_oss_layer(config, 0)
 
 
 @routes

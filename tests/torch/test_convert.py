@@ -6,7 +6,13 @@ from closeness import assert_close
 from safetensors.torch import load, save
 
 from tidegate.torch import GatedAttention
-from tidegate.torch.convert import from_fused_query_gate, from_stacked_qkv, to_fused_query_gate
+from tidegate.torch.convert import (
+    from_fused_query_gate,
+    from_gpt_oss,
+    from_stacked_qkv,
+    to_fused_query_gate,
+    to_gpt_oss,
+)
 
 M, H, G, D = 6, 4, 2, 3
 NORMS = ("q_norm.weight", "k_norm.weight")
@@ -115,9 +121,26 @@ def test_a_stacked_checkpoint_computes_the_same_in_the_layer(gate, index, biases
     assert_close(own_gradient, plain_gradient, what="gradient")
 
 
+def sink_layer():
+    layer = GatedAttention(M, H, head_dim=D, num_kv_heads=G, gate="sink", bias=True, dtype=torch.float64)
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        parameter.data = normal(*parameter.shape)
+    return layer
+
+
+def test_sinks_there_and_back_are_the_same_bits():
+    state = dict(sink_layer().state_dict())
+    peer = to_gpt_oss(state)
+    assert torch.equal(peer["sinks"], -state["attn_gate.partition.bias"][:, 0])
+    assert_same_bits(from_gpt_oss(peer), state)
+
+
 CONVERSIONS = {
     "from fused": (from_fused_query_gate, lambda: fused_state(bias=True)),
     "to fused": (to_fused_query_gate, lambda: dict(g1_layer(bias=True).state_dict())),
+    "from sinks": (from_gpt_oss, lambda: to_gpt_oss(sink_layer().state_dict())),
+    "to sinks": (to_gpt_oss, lambda: dict(sink_layer().state_dict())),
     "from stacked": (from_stacked_qkv, lambda: stacked_state("out.bias")),
 }
 conversions = pytest.mark.parametrize(("convert", "state_of"), CONVERSIONS.values(), ids=CONVERSIONS)
@@ -138,7 +161,8 @@ def test_gradients_pass_through_a_conversion(convert, state_of):
     state = {name: tensor.requires_grad_() for name, tensor in state_of().items()}
     total = sum(tensor.sum() for tensor in convert(state).values())
     gradients = torch.autograd.grad(total, list(state.values()))
-    assert all(torch.equal(gradient, torch.ones_like(gradient)) for gradient in gradients)
+    # A sink's logit is the negative bias.
+    assert all((gradient.abs() == 1).all() for gradient in gradients)
 
 
 @conversions

@@ -10,7 +10,14 @@ from tidegate.config import AttentionConfig, Rotary, StackConfig, TransformerCon
 from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.cache import KVCache
-from tidegate.torch.convert import from_fused_query_gate, from_stacked_qkv, to_fused_query_gate
+from tidegate.torch.convert import (
+    from_fused_query_gate,
+    from_gpt_oss,
+    from_stacked_qkv,
+    gpt_oss_layer,
+    to_fused_query_gate,
+    to_gpt_oss,
+)
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
@@ -58,9 +65,11 @@ __all__ = [
     "attention_statistics",
     "freeze_all_but_gates",
     "from_fused_query_gate",
+    "from_gpt_oss",
     "from_stacked_qkv",
     "gate_optimizer_groups",
     "gate_parameters",
+    "gpt_oss_layer",
     "load_gates",
     "load_model",
     "merge_gates",
@@ -70,6 +79,7 @@ __all__ = [
     "save_gates",
     "save_model",
     "to_fused_query_gate",
+    "to_gpt_oss",
     "to_qwen3_next",
     "to_qwen3_next_attention",
 ]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from tidegate.config import AttentionConfig, Rotary
 from tidegate.gate import PRESETS
 from tidegate.sizes import HeadShape
 from tidegate.torch.precision import widen
@@ -34,6 +35,16 @@ _FUSED_BIASES: _Layout = {**_BESIDE_QUERY_BIASES, "q_proj.bias": ("2HD",)}
 
 _OWN: _Layout = {**_BESIDE_QUERY, "q_proj.weight": ("HD", "M"), "attn_gate.output.weight": ("H", "M", "D")}
 _OWN_BIASES: _Layout = {**_BESIDE_QUERY_BIASES, "q_proj.bias": ("HD",), "attn_gate.output.bias": ("H", "D")}
+
+_PLAIN: _Layout = {
+    "q_proj.weight": ("HD", "M"),
+    "k_proj.weight": ("GD", "M"),
+    "v_proj.weight": ("GD", "M"),
+    "o_proj.weight": ("M", "HD"),
+}
+_SINK_BIASES: _Layout = {**_BESIDE_QUERY_BIASES, "q_proj.bias": ("HD",)}
+_SINKS: _Layout = {**_PLAIN, "sinks": ("H",)}
+_OWN_SINKS: _Layout = {**_PLAIN, "attn_gate.partition.bias": ("H", "1")}
 
 _STACKED: _Layout = {"qkv.weight": ("3HD", "M"), "out.weight": ("M", "HD"), "W_g": ("H", "D", "D")}
 _STACKED_BIASES: _Layout = {"qkv.bias": ("3HD",), "out.bias": ("M",)}
@@ -107,6 +118,94 @@ def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-q
     return _copy_contiguous(own)
 
 
+class SinkConfig(Protocol):
+    """What `gpt_oss_layer` reads of a configuration of the GPT-OSS family."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    attention_bias: bool
+    attention_dropout: float
+    sliding_window: int | None
+    layer_types: list[str]
+    rope_parameters: Mapping[str, Any]
+
+
+def gpt_oss_layer(config: SinkConfig, layer: int) -> AttentionConfig:
+    """The options of our layer that is the attention of a GPT-OSS model's layer.
+
+    Its rotary scaling, YaRN, is taken over, the factor of the scores as the layer's temperature; any other scaling is
+    refused. `GatedAttention.from_config` builds the layer, and `from_gpt_oss` gives its weights.
+
+    config : of transformers
+    layer  : which layer, from 0: every other one has a window
+    """
+    rope, temperature = _gpt_oss_rotary(config.rope_parameters, config.head_dim)
+    windowed = config.layer_types[layer] == "sliding_attention"
+    return AttentionConfig(
+        d_model=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        gate="sink",
+        bias=config.attention_bias,
+        dropout=config.attention_dropout,
+        window=config.sliding_window if windowed else None,
+        rope=rope,
+        temperature=temperature,
+    )
+
+
+def _gpt_oss_rotary(options: Mapping[str, Any], head_dim: int) -> tuple[Rotary, float]:
+    """The rotary embedding and the temperature that goes with it."""
+    base, kind = options["rope_theta"], options.get("rope_type", "default")
+    if kind == "default":
+        return Rotary(base=base), 1.0
+    if kind != "yarn" or options.get("mscale") or options.get("factor") is None:
+        raise ValueError(
+            f"rope_parameters must be those of a plain rotary embedding or of YaRN with a factor; got {dict(options)}. "
+            "Other scalings are not read."
+        )
+    factor = options["factor"]
+    amplitude = options.get("attention_factor") or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+    rope = Rotary.yarn(
+        head_dim,
+        base=base,
+        factor=factor,
+        original_length=options["original_max_position_embeddings"],
+        fast=options.get("beta_fast") or 32.0,
+        slow=options.get("beta_slow") or 1.0,
+        truncate=options.get("truncate", True),
+    )
+    return rope, amplitude**-2
+
+
+def from_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The attention of the GPT-OSS family as a `sink` layer, which `gpt_oss_layer` describes.
+
+    There each head has a logit in the softmax's denominator, `sinks`; here that is the negative bias of a gate that
+    reads the partition function.
+
+    state   : `q_proj`, `k_proj`, `v_proj` and `o_proj` with a `weight` each and a `bias` for all or none; `sinks` (H,)
+    returns : new tensors
+    """
+    _require_layout(state, _whole_layout(_SINKS, _SINK_BIASES, state))
+    own = {name: tensor for name, tensor in state.items() if name != "sinks"}
+    return _copy_contiguous(own | {"attn_gate.partition.bias": -state["sinks"].unsqueeze(-1)})
+
+
+def to_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A `sink` layer as the attention of the GPT-OSS family: `from_gpt_oss` undone, bit by bit.
+
+    state   : of `GatedAttention(..., gate="sink")` without norms and metric
+    returns : new tensors
+    """
+    _require_layout(state, _whole_layout(_OWN_SINKS, _SINK_BIASES, state))
+    peer = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
+    return _copy_contiguous(peer | {"sinks": -state["attn_gate.partition.bias"].squeeze(-1)})
+
+
 def _split_heads(fused: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:
     """(2HD, ...) as each head's query and gate, (H, D, ...) both."""
     query, gate = fused.unflatten(0, (shape.num_heads, 2, shape.head_dim)).unbind(1)
@@ -157,16 +256,17 @@ def _require_layout(state: Mapping[str, Tensor], layout: _Layout) -> HeadShape:
 
 
 def _sizes(state: Mapping[str, Tensor], layout: _Layout) -> tuple[dict[str, int], list[str]]:
-    """M, H, G and D, at least 1, and the tensors that they are read from: where M, HD, GD and D occur first."""
+    """M, H, G and D, at least 1, and the tensors that they are read from: where M, HD, GD, D and H occur first."""
     given: dict[str, int] = {}
     sources: set[str] = set()
     for name, axes in layout.items():
         # A tensor may have too few axes, or too many; the check that follows names it.
         for axis, extent in zip(axes, state[name].shape, strict=False):
-            if axis in ("M", "HD", "GD", "D") and axis not in given:
+            if axis in ("M", "HD", "GD", "D", "H") and axis not in given:
                 given[axis] = max(1, extent)
                 sources.add(name)
-    D = given.get("D", 1)
+    # Where nothing has the width of a head alone, the number of heads tells it.
+    D = given["D"] if "D" in given else max(1, given.get("HD", 1) // given.get("H", 1))
     HD = given.get("HD", D)
     sizes = {"M": given.get("M", 1), "H": max(1, HD // D), "G": max(1, given.get("GD", HD) // D), "D": D}
     return sizes, sorted(sources)

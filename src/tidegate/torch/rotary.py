@@ -29,6 +29,10 @@ def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtyp
     # Made on the device, so that no step waits for a copy from the host.
     pairs = torch.arange(width // 2, dtype=wide, device=positions.device)
     frequencies = rotary.base ** (-2 * pairs / width)
+    if rotary.ramp is not None:
+        first, last = rotary.ramp
+        share = ((pairs - first) / (last - first)).clamp(0, 1)
+        frequencies = frequencies * (share + (1 - share) * rotary.scale)
     steps = (positions.to(wide) + rotary.offset) / rotary.scale
     angles = (steps[..., None] * frequencies).unsqueeze(-2)
     cosine, sine = angles.cos(), angles.sin()
