@@ -20,17 +20,12 @@ from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
-from tidegate.torch.kernel import (
-    attend,
-    attend_packed,
-    inside_transform,
-    packed_kernel_serves,
-    require_no_tracing,
-)
+from tidegate.torch.kernel import attend, inside_transform, require_no_tracing
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
+from tidegate.torch.windows import attend_without_mask
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the linear maps, as in models of transformers."""
@@ -221,12 +216,12 @@ class GatedAttention(nn.Module):
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
         dropout, causal = self.dropout if self.training else 0.0, self.causal
-        if not return_trace and packed_kernel_serves(q_BHTD, documents, mask=mask, dropout=dropout):
-            assert documents is not None
-            o_BHTD = attend_packed(
-                q_BHTD, k_BGSD, v_BGSD, documents, causal=self.causal, window=self.window, scale=self.scale
+        o_BHTD = None
+        if mask is None and dropout == 0 and not return_trace:
+            o_BHTD = attend_without_mask(
+                q_BHTD, k_BGSD, v_BGSD, documents=documents, causal=causal, window=self.window, scale=self.scale
             )
-        else:
+        if o_BHTD is None:
             k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
             o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         reads = replace(reads, output=o_BHTD.transpose(1, 2))
