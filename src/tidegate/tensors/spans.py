@@ -51,22 +51,21 @@ class _Block(NamedTuple):
 
 
 def plan_blocks(
-    segments: Iterable[Segment], *, causal: bool, window: int | None, size: int, least_run: int
+    segments: Iterable[Segment], *, causal: bool, window: int | None, size: int, least_keys: int
 ) -> tuple[Blocks, ...]:
     """Return blocks that cover every query of every segment once, those of one shape together.
 
     causal    : no query sees a later key
     window    : a query sees keys fewer than this many positions away; None sees the whole segment
     size      : queries of a block where a window ends on the left; elsewhere blocks are as long as can be
-    least_run : keys that all queries of a block see are a run of their own from this many on; fewer are joined with
-                the edges to one run
+    least_keys : a block with fewer keys than this has them in one run, with more keys in up to three
     """
     places: dict[_Block, tuple[list[int], list[int]]] = {}
     shapes: dict[tuple[int, int], list[tuple[_Block, int, int]]] = {}
     for segment in segments:
         shape = (segment.num_queries, segment.num_keys)
         if shape not in shapes:
-            shapes[shape] = list(_cut_segment(*shape, causal, window, size, least_run))
+            shapes[shape] = list(_cut_segment(*shape, causal, window, size, least_keys))
         for block, query, origin in shapes[shape]:
             queries, origins = places.setdefault(block, ([], []))
             queries.append(segment.first_query + query)
@@ -75,7 +74,7 @@ def plan_blocks(
 
 
 def _cut_segment(
-    num_queries: int, num_keys: int, causal: bool, window: int | None, size: int, least_run: int
+    num_queries: int, num_keys: int, causal: bool, window: int | None, size: int, least_keys: int
 ) -> Iterator[tuple[_Block, int, int]]:
     """Yield each block of a segment with its first query and its origin, both counted from the segment's own first."""
     before = num_keys - num_queries
@@ -90,12 +89,12 @@ def _cut_segment(
             last = min(first + step, stop)
             left = first - back if has_left else 0
             right = last + ahead if has_right else num_keys
-            runs = _runs(last - first, right - left, has_left, first + ahead - left if has_right else None, least_run)
+            runs = _runs(last - first, right - left, has_left, first + ahead - left if has_right else None, least_keys)
             yield _Block(last - first, runs), first - before, left
 
 
 def _runs(
-    num_queries: int, num_keys: int, has_left: bool, right_edge: int | None, least_run: int
+    num_queries: int, num_keys: int, has_left: bool, right_edge: int | None, least_keys: int
 ) -> tuple[KeyRun, ...]:
     """Return the runs of one block's keys, counted from the first of them.
 
@@ -103,13 +102,14 @@ def _runs(
     right_edge : last key that the first query sees, each later one sees one more; None if all see all
     """
     start, stop = num_queries if has_left else 0, num_keys if right_edge is None else right_edge
-    edges = has_left + (right_edge is not None)
-    if edges and (start != stop or edges == 2) and stop - start < least_run:
-        return (KeyRun(0, num_keys, 0 if has_left else None, right_edge),)
     left = [KeyRun(0, num_queries, low=0)] if has_left else []
     middle = [KeyRun(start, stop - start)] if stop > start else []
     right = [KeyRun(right_edge, num_queries, high=0)] if right_edge is not None else []
-    return (*left, *middle, *right)
+    runs = (*left, *middle, *right)
+    overlapping = stop < start
+    if overlapping or (len(runs) > 1 and num_keys < least_keys):
+        return (KeyRun(0, num_keys, 0 if has_left else None, right_edge),)
+    return runs
 
 
 def _as_range(starts: list[int]) -> Sequence[int]:

@@ -1,8 +1,8 @@
-"""Windows and packed documents at the cost of the keys that are seen: calls of the fused CPU kernel on blocks.
+r"""Windows and packed documents at the cost of the keys that are seen: calls of the fused CPU kernel on blocks.
 
 The runs of keys of one block are joined by their log-partitions $L$: two outputs $o_1, o_2$ become
-$o_1 + \\sigma(L_2 - L_1) (o_2 - o_1)$. The kernel's backward pass on one run, given the joined output and log-partition,
-gives that run's share of the gradients.
+$o_1 + \sigma(L_2 - L_1)\, (o_2 - o_1)$. The kernel's backward pass on one run, given the joined output and
+log-partition, gives that run's share of the gradients.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width, N positions
 of all rows one after the other, C blocks of one shape, I queries of a block, J keys of a run.
@@ -28,8 +28,18 @@ _fused_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-_LEAST_RUN = 512
-"""Keys that all queries of a block see have a call of their own from this many on: below, a mask costs less."""
+_LEAST_QUERIES = 256
+"""Fewer are faster under a mask."""
+
+_LEAST_KEYS = 512
+"""A block with fewer keys is one call with a mask, one with more keys up to three calls."""
+
+_LEAST_FLIP = 64
+"""A left edge of this many keys is worth the copies that turn it round: then it is causal and needs no mask."""
+
+_BLOCK_SIZES = ((128, 64), (511, 128), (2047, 256))
+"""The widest window that has blocks of so many queries; few keys are scored in vain, yet products are large."""
+_LARGEST_BLOCK = 512
 
 
 def attend_without_mask(
@@ -54,13 +64,15 @@ def attend_without_mask(
         assert documents is not None
         return attend_packed(q_BHTD, k_BGSD, v_BGSD, documents, causal=causal, window=window, scale=scale)
     num_queries, num_keys = q_BHTD.shape[2], k_BGSD.shape[2]
-    narrow = window is not None and window < num_keys
-    if (documents is None and not narrow) or num_queries < 2 or not _blocks_serve(q_BHTD, k_BGSD, v_BGSD, documents):
+    all_seen = documents is None and (window is None or window >= num_keys)
+    if all_seen or num_queries < _LEAST_QUERIES or not _blocks_serve(q_BHTD, k_BGSD, v_BGSD, documents):
         return None
-    boundaries = None if documents is None else _boundaries(documents, batch=len(q_BHTD), num_positions=num_queries)
-    if documents is not None and boundaries is None:
-        return None
-    o_BTHD, _ = _attend_in_blocks(
+    boundaries = None
+    if documents is not None:
+        boundaries = document_boundaries(documents, batch=len(q_BHTD), num_positions=num_queries)
+        if boundaries is None:
+            return None
+    o_BTHD, _ = attend_in_blocks(
         *(x.transpose(1, 2) for x in _like_autocast(q_BHTD, k_BGSD, v_BGSD)), boundaries, causal, window, scale
     )
     return o_BTHD.transpose(1, 2)
@@ -104,7 +116,7 @@ def _blocks_serve(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, documents: Ten
     )
 
 
-def _boundaries(documents: Tensor, *, batch: int, num_positions: int) -> list[int] | None:
+def document_boundaries(documents: Tensor, *, batch: int, num_positions: int) -> list[int] | None:
     """First positions of all documents of all rows laid end to end, and their end; None if a document is in pieces."""
     require_documents(documents, batch=batch, num_positions=num_positions)
     if documents.ndim == 1:
@@ -131,7 +143,7 @@ def _like_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 @torch.library.custom_op("tidegate::attend_in_blocks", mutates_args=(), device_types="cpu")
-def _attend_in_blocks(
+def attend_in_blocks(
     q_BTHD: Tensor,
     k_BSGD: Tensor,
     v_BSGD: Tensor,
@@ -140,9 +152,13 @@ def _attend_in_blocks(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, T, H, D) and its log-partition (B, T, H).
+    """Attention (B, T, H, D) and its log-partition (B, T, H), which no gradients flow through.
 
     It is an operator, so that whoever watches PyTorch's dispatcher sees one attention call and not its pieces.
+
+    boundaries : first positions of all documents of all rows laid end to end, and their end; None has no documents
+    causal     : queries are the last positions of the keys, and see no later key
+    window     : a query sees keys fewer than this many positions away; None sees all
     """
     q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
@@ -152,7 +168,7 @@ def _attend_in_blocks(
         total: tuple[Tensor, Tensor] | None = None
         for call in _calls(blocks, q_BTHD.dtype):
             key, value = (_take(x, call.starts, call.num_keys) for x in (k_NGD, v_NGD))
-            part = _fused_kernel(query, key, value, is_causal=call.causal, attn_mask=call.mask, scale=scale)
+            part = call.forward(query, key, value, scale)
             total = part if total is None else _join(*total, *part)
         assert total is not None
         _put(o_NHD, blocks.queries, total[0])
@@ -186,18 +202,7 @@ def _attend_in_blocks_backward(
         dq: Tensor | None = None
         for call in _calls(blocks, q_BTHD.dtype):
             key, value = (_take(x, call.starts, call.num_keys) for x in (k_NGD, v_NGD))
-            share, dk, dv = _fused_backward(
-                d_output,
-                query,
-                key,
-                value,
-                output,
-                log_partition,
-                0.0,
-                call.causal,
-                attn_mask=call.mask,
-                scale=scale,
-            )
+            share, dk, dv = call.backward(d_output, query, key, value, output, log_partition, scale=scale)
             dq = share if dq is None else dq.to(wide).add_(share)
             _add(dk_NGD, call.starts, dk)
             _add(dv_NGD, call.starts, dv)
@@ -221,7 +226,7 @@ def _backward(ctx: Any, do_BTHD: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None, None, None)
 
 
-_attend_in_blocks.register_autograd(_backward, setup_context=_keep_for_backward)
+attend_in_blocks.register_autograd(_backward, setup_context=_keep_for_backward)
 ATTEND_IN_BLOCKS: Any = torch.ops.tidegate.attend_in_blocks.default
 """The operator, as a dispatch mode sees it."""
 
@@ -232,14 +237,33 @@ class _KernelCall(NamedTuple):
     starts: Sequence[int]
     num_keys: int
     causal: bool
+    flipped: bool
+    """Whether the kernel gets queries and keys in reverse order, in which the left edge is causal."""
     mask: Tensor | None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        query, key, value = self._turn(query, key, value)
+        output, log_partition = _fused_kernel(
+            query, key, value, is_causal=self.causal, attn_mask=self.mask, scale=scale
+        )
+        output, log_partition = self._turn(output, log_partition)
+        return output, log_partition
+
+    def backward(self, *given: Tensor, scale: float) -> tuple[Tensor, ...]:
+        given = self._turn(*given)
+        return self._turn(*_fused_backward(*given, 0.0, self.causal, attn_mask=self.mask, scale=scale))
+
+    def _turn(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.flip(2) for x in tensors) if self.flipped else tensors
 
 
 def _calls(blocks: Blocks, dtype: torch.dtype) -> Iterator[_KernelCall]:
     for run in blocks.runs:
-        causal = run.low is None and run.high == 0 and run.num_keys == blocks.num_queries
+        square = run.num_keys == blocks.num_queries
+        flipped = square and (run.low, run.high) == (0, None) and run.num_keys >= _LEAST_FLIP
+        causal = flipped or (square and (run.low, run.high) == (None, 0))
         mask = None if causal else _mask(blocks.num_queries, run, dtype)
-        yield _KernelCall(_shift(blocks.origins, run.start), run.num_keys, causal, mask)
+        yield _KernelCall(_shift(blocks.origins, run.start), run.num_keys, causal, flipped, mask)
 
 
 def _mask(num_queries: int, run: KeyRun, dtype: torch.dtype) -> Tensor | None:
@@ -269,14 +293,12 @@ def _cached_plan(
         segments = [Segment(row * num_queries, num_queries, row * num_keys, num_keys) for row in range(batch)]
     else:
         segments = [Segment(start, stop - start, start, stop - start) for start, stop in pairwise(boundaries)]
-    return plan_blocks(segments, causal=causal, window=window, size=_block_size(window), least_run=_LEAST_RUN)
+    return plan_blocks(segments, causal=causal, window=window, size=_block_size(window), least_keys=_LEAST_KEYS)
 
 
 def _block_size(window: int | None) -> int:
-    """Queries of a block: few, so that few keys are scored in vain, but enough for the kernel's products."""
-    if window is None or window > 256:
-        return 256
-    return 128 if window > 128 else 64
+    sizes = (size for widest, size in _BLOCK_SIZES if window is not None and window <= widest)
+    return next(sizes, _LARGEST_BLOCK)
 
 
 def _shift(starts: Sequence[int], by: int) -> Sequence[int]:
@@ -288,12 +310,8 @@ def _shift(starts: Sequence[int], by: int) -> Sequence[int]:
 def _take(x_NHD: Tensor, starts: Sequence[int], length: int) -> Tensor:
     """(C, H, I, D): so many positions from each start on; a view if the starts are evenly spaced."""
     if isinstance(starts, range):
-        position, *rest = x_NHD.stride()
-        head, channel = rest
-        shape, strides = (
-            (len(starts), x_NHD.shape[1], length, x_NHD.shape[2]),
-            (starts.step * position, head, position, channel),
-        )
+        (_, heads, width), (position, head, channel) = x_NHD.shape, x_NHD.stride()
+        shape, strides = (len(starts), heads, length, width), (starts.step * position, head, position, channel)
         return x_NHD.as_strided(shape, strides, x_NHD.storage_offset() + starts.start * position)
     return x_NHD[_index(starts, length)].transpose(1, 2)
 
