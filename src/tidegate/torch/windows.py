@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
 from tidegate.torch.kernel import attend_packed, inside_transform, is_plain, packed_kernel_serves
@@ -76,6 +77,24 @@ def attend_without_mask(
         *(x.transpose(1, 2) for x in _like_autocast(q_BHTD, k_BGSD, v_BGSD)), boundaries, causal, window, scale
     )
     return o_BTHD.transpose(1, 2)
+
+
+def attend_in_blocks(
+    q_BTHD: Tensor,
+    k_BSGD: Tensor,
+    v_BSGD: Tensor,
+    boundaries: list[int] | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention (B, T, H, D) and its log-partition (B, T, H), which no gradients flow through.
+
+    boundaries : first positions of all documents of all rows laid end to end, and their end; None has no documents
+    causal     : queries are the last positions of the keys, and see no later key
+    window     : a query sees keys fewer than this many positions away; None sees all
+    """
+    return _AttentionInBlocks.apply(q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale)
 
 
 def whole_call(
@@ -142,8 +161,7 @@ def _like_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype("cpu")) for x in tensors)
 
 
-@torch.library.custom_op("tidegate::attend_in_blocks", mutates_args=(), device_types="cpu")
-def attend_in_blocks(
+def _forward(
     q_BTHD: Tensor,
     k_BSGD: Tensor,
     v_BSGD: Tensor,
@@ -152,14 +170,7 @@ def attend_in_blocks(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, T, H, D) and its log-partition (B, T, H), which no gradients flow through.
-
-    It is an operator, so that whoever watches PyTorch's dispatcher sees one attention call and not its pieces.
-
-    boundaries : first positions of all documents of all rows laid end to end, and their end; None has no documents
-    causal     : queries are the last positions of the keys, and see no later key
-    window     : a query sees keys fewer than this many positions away; None sees all
-    """
+    """Return what `attend_in_blocks` does."""
     q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     L_NH1 = torch.empty(*q_NHD.shape[:2], 1, dtype=wide_dtype(q_NHD.dtype))
@@ -176,8 +187,7 @@ def attend_in_blocks(
     return o_NHD.view(q_BTHD.shape), L_NH1.view(q_BTHD.shape[:3])
 
 
-@torch.library.custom_op("tidegate::attend_in_blocks_backward", mutates_args=(), device_types="cpu")
-def _attend_in_blocks_backward(
+def _backward(
     do_BTHD: Tensor,
     q_BTHD: Tensor,
     k_BSGD: Tensor,
@@ -215,20 +225,36 @@ def _attend_in_blocks_backward(
     )
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:3], *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.options = inputs[3:]
-
-
-def _backward(ctx: Any, do_BTHD: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    gradients = _attend_in_blocks_backward(do_BTHD, *ctx.saved_tensors, *ctx.options)
-    return (*gradients, None, None, None, None)
-
-
-attend_in_blocks.register_autograd(_backward, setup_context=_keep_for_backward)
+# Operators, so that whoever watches PyTorch's dispatcher sees one attention call and not its pieces. PyTorch's
+# decorator for them would load the compiler at the first call, which takes seconds.
+_INPUTS = "Tensor q_BTHD, Tensor k_BSGD, Tensor v_BSGD"
+_OPTIONS = "int[]? boundaries, bool causal, int? window, float scale"
+_library = torch.library.Library("tidegate", "DEF")
+_library.define(f"attend_in_blocks({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+_library.define(
+    f"attend_in_blocks_backward(Tensor do_BTHD, {_INPUTS}, Tensor o_BTHD, Tensor L_BTH, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+_library.impl("attend_in_blocks", _forward, "CPU")
+_library.impl("attend_in_blocks_backward", _backward, "CPU")
 ATTEND_IN_BLOCKS: Any = torch.ops.tidegate.attend_in_blocks.default
 """The operator, as a dispatch mode sees it."""
+_backward_operator: Any = torch.ops.tidegate.attend_in_blocks_backward.default
+
+
+class _AttentionInBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        output = ATTEND_IN_BLOCKS(*given)
+        ctx.save_for_backward(*given[:3], *output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.options = given[3:]
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do_BTHD: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        return (*_backward_operator(do_BTHD, *ctx.saved_tensors, *ctx.options), None, None, None, None)
 
 
 class _KernelCall(NamedTuple):
