@@ -162,8 +162,17 @@ def test_strided_heads_are_taken_as_they_are():
     q, k, v = (sample(2, 300, 3, 4, 8, seed=7).unbind(2)[i] for i in range(3))
     cached = [F.pad(x, (0, 0, 0, 0, 0, 5)).transpose(1, 2).contiguous().transpose(1, 2)[:, :-5] for x in (k, v)]
     expected, _ = attend_in_blocks(q.contiguous(), k.contiguous(), v.contiguous(), None, True, 20, 0.3)
-    for given in ((q, k, v), (q, *cached)):
+    across = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
+    for given in ((q, k, v), (q, *cached), across):
         assert torch.equal(attend_in_blocks(*given, None, True, 20, 0.3)[0], expected)
+
+
+def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_is():
+    q, k, v = heads(T=300)
+    o, _ = attend_in_blocks(q, k, v, None, True, 20, 0.3)
+    expanded = torch.autograd.grad(o.sum(), (q, k, v), retain_graph=True)
+    for found, expected in zip(expanded, torch.autograd.grad(o, (q, k, v), torch.ones_like(o)), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_the_layer_takes_blocks_from_256_queries_on(calls):
@@ -210,6 +219,15 @@ def test_autocast_gives_blocks_what_it_gives_the_kernel(calls):
         expected = layer(x, mask=torch.ones(1, 300, dtype=torch.bool))
     assert found.dtype == expected.dtype
     assert largest_gap(found, expected) <= rounding(torch.bfloat16, expected)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_runs_are_joined_under_autocast_as_without():
+    q, k, v = heads(T=63, dtype=torch.bfloat16)
+    found = both(q, k, v, window=30)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for one, other in zip(both(q, k, v, window=30)[0], found, strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.usefixtures("blocks_at_every_length")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.
 _fused_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+_Options: TypeAlias = tuple[list[int] | None, bool, int | None, float]
+"""The arguments of `attend_in_blocks` that are no tensors: boundaries, causality, window and scale."""
 
 _LEAST_QUERIES = 256
 """Fewer are faster under a mask."""
@@ -73,9 +76,8 @@ def attend_without_mask(
         boundaries = document_boundaries(documents, batch=len(q_BHTD), num_positions=num_queries)
         if boundaries is None:
             return None
-    o_BTHD, _ = attend_in_blocks(
-        *(x.transpose(1, 2) for x in _like_autocast(q_BHTD, k_BGSD, v_BGSD)), boundaries, causal, window, scale
-    )
+    q_BTHD, k_BSGD, v_BSGD = (x.transpose(1, 2) for x in _like_autocast(q_BHTD, k_BGSD, v_BGSD))
+    o_BTHD, _ = attend_in_blocks(q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale)
     return o_BTHD.transpose(1, 2)
 
 
@@ -97,16 +99,9 @@ def attend_in_blocks(
     return _AttentionInBlocks.apply(q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale)
 
 
-def whole_call(
-    q_BTHD: Tensor,
-    k_BSGD: Tensor,
-    v_BSGD: Tensor,
-    boundaries: list[int] | None,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> dict[str, Any]:
-    """Return the arguments of `scaled_dot_product_attention` that `attend_in_blocks` stands for."""
+def whole_call(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> dict[str, Any]:
+    """Return the arguments of `scaled_dot_product_attention` that a call of `attend_in_blocks` stands for."""
+    boundaries, causal, window, scale = options
     batch, num_queries = q_BTHD.shape[:2]
     mask, causal = combine_masks(
         None,
@@ -161,20 +156,13 @@ def _like_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype("cpu")) for x in tensors)
 
 
-def _forward(
-    q_BTHD: Tensor,
-    k_BSGD: Tensor,
-    v_BSGD: Tensor,
-    boundaries: list[int] | None,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> tuple[Tensor, Tensor]:
     """Return what `attend_in_blocks` does."""
-    q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BSGD, v_BSGD))
+    *sight, scale = options
+    q_NHD, k_NGD, v_NGD = (_end_to_end(x) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     L_NH1 = torch.empty(*q_NHD.shape[:2], 1, dtype=wide_dtype(q_NHD.dtype))
-    for blocks in _plan(q_BTHD.shape[:2], k_BSGD.shape[1], boundaries, causal, window):
+    for blocks in _plan(*q_BTHD.shape[:2], k_BSGD.shape[1], *sight):
         query = _take(q_NHD, blocks.queries, blocks.num_queries)
         total: tuple[Tensor, Tensor] | None = None
         for call in _calls(blocks, q_BTHD.dtype):
@@ -194,19 +182,17 @@ def _backward(
     v_BSGD: Tensor,
     o_BTHD: Tensor,
     L_BTH: Tensor,
-    boundaries: list[int] | None,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    *options: *_Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by the queries, keys and values."""
-    q_NHD, k_NGD, v_NGD, o_NHD, do_NHD = (x.flatten(0, 1) for x in (q_BTHD, k_BSGD, v_BSGD, o_BTHD, do_BTHD))
+    """Return the gradients by the queries, keys and values."""
+    *sight, scale = options
+    q_NHD, k_NGD, v_NGD, o_NHD, do_NHD = (_end_to_end(x) for x in (q_BTHD, k_BSGD, v_BSGD, o_BTHD, do_BTHD))
     L_NH1 = L_BTH.flatten(0, 1).unsqueeze(-1)
     wide = wide_dtype(q_NHD.dtype)
     dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     # Keys are in several blocks: the shares of half precision are summed in float32.
     dk_NGD, dv_NGD = (torch.zeros(k_NGD.shape, dtype=wide) for _ in range(2))
-    for blocks in _plan(q_BTHD.shape[:2], k_BSGD.shape[1], boundaries, causal, window):
+    for blocks in _plan(*q_BTHD.shape[:2], k_BSGD.shape[1], *sight):
         query, output, d_output = (_take(x, blocks.queries, blocks.num_queries) for x in (q_NHD, o_NHD, do_NHD))
         log_partition = _take(L_NH1, blocks.queries, blocks.num_queries).squeeze(-1)
         dq: Tensor | None = None
@@ -253,8 +239,15 @@ class _AttentionInBlocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, do_BTHD: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return (*_backward_operator(do_BTHD, *ctx.saved_tensors, *ctx.options), None, None, None, None)
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        by_inputs = _backward_operator(grad_outputs[0], *ctx.saved_tensors, *ctx.options)
+        return (*by_inputs, *(None for _ in ctx.options))
+
+
+def _end_to_end(x_BTHD: Tensor) -> Tensor:
+    """(N, H, D): all rows one after the other, a view where that is possible."""
+    # The kernel takes the channels of a head to lie side by side, without asking.
+    return (x_BTHD if x_BTHD.stride(-1) == 1 else x_BTHD.contiguous()).flatten(0, 1)
 
 
 class _KernelCall(NamedTuple):
@@ -306,9 +299,10 @@ def _mask(num_queries: int, run: KeyRun, dtype: torch.dtype) -> Tensor | None:
 
 
 def _plan(
-    sizes: Sequence[int], num_keys: int, boundaries: Sequence[int] | None, causal: bool, window: int | None
+    batch: int, num_queries: int, num_keys: int, boundaries: list[int] | None, causal: bool, window: int | None
 ) -> tuple[Blocks, ...]:
-    return _cached_plan(*sizes, num_keys, None if boundaries is None else tuple(boundaries), causal, window)
+    cuts = None if boundaries is None else tuple(boundaries)
+    return _cached_plan(batch, num_queries, num_keys, cuts, causal, window)
 
 
 @lru_cache(maxsize=32)

@@ -121,7 +121,7 @@ class AttentionCalls(TorchDispatchMode):
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if func is ATTEND_IN_BLOCKS:
-            named = whole_call(**named)
+            named = whole_call(*named.values())
         if _state.hidden or _is_left_out(named["query"]):
             return
         # Run our own operators outside this mode: dispatching each would be slow.
