@@ -117,8 +117,8 @@ def test_on_a_gpu_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, k
 
 def test_packed_documents_have_a_kernel_of_their_own_only_where_a_gpu_has_it():
     q, boundaries = torch.zeros(1, 4, 5, 6, dtype=torch.bfloat16), torch.tensor([0, 2, 5])
-    assert not packed_kernel_serves(q, boundaries, mask=None, dropout=0.0)
-    assert packed_kernel_serves(q.to("meta"), boundaries, mask=None, dropout=0.0) is False
+    assert not packed_kernel_serves(q, boundaries)
+    assert packed_kernel_serves(q.to("meta"), boundaries) is False
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -128,7 +128,7 @@ def test_packed_documents_have_a_kernel_of_their_own_only_where_a_gpu_has_it():
 def test_packed_documents_on_a_gpu_are_those_of_a_mask(G, causal, window):
     q, k, v = (torch.randn(1, heads, 7, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, G, G))
     boundaries = torch.tensor([0, 3, 7], device="cuda")
-    assert packed_kernel_serves(q, boundaries, mask=None, dropout=0.0)
+    assert packed_kernel_serves(q, boundaries)
     packed = attend_packed(q, k, v, boundaries, causal=causal, window=window, scale=0.125)
     ids = document_ids(boundaries, batch=1, num_positions=7)
     mask, _ = combine_masks(

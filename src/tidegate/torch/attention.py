@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,13 @@ from tidegate.gates import GateLike
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
-from tidegate.torch.kernel import (
-    attend,
-    attend_packed,
-    inside_transform,
-    packed_kernel_serves,
-    require_no_tracing,
-)
+from tidegate.torch.kernel import attend, inside_transform, require_no_tracing
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
 from tidegate.torch.rotary import Turn, rotary_turn, rotate
 from tidegate.torch.sink import attend_with_sink, log_partition
+from tidegate.torch.windows import attend_without_mask
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the linear maps, as in models of transformers."""
@@ -57,6 +52,16 @@ class AttentionTrace:
     """(B, T, H, D): the attention output before an output gate, after a sink has taken its share."""
     gates: dict[str, Tensor]
     """Every gate's values by path: (B, positions, heads, D or 1), at the dense site (B, T, M)."""
+
+
+class _Attended(NamedTuple):
+    """The attention output (B, H, T, D), and the keys, values, mask and causality that it was made with."""
+
+    output: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
 
 
 class GatedAttention(nn.Module):
@@ -222,32 +227,24 @@ class GatedAttention(nn.Module):
             self._require_mask(mask, x, num_keys=num_cached + k_BGSD.shape[2])
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
-        dropout, causal = self.dropout if self.training else 0.0, self.causal
-        sink_H = self.sink_logits()
-        if not return_trace and sink_H is None and packed_kernel_serves(q_BHTD, documents, mask=mask, dropout=dropout):
-            assert documents is not None
-            o_BHTD = attend_packed(
-                q_BHTD, k_BGSD, v_BGSD, documents, causal=self.causal, window=self.window, scale=self.scale
-            )
-        else:
-            k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
-            kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
-            o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
-        reads = replace(reads, output=o_BHTD.transpose(1, 2))
+        attended = self._attend(x, q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=not return_trace)
+        reads = replace(reads, output=attended.output.transpose(1, 2))
         y_BTM = self._project_out(reads)
         if not return_trace:
             return y_BTM
-        if sink_H is not None:
-            partition_BHT = log_partition(q_BHTD, k_BGSD, mask=mask, causal=causal, scale=self.scale)
+        if self.attn_gate.at("partition") is not None:
+            partition_BHT = log_partition(
+                q_BHTD, attended.key, mask=attended.mask, causal=attended.causal, scale=self.scale
+            )
             reads = replace(reads, partition=partition_BHT.transpose(1, 2))
         return y_BTM, AttentionTrace(
             query=q_BHTD,
-            key=k_BGSD,
-            value=v_BGSD,
-            mask=mask,
-            causal=causal,
+            key=attended.key,
+            value=attended.value,
+            mask=attended.mask,
+            causal=attended.causal,
             scale=self.scale,
-            output=o_BHTD.transpose(1, 2),
+            output=attended.output.transpose(1, 2),
             gates=self.attn_gate(reads),
         )
 
@@ -350,6 +347,37 @@ class GatedAttention(nn.Module):
         if positions is None:
             positions = torch.arange(start, start + x_BTHD.shape[1], device=x_BTHD.device)
         return rotary_turn(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
+
+    def _attend(
+        self,
+        x: Tensor,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        mask: Tensor | None,
+        documents: Tensor | None,
+        *,
+        may_skip_mask: bool,
+    ) -> _Attended:
+        """Attend, by the keys that are seen where a kernel can, else under one mask of all restrictions."""
+        dropout, sink_H = self.dropout if self.training else 0.0, self.sink_logits()
+        if may_skip_mask and mask is None and dropout == 0:
+            o_BHTD = attend_without_mask(
+                q_BHTD,
+                k_BGSD,
+                v_BGSD,
+                documents=documents,
+                causal=self.causal,
+                window=self.window,
+                scale=self.scale,
+                sink_H=sink_H,
+            )
+            if o_BHTD is not None:
+                return _Attended(o_BHTD, k_BGSD, v_BGSD, None, self.causal)
+        k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
+        kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
+        o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
+        return _Attended(o_BHTD, k_BGSD, v_BGSD, mask, causal)
 
     def _combine_masks(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None

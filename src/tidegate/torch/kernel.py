@@ -59,9 +59,9 @@ def attend(
     return torch.where(sees.any(dim=-1, keepdim=True), o_BHTD, 0.0)
 
 
-def packed_kernel_serves(q_BHTD: Tensor, documents: Tensor | None, *, mask: Tensor | None, dropout: float) -> bool:
+def packed_kernel_serves(q_BHTD: Tensor, documents: Tensor | None) -> bool:
     """Whether the variable-length kernel takes packed documents: on a GPU, in half precision, by boundaries alone."""
-    by_boundaries = documents is not None and documents.ndim == 1 and mask is None and dropout == 0
+    by_boundaries = documents is not None and documents.ndim == 1
     return by_boundaries and q_BHTD.device.type == "cuda" and q_BHTD.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -119,7 +119,12 @@ def is_untracked(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return False
-    return all(type(tensor) in _PLAIN_TENSORS for tensor in tensors) and not inside_transform(*tensors)
+    return is_plain(*tensors) and not inside_transform(*tensors)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are PyTorch's own tensors, and none of another kind that stands for them."""
+    return all(type(tensor) in _PLAIN_TENSORS for tensor in tensors)
 
 
 def inside_transform(*tensors: Tensor) -> bool:

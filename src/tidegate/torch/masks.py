@@ -50,6 +50,15 @@ def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor
 
     documents : (B, T) integer ids, or (documents + 1,) boundaries that begin with 0 and end with T
     """
+    require_documents(documents, batch=batch, num_positions=num_positions)
+    if documents.ndim > 1:
+        return documents
+    positions = torch.arange(num_positions, device=documents.device)
+    return torch.bucketize(positions, documents[1:-1].contiguous(), right=True).unsqueeze(0)
+
+
+def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> None:
+    """Refuse what is neither ids (B, T) nor boundaries of a single packed row."""
     require_tensor("documents", documents)
     if documents.is_floating_point() or documents.dtype == torch.bool:
         raise TypeError(f"documents must be integer ids or boundaries; got {documents.dtype}.")
@@ -59,11 +68,8 @@ def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor
                 f"documents as boundaries describe one packed row; the batch has {batch}. Give ids (B, T)."
             )
         _require_boundaries(documents, num_positions)
-        positions = torch.arange(num_positions, device=documents.device)
-        return torch.bucketize(positions, documents[1:-1].contiguous(), right=True).unsqueeze(0)
-    if documents.shape != (batch, num_positions):
+    elif documents.shape != (batch, num_positions):
         raise ValueError(f"documents must have shape {(batch, num_positions)}; got {tuple(documents.shape)}.")
-    return documents
 
 
 def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:

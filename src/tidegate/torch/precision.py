@@ -29,6 +29,14 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
+def like_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as autocast, if it is on, hands them to an attention call; it does not know the kernels by name."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+
+
 def require_dtype(dtype: torch.dtype, **inputs: Tensor | None) -> None:
     """Refuse inputs that are no tensors of this dtype, that of the weights: for a layer that has failed on them."""
     for name, given in inputs.items():

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tidegate.torch.kernel import attend, inside_transform
-from tidegate.torch.precision import widen, without_autocast
+from tidegate.torch.precision import like_autocast, widen, without_autocast
 
 _cpu_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _cpu_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -46,7 +46,7 @@ def attend_with_sink(
     """
     sink_H = sink_H.to(q_BHTD.device)
     if _fused_kernel_serves(q_BHTD, k_BGSD, v_BGSD, mask, dropout):
-        q_BHTD, k_BGSD, v_BGSD = _cast_as_autocast_does(q_BHTD, k_BGSD, v_BGSD)
+        q_BHTD, k_BGSD, v_BGSD = like_autocast(q_BHTD, k_BGSD, v_BGSD)
         bias = None if mask is None else _additive(mask, q_BHTD)
         return _FusedSink.apply(q_BHTD, k_BGSD, v_BGSD, sink_H, bias, causal, scale)
     o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=scale)
@@ -78,6 +78,25 @@ def log_partition(
     return finite.masked_fill(sees_nothing, -math.inf)
 
 
+def count_sink_in(output: Tensor, log_partition: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an attention output and its log-partition with a sink in the softmax.
+
+    output        : (..., D), of the keys alone
+    log_partition : (...), of the keys alone
+    sink          : broadcasts to log_partition
+    """
+    total = torch.logaddexp(log_partition, sink.to(log_partition.dtype))
+    # Not in place: whoever watches has seen the kernel's own output.
+    return output * (log_partition - total).exp_().unsqueeze(-1).to(output.dtype), total
+
+
+def sink_gradient(d_output: Tensor, output: Tensor, total: Tensor, sink: Tensor, *, over: tuple[int, ...]) -> Tensor:
+    """Return the gradient of a sink's logit, summed over some axes, from what `count_sink_in` returned."""
+    mass = (sink.to(total.dtype) - total).exp_()
+    products = torch.linalg.vecdot(widen(d_output), widen(output))
+    return -(mass * products).sum(dim=over).to(sink.dtype)
+
+
 class _FusedSink(torch.autograd.Function):
     """The plain fused kernel, forward and backward, with the sink put in between."""
 
@@ -102,9 +121,7 @@ class _FusedSink(torch.autograd.Function):
         else:
             o_BHTD, partition_BHT, *rest = _cuda_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, False, scale=scale)
             random = tuple(rest[:6])
-        total_BHT = torch.logaddexp(partition_BHT, sink_H.to(partition_BHT.dtype)[:, None])
-        # Not in place: whoever watches has seen the kernel's own output.
-        y_BHTD = o_BHTD * (partition_BHT - total_BHT).exp_().unsqueeze(-1).to(o_BHTD.dtype)
+        y_BHTD, total_BHT = count_sink_in(o_BHTD, partition_BHT, sink_H[:, None])
         ctx.save_for_backward(q_BHTD, k_BGSD, v_BGSD, sink_H, bias, y_BHTD, total_BHT)
         ctx.options = causal, scale, random
         return y_BHTD
@@ -125,9 +142,7 @@ class _FusedSink(torch.autograd.Function):
             )
         dsink_H = None
         if ctx.needs_input_grad[3]:
-            mass_BHT = (sink_H.to(total_BHT.dtype)[:, None] - total_BHT).exp_()
-            products_BHT = torch.linalg.vecdot(widen(dy_BHTD), widen(y_BHTD))
-            dsink_H = -(mass_BHT * products_BHT).sum(dim=(0, 2)).to(sink_H.dtype)
+            dsink_H = sink_gradient(dy_BHTD, y_BHTD, total_BHT, sink_H[:, None], over=(0, 2))
         return dq, dk, dv, dsink_H, None, None, None
 
 
@@ -147,14 +162,6 @@ def _fused_kernel_serves(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: T
 @torch.compiler.assume_constant_result
 def _fused_kernels_enabled() -> bool:
     return torch.backends.cuda.flash_sdp_enabled()
-
-
-def _cast_as_autocast_does(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What autocast does to the arguments of `scaled_dot_product_attention`; it does not know the kernel's own name."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 def _additive(mask: Tensor, q_BHTD: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 )
 
 from tidegate.torch.kernel import inside_transform
+from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
 
 
 class AttentionCall(NamedTuple):
@@ -54,7 +55,11 @@ _FUSED = (
 )
 """Kernels that a mode sees; which of them exist depends on the build."""
 
-_WATCHED = {_whole, *(getattr(torch.ops.aten, name).default for name in _FUSED if hasattr(torch.ops.aten, name))}
+_WATCHED = {
+    _whole,
+    ATTEND_IN_BLOCKS,
+    *(getattr(torch.ops.aten, name).default for name in _FUSED if hasattr(torch.ops.aten, name)),
+}
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 
 
@@ -115,12 +120,13 @@ class AttentionCalls(TorchDispatchMode):
         """Report the call, unless it is hidden or left out."""
         # Under the names that the operator's schema gives its arguments.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        if func is ATTEND_IN_BLOCKS:
+            named = whole_call(*named.values())
         if _state.hidden or _is_left_out(named["query"]):
             return
         # Run our own operators outside this mode: dispatching each would be slow.
         with _hide_calls(), _disable_current_modes():
-            # A fused kernel returns its log-partition too.
-            self._see(_as_call(named, result[0] if isinstance(result, tuple) else result))
+            self._see(_as_call(named, _output(func, result)))
 
 
 class _WholeCallKernel:
@@ -166,6 +172,12 @@ def _hide_calls() -> Generator[None]:
         yield
     finally:
         _state.hidden = before
+
+
+def _output(func: Any, result: Any) -> Tensor:
+    """What the kernel returned, (B, H, T, D), without its log-partition."""
+    output = result[0] if isinstance(result, tuple) else result
+    return output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output
 
 
 def _is_left_out(query: Tensor) -> bool:

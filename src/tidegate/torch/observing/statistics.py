@@ -159,7 +159,10 @@ class _Call(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some consecutive queries, the keys up to the last that any of them may see, and what is added to their scores."""
+    """Some consecutive queries, the keys up to the last that any of them may see, and what is added to their scores.
+
+    On the CPU the keys begin with the first that any of them may see: under a window there are few.
+    """
 
     queries: slice
     keys: slice
@@ -176,12 +179,24 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
         stop = min(start + size, T)
         num_visible = S - T + stop if call.causal else S
         bias = _bias(call, start, stop, num_visible)
+        keys = slice(num_visible)
         if bias is None:
             num_keys = torch.full((1,), num_visible, device=call.q_BHTD.device)
         else:
             # A mask of one column applies to every key.
-            num_keys = (bias != -math.inf).sum(dim=-1) * (num_visible // bias.shape[-1])
-        yield _Block(slice(start, stop), slice(num_visible), bias, num_keys.expand(B, H, stop - start))
+            seen = bias != -math.inf
+            num_keys = seen.sum(dim=-1) * (num_visible // bias.shape[-1])
+            # Elsewhere than on the CPU a look at the mask would wait for the device.
+            if bias.shape[-1] > 1 and bias.device.type == "cpu":
+                keys = _span(seen.flatten(0, -2).any(dim=0))
+                bias = bias[..., keys]
+        yield _Block(slice(start, stop), keys, bias, num_keys.expand(B, H, stop - start))
+
+
+def _span(seen_S: Tensor) -> slice:
+    """From the first True to the last; one key if there is none."""
+    positions = seen_S.nonzero()
+    return slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(1)
 
 
 def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None:
