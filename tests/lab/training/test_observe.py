@@ -187,7 +187,9 @@ def test_queries_that_all_see_themselves_alone_have_no_means():
     assert seen.effective_rank[0] > 0
 
 
-@pytest.mark.parametrize("config", CASES, ids=lambda config: f"{type(config).__name__}-{config.gate}")
+@pytest.mark.parametrize(
+    "config", [*CASES, model_of("sink+g1")], ids=lambda config: f"{type(config).__name__}-{config.gate}"
+)
 def test_a_comparison_sees_what_observe_sees(config):
     model, batch = restless(config), example(config)
     summary = observe_probe(model, batch, tokens=7)
@@ -201,6 +203,9 @@ def test_a_comparison_sees_what_observe_sees(config):
         "sink_contribution": "contribution",
     }.items():
         assert getattr(summary, field) == tuple(tuple(each.mean for each in layer.heads[statistic]) for layer in layers)
+    sinks = tuple(tuple(each.mean for each in layer.heads["sink"]) for layer in layers if "sink" in layer.heads)
+    assert summary.sink_logit == (sinks or None)
+    assert bool(sinks) == ("sink" in str(config.gates))
     assert summary.largest_activation == tuple(layer.residual.largest for layer in layers)
     assert summary.effective_rank == tuple(layer.residual.effective_rank for layer in layers)
     assert set(summary.gates) == set(layers[0].gates)

@@ -72,6 +72,7 @@ class _Statistic:
 
 _STATISTICS = (
     _Statistic(key="mass", title="Attention weight on {keys}"),
+    _Statistic(key="sink", title="Attention weight on the sink in the softmax's denominator"),
     _Statistic(key="impact", title="Share of {keys} in what heads take in"),
     _Statistic(key="contribution", title="What {keys} adds to the output of a layer, in units of that output"),
     _Statistic(key="entropy", title="How widely heads look"),

@@ -47,6 +47,7 @@ def summarise_observation(observation: Observation, *, tokens: int) -> Observati
         sink_mass=_means(layers, "mass"),
         sink_impact=_means(layers, "impact"),
         sink_contribution=_means(layers, "contribution") if known else None,
+        sink_logit=_means(layers, "sink") if all("sink" in layer.heads for layer in layers) else None,
         gates={site: _gate_figures([layer.gates[site] for layer in layers]) for site in sites},
         largest_activation=tuple(layer.residual.largest for layer in layers if layer.residual),
         effective_rank=tuple(layer.residual.effective_rank for layer in layers if layer.residual),

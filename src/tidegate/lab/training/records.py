@@ -100,6 +100,8 @@ class ObservationSummary:
     """Share of the first position in the sum of weighted value norms."""
     sink_contribution: LayerByHead | None = None
     """Size of what the first position adds to the layer's output; None where that was not seen."""
+    sink_logit: LayerByHead | None = None
+    """Weight on a sink of the softmax; None where no layer has one."""
     gates: dict[str, dict[str, LayerByHead]]
     """By site: `mean`; `below`, the share of values that are closed; `spread`, the deviation between tokens."""
     largest_activation: tuple[float, ...]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _MAPS_IN_A_ROW = 3
 _CURVES = ("mass", "entropy")
-_MAPS = ("mass", "contribution", "entropy")
+_MAPS = ("mass", "sink", "contribution", "entropy")
 _LAYERS_IN_LEGEND = 8
 
 
 def observation_figure(observation: Observation) -> Figure:
-    """Draw maps of sink mass, contribution, entropy and each site's mean gate, layer by head, and curves by position.
+    """Draw maps of the sink, of entropy and of each site's mean gate, layer by head, and curves by position.
 
     Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
     registered with pyplot: nobody has to close it. A `ValueError` if no attention was seen.

@@ -31,7 +31,7 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
 
 STATISTIC_NAMES: dict[str, str] = {
     "mass": "sink mass",
-    "sink": "mass on the sink logit",
+    "sink": "sink logit",
     "impact": "sink impact",
     "contribution": "sink contribution",
     "entropy": "entropy (nats)",
