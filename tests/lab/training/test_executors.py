@@ -160,9 +160,9 @@ class TestEveryExecutor:
     def test_a_run_whose_process_is_killed_goes_on_in_another_and_ends_as_if_nothing_had_been(
         self, runs, alone, tmp_path, monkeypatch
     ):
-        # Each process is killed when it has saved a checkpoint: the first has just done the last step.
-        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:1:kill")
-        records, told = done(ProcessExecutor(1, retries=1), [runs[1]], tmp_path)
+        # A process saves a checkpoint after each step, and is killed after its eighth; the second has only four left.
+        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:8:kill")
+        records, told = done(ProcessExecutor(1, retries=1, checkpoint_seconds=0), [runs[1]], tmp_path)
         assert by_id(records) == by_id([alone[1]])
         assert len(records) == 1
         (notice,) = (event for event in told if isinstance(event, Notice))
@@ -171,8 +171,9 @@ class TestEveryExecutor:
             r"Its process was ended from outside, by SIGKILL[:,][^.]* memory\. The run goes on", notice.text
         )
         assert notice.text.endswith("retry 1 of 1.")
-        # Nothing was left to train.
-        assert not [event for event in told[told.index(notice) + 1 :] if isinstance(event, Progress)]
+        steps = [event.step for event in told[told.index(notice) + 1 :] if isinstance(event, Progress)]
+        assert steps[0] == 9
+        assert steps[-1] == lab_runs.STEPS
 
     @pytest.mark.full
     def test_on_ray_a_run_whose_process_is_killed_goes_on_in_another(self, runs, alone, tmp_path, monkeypatch):
@@ -400,7 +401,7 @@ class TestAPoolOfWorkers:
     def pool(self, tmp_path, monkeypatch):
         """A pool that notes which workers it would start, and what it tells."""
         self.told, self.started = [], []
-        pool = _WorkerPool(deque(), tmp_path, self.told.append, [], retries=2)
+        pool = _WorkerPool(deque(), tmp_path, self.told.append, [], retries=2, checkpoint_seconds=20)
         monkeypatch.setattr(pool, "start_worker", lambda: self.started.append(len(pool.todo)))
         return pool
 

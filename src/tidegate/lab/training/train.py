@@ -36,6 +36,8 @@ from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import gate_optimizer_groups
 
+CHECKPOINT_SECONDS = 20.0
+"""Time between two checkpoints, unless a run is told otherwise."""
 _DIVERGED = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 
@@ -49,7 +51,7 @@ class RunContext:
     report: Callable[[RunEvent], None] = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
-    checkpoint_seconds: float = 20.0
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
     """Time between two checkpoints."""
 
 
