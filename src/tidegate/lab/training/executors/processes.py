@@ -22,7 +22,7 @@ from tidegate.lab.training.executors.attempts import RETRIES, Attempts, ExitReas
 from tidegate.lab.training.executors.serial import note_interrupts
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
-from tidegate.lab.training.train import RunContext, execute_run
+from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
 
 # A process that was forked from one that has used PyTorch's threads may hang.
 _context = multiprocessing.get_context("spawn")
@@ -39,9 +39,16 @@ class ProcessExecutor:
     checkpoint; a run that loses its process more than `retries` times is recorded as failed.
     """
 
-    def __init__(self, num_processes: int | None = None, *, retries: int = RETRIES) -> None:
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        retries: int = RETRIES,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
         self.num_processes = num_processes
         self.retries = retries
+        self.checkpoint_seconds = checkpoint_seconds
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
@@ -52,7 +59,14 @@ class ProcessExecutor:
         threads = max(run.training.num_threads for run in runs)
         num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
         with note_interrupts() as interrupted:
-            pool = _WorkerPool(deque(runs), checkpoints, report, interrupted, retries=self.retries)
+            pool = _WorkerPool(
+                deque(runs),
+                checkpoints,
+                report,
+                interrupted,
+                retries=self.retries,
+                checkpoint_seconds=self.checkpoint_seconds,
+            )
             try:
                 for _ in range(num_workers):
                     pool.start_worker()
@@ -89,9 +103,11 @@ class _WorkerPool:
         interrupted: list[int],
         *,
         retries: int,
+        checkpoint_seconds: float,
     ) -> None:
         self.todo = todo
         self.checkpoints = checkpoints
+        self.checkpoint_seconds = checkpoint_seconds
         self.report = report
         self.interrupted = interrupted
         self.workers: dict[Connection, _Worker] = {}
@@ -104,7 +120,8 @@ class _WorkerPool:
     def start_worker(self) -> None:
         """Start a worker; it sends None when it is ready for a run."""
         here, there = Pipe()
-        process = _context.Process(target=_run_worker, args=(there, self.checkpoints), daemon=True)
+        arguments = (there, self.checkpoints, self.checkpoint_seconds)
+        process = _context.Process(target=_run_worker, args=arguments, daemon=True)
         # Started by the first worker, the tracker would unblock Ctrl-C again.
         resource_tracker.ensure_running()
         # A terminal sends Ctrl-C to the worker too; blocked here, it is blocked in the worker from its start.
@@ -174,7 +191,9 @@ class _WorkerPool:
     def _count_false_start(self, how: str) -> None:
         self.false_starts += 1
         if self.false_starts > self.attempts.retries:
-            raise ChildProcessError(f"A training process ended before it could begin, {how}.")
+            raise ChildProcessError(
+                f"A training process ended before it could begin, {how}. Free memory, or use --executor serial."
+            )
         self.report(Notice(text=f"A training process ended before it could begin, {how}. Another takes its place."))
 
 
@@ -184,7 +203,7 @@ def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
         pipe.send(message)
 
 
-def _run_worker(pipe: Connection, checkpoints: Path) -> None:
+def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) -> None:
     """Be a worker: send None when ready, then do the runs that come, until None comes or the pipe is closed."""
     # SIGTERM, which batch systems send to all processes of a job, stops a run like a message of the parent.
     with note_interrupts() as killed:
@@ -193,7 +212,12 @@ def _run_worker(pipe: Connection, checkpoints: Path) -> None:
             # While a run is under way, whatever can be read is the message to stop, or the end of a closed pipe.
             return bool(killed) or pipe.poll()
 
-        context = RunContext(folder=checkpoints, report=_Throttle(pipe).report, stopping=stopping)
+        context = RunContext(
+            folder=checkpoints,
+            report=_Throttle(pipe).report,
+            stopping=stopping,
+            checkpoint_seconds=checkpoint_seconds,
+        )
         _send(pipe, None)
         while (run := _next_run(pipe, killed)) is not None:
             try:
