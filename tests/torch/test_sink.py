@@ -127,6 +127,20 @@ def test_a_row_that_may_see_nothing_gives_zero_and_has_all_its_weight_on_the_sin
     assert torch.autograd.grad(partition[1].sum(), tensors[0])[0].isfinite().all()
 
 
+def test_channels_that_do_not_lie_side_by_side_are_read_right():
+    tensors = inputs(9)
+    strided = [*(x.detach().mT.contiguous().mT.requires_grad_() for x in tensors[:3]), tensors[3]]
+    assert all(x.stride(-1) != 1 for x in strided[:3])
+    results = []
+    for given in (strided, tensors):
+        y = attend_with_sink(*given[:3], sink_H=given[3], causal=True, scale=SCALE)
+        # Its gradient is strided too.
+        weights = sample(2, 4, 8, 9, seed=9).mT
+        results.append((y, *torch.autograd.grad((y * weights).sum(), given)))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, what="gradient")
+
+
 def test_a_call_without_queries_is_empty():
     q, k, v, s = inputs(3)
     assert attend_with_sink(q[:, :, :0], k, v, sink_H=s, scale=SCALE).shape == (2, 4, 0, 8)

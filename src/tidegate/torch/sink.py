@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tidegate.torch.kernel import attend, inside_transform
+from tidegate.torch.kernel import attend, inside_transform, with_adjacent_channels
 from tidegate.torch.precision import like_autocast, widen, without_autocast
 
 _cpu_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -113,6 +113,7 @@ class _FusedSink(torch.autograd.Function):
     ) -> Tensor:
         """Return (B, H, T, D)."""
         random: tuple[Any, ...] = ()
+        q_BHTD, k_BGSD, v_BGSD = (with_adjacent_channels(x) for x in (q_BHTD, k_BGSD, v_BGSD))
         if q_BHTD.device.type == "cpu":
             o_BHTD, partition_BHT = _cpu_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale)
             if bias is not None:
@@ -132,7 +133,7 @@ class _FusedSink(torch.autograd.Function):
         """Return the gradients of the tensors; the mask has none."""
         q, k, v, sink_H, bias, y_BHTD, total_BHT = ctx.saved_tensors
         causal, scale, random = ctx.options
-        given = dy_BHTD, q, k, v, y_BHTD, total_BHT
+        given = with_adjacent_channels(dy_BHTD), q, k, v, y_BHTD, total_BHT
         if q.device.type == "cpu":
             dq, dk, dv = _cpu_backward(*given, 0.0, causal, attn_mask=bias, scale=scale)
         else:

@@ -20,7 +20,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
-from tidegate.torch.kernel import attend_packed, inside_transform, is_plain, packed_kernel_serves
+from tidegate.torch.kernel import (
+    attend_packed,
+    inside_transform,
+    is_plain,
+    packed_kernel_serves,
+    with_adjacent_channels,
+)
 from tidegate.torch.masks import combine_masks, require_documents
 from tidegate.torch.precision import like_autocast, wide_dtype
 from tidegate.torch.sink import count_sink_in, sink_gradient
@@ -156,11 +162,11 @@ def _ids(boundaries: list[int]) -> Tensor:
 
 def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> tuple[Tensor, Tensor]:
     """Return what `attend_in_blocks` does."""
-    *sight, scale = options
+    boundaries, causal, window, scale = options
     q_NHD, k_NGD, v_NGD = (_end_to_end(x) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     L_NH1 = torch.empty(*q_NHD.shape[:2], 1, dtype=wide_dtype(q_NHD.dtype))
-    for blocks in _plan(*q_BTHD.shape[:2], k_BSGD.shape[1], *sight):
+    for blocks in _plan(len(q_BTHD), q_BTHD.shape[1], k_BSGD.shape[1], boundaries, causal, window):
         query = _take(q_NHD, blocks.queries, blocks.num_queries)
         total: tuple[Tensor, Tensor] | None = None
         for call in _calls(blocks, q_BTHD.dtype):
@@ -183,14 +189,14 @@ def _backward(
     *options: *_Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients by the queries, keys and values."""
-    *sight, scale = options
+    boundaries, causal, window, scale = options
     q_NHD, k_NGD, v_NGD, o_NHD, do_NHD = (_end_to_end(x) for x in (q_BTHD, k_BSGD, v_BSGD, o_BTHD, do_BTHD))
     L_NH1 = L_BTH.flatten(0, 1).unsqueeze(-1)
     wide = wide_dtype(q_NHD.dtype)
     dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     # Keys are in several blocks: the shares of half precision are summed in float32.
     dk_NGD, dv_NGD = (torch.zeros(k_NGD.shape, dtype=wide) for _ in range(2))
-    for blocks in _plan(*q_BTHD.shape[:2], k_BSGD.shape[1], *sight):
+    for blocks in _plan(len(q_BTHD), q_BTHD.shape[1], k_BSGD.shape[1], boundaries, causal, window):
         query, output, d_output = (_take(x, blocks.queries, blocks.num_queries) for x in (q_NHD, o_NHD, do_NHD))
         log_partition = _take(L_NH1, blocks.queries, blocks.num_queries).squeeze(-1)
         dq: Tensor | None = None
@@ -239,7 +245,7 @@ class _AttentionInBlocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         sink_H, *saved = ctx.saved_tensors
         do_BTHD, (o_BTHD, L_BTH) = grad_outputs[0], saved[3:]
         by_inputs = _backward_operator(do_BTHD, *saved, *ctx.options)
@@ -249,8 +255,7 @@ class _AttentionInBlocks(torch.autograd.Function):
 
 def _end_to_end(x_BTHD: Tensor) -> Tensor:
     """(N, H, D): all rows one after the other, a view where that is possible."""
-    # The kernel takes the channels of a head to lie side by side, without asking.
-    return (x_BTHD if x_BTHD.stride(-1) == 1 else x_BTHD.contiguous()).flatten(0, 1)
+    return with_adjacent_channels(x_BTHD).flatten(0, 1)
 
 
 class _KernelCall(NamedTuple):
