@@ -26,6 +26,8 @@ CUTS = {
 @pytest.fixture
 def blocks_at_every_length(monkeypatch):
     monkeypatch.setattr(windows, "_LEAST_QUERIES", 2)
+    monkeypatch.setattr(windows, "_WORK_OF_CALLS", 0)
+    monkeypatch.setattr(windows, "_MOST_WORK", float("inf"))
 
 
 @pytest.fixture
@@ -175,14 +177,27 @@ def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_is():
         assert torch.equal(found, expected)
 
 
-def test_the_layer_takes_blocks_from_256_queries_on(calls):
-    layer = make("g1+bma", window=20, num_kv_heads=2)
-    layer(sample(1, 255, 24))
-    assert not calls
-    layer(sample(1, 256, 24))
+def test_the_layer_takes_blocks_where_they_save_work(calls):
+    layer = make("none", d_model=512, num_heads=8, window=20, dtype=torch.float32)
+    layer(sample(1, 255, 512, dtype=torch.float32))
+    layer(sample(4, 64, 512, dtype=torch.float32))
+    assert not calls, "few queries"
+    layer(sample(1, 256, 512, dtype=torch.float32))
     assert len(calls) == 1
+    layer.window = 400
+    layer(sample(1, 512, 512, dtype=torch.float32))
+    assert len(calls) == 1, "a window over nearly all"
+    layer(sample(1, 1024, 512, dtype=torch.float32))
+    assert len(calls) == 2
+    layer.window = None
+    cuts = torch.tensor([start * (start + 1) // 2 for start in range(23)] + [256])
+    layer(sample(1, 256, 512, dtype=torch.float32), documents=cuts)
+    assert len(calls) == 2, "more lengths of documents than the calls are worth"
+    layer(sample(1, 256, 512, dtype=torch.float32), documents=torch.arange(0, 257, 32))
+    assert len(calls) == 3
 
 
+@pytest.mark.usefixtures("blocks_at_every_length")
 @pytest.mark.parametrize(
     "options", [{"window": 20, "rope": True}, {"window": 20, "causal": False}, {"num_kv_heads": 2}]
 )
@@ -201,6 +216,7 @@ def test_a_layer_by_blocks_is_that_under_a_mask(options, calls):
             assert_close(gradient, wanted[name], what="gradient")
 
 
+@pytest.mark.usefixtures("blocks_at_every_length")
 @pytest.mark.parametrize("max_length", [None, 700])
 def test_queries_after_a_cache_are_those_of_the_whole(max_length, calls):
     layer, x = make("g1+bma", window=150, num_kv_heads=2), sample(2, 700, 24)
@@ -211,6 +227,7 @@ def test_queries_after_a_cache_are_those_of_the_whole(max_length, calls):
         assert_close(torch.cat(parts, dim=1), layer(x))
 
 
+@pytest.mark.usefixtures("blocks_at_every_length")
 def test_autocast_gives_blocks_what_it_gives_the_kernel(calls):
     layer, x = make("bma", dtype=torch.float32, window=20, qk_norm=True), sample(1, 300, 24, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -284,6 +301,7 @@ def test_documents_that_do_not_fit_are_refused_by_blocks_too():
         layer(x, documents=torch.ones(1, 3))
 
 
+@pytest.mark.usefixtures("blocks_at_every_length")
 def test_nothing_of_the_size_of_the_scores_is_kept_or_made():
     layer, x = make("none", d_model=16, num_heads=2, window=32), sample(1, 4096, 16)
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -42,6 +42,15 @@ _Options: TypeAlias = tuple[list[int] | None, bool, int | None, float]
 _LEAST_QUERIES = 256
 """Fewer are faster under a mask."""
 
+_MOST_WORK = 0.8
+"""Blocks that are this part of the work under a mask, or more, save nothing."""
+
+_WORK_OF_CALLS = 4e6
+"""What the calls for all blocks of one shape cost beside their products, in multiplications of queries and keys."""
+
+_TILE = 512
+"""Keys that the kernel scores at once, also where causality hides some of them."""
+
 _LEAST_KEYS = 512
 """A block with fewer keys is one call with a mask, one with more keys up to three calls."""
 
@@ -86,6 +95,10 @@ def attend_without_mask(
         if boundaries is None:
             return None
     q_BTHD, k_BSGD, v_BSGD = (x.transpose(1, 2) for x in like_autocast(q_BHTD, k_BGSD, v_BGSD))
+    if _work(_plan(q_BTHD, k_BSGD, boundaries, causal, window), q_BHTD[0, :, 0].numel()) > _MOST_WORK * (
+        q_BHTD.numel() * num_keys
+    ):
+        return None
     o_BTHD, _ = attend_in_blocks(q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale, sink_H=sink_H)
     return o_BTHD.transpose(1, 2)
 
@@ -166,7 +179,7 @@ def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options
     q_NHD, k_NGD, v_NGD = (_end_to_end(x) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     L_NH1 = torch.empty(*q_NHD.shape[:2], 1, dtype=wide_dtype(q_NHD.dtype))
-    for blocks in _plan(len(q_BTHD), q_BTHD.shape[1], k_BSGD.shape[1], boundaries, causal, window):
+    for blocks in _plan(q_BTHD, k_BSGD, boundaries, causal, window):
         query = _take(q_NHD, blocks.queries, blocks.num_queries)
         total: tuple[Tensor, Tensor] | None = None
         for call in _calls(blocks, q_BTHD.dtype):
@@ -196,7 +209,7 @@ def _backward(
     dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
     # Keys are in several blocks: the shares of half precision are summed in float32.
     dk_NGD, dv_NGD = (torch.zeros(k_NGD.shape, dtype=wide) for _ in range(2))
-    for blocks in _plan(len(q_BTHD), q_BTHD.shape[1], k_BSGD.shape[1], boundaries, causal, window):
+    for blocks in _plan(q_BTHD, k_BSGD, boundaries, causal, window):
         query, output, d_output = (_take(x, blocks.queries, blocks.num_queries) for x in (q_NHD, o_NHD, do_NHD))
         log_partition = _take(L_NH1, blocks.queries, blocks.num_queries).squeeze(-1)
         dq: Tensor | None = None
@@ -286,9 +299,8 @@ class _KernelCall(NamedTuple):
 
 def _calls(blocks: Blocks, dtype: torch.dtype) -> Iterator[_KernelCall]:
     for run in blocks.runs:
-        square = run.num_keys == blocks.num_queries
-        flipped = square and (run.low, run.high) == (0, None) and run.num_keys >= _LEAST_FLIP
-        causal = flipped or (square and (run.low, run.high) == (None, 0))
+        flipped = _is_triangle(blocks, run) and run.low == 0 and run.num_keys >= _LEAST_FLIP
+        causal = flipped or (_is_triangle(blocks, run) and run.high == 0)
         mask = None if causal else _mask(blocks.num_queries, run, dtype)
         yield _KernelCall(_shift(blocks.origins, run.start), run.num_keys, causal, flipped, mask)
 
@@ -307,10 +319,10 @@ def _mask(num_queries: int, run: KeyRun, dtype: torch.dtype) -> Tensor | None:
 
 
 def _plan(
-    batch: int, num_queries: int, num_keys: int, boundaries: list[int] | None, causal: bool, window: int | None
+    q_BTHD: Tensor, k_BSGD: Tensor, boundaries: list[int] | None, causal: bool, window: int | None
 ) -> tuple[Blocks, ...]:
     cuts = None if boundaries is None else tuple(boundaries)
-    return _cached_plan(batch, num_queries, num_keys, cuts, causal, window)
+    return _cached_plan(*q_BTHD.shape[:2], k_BSGD.shape[1], cuts, causal, window)
 
 
 @lru_cache(maxsize=32)
@@ -327,6 +339,23 @@ def _cached_plan(
 def _block_size(window: int | None) -> int:
     sizes = (size for widest, size in _BLOCK_SIZES if window is not None and window <= widest)
     return next(sizes, _LARGEST_BLOCK)
+
+
+def _work(plan: tuple[Blocks, ...], width: int) -> float:
+    """Multiplications of queries and keys, of so many channels in all heads, and what the calls cost beside them."""
+    return sum(
+        _WORK_OF_CALLS + width * len(blocks.queries) * blocks.num_queries * _scored_keys(blocks) for blocks in plan
+    )
+
+
+def _scored_keys(blocks: Blocks) -> int:
+    """Keys that the kernel scores for a query, on average."""
+    triangle = min(blocks.num_queries, (blocks.num_queries + _TILE) // 2)
+    return sum(triangle if _is_triangle(blocks, run) else run.num_keys for run in blocks.runs)
+
+
+def _is_triangle(blocks: Blocks, run: KeyRun) -> bool:
+    return run.num_keys == blocks.num_queries and (run.low, run.high) in ((None, 0), (0, None))
 
 
 def _shift(starts: Sequence[int], by: int) -> Sequence[int]:

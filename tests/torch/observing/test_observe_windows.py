@@ -11,12 +11,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_layers import make, sample
 
-from tidegate.torch import attention_statistics, observe
+from tidegate.torch import attention_statistics, observe, windows
 from tidegate.torch.masks import combine_masks
 from tidegate.torch.observing.calls import AttentionCalls
 
 EVERYTHING = torch.ones(1, 300, dtype=torch.bool)
 """A mask that forbids nothing: with it a layer attends under a mask, without it by blocks."""
+
+
+@pytest.fixture(autouse=True)
+def _blocks_at_every_length(monkeypatch):
+    monkeypatch.setattr(windows, "_WORK_OF_CALLS", 0)
+    monkeypatch.setattr(windows, "_MOST_WORK", float("inf"))
 
 
 class Checkpointed(nn.Module):
