@@ -324,7 +324,7 @@ def test_the_operator_stands_for_one_attention_call():
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 7, 130, 131, 300])], ids=["window", "documents"])
-def test_a_sink_is_counted_in_by_blocks_too(documents, calls):
+def test_a_sink_is_counted_in_by_blocks_too(documents, calls, blocks_at_every_length):
     layer, x = make("sink+g1", num_kv_heads=2, window=33), sample(1, 300, 24, requires_grad=True)
     y = layer(x, documents=documents)
     with plain_kernel():
