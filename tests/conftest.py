@@ -78,6 +78,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line("markers", "full: run with --full alone")
     config.addinivalue_line("markers", "torture: run with --torture alone")
+    config.addinivalue_line("markers", "fault(name): the row of docs/reliability.md, or a function of the parameters")
     if not config.getoption("--full"):
         # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()

@@ -10,16 +10,29 @@ def effort(request):
 
 @pytest.fixture
 def report(request):
-    """Report what came of a fault: to the file of `--outcomes`; without it, the page must have a row for the fault."""
-    given = request.config.getoption("--outcomes")
-    # A test may be in another folder by the time that it reports.
-    path = None if given is None else request.config.invocation_params.dir / given
+    """Report what came of the test's fault: to the file of `--outcomes`; without it, the page must have its row."""
+    fault, path = faults.fault_of(request.node), outcomes_path(request.config)
 
-    def reported(fault, *, tried, outcome):
+    def note_outcome(*, tried, outcome):
         assert tried > 0, "a fault that was never tried shows nothing"
         if path is None:
-            assert fault in faults.faults_of(faults.PAGE.read_text(encoding="utf-8")), "run make torture"
+            assert fault in faults.rows_of(faults.PAGE.read_text(encoding="utf-8")), "run make torture"
         else:
             faults.note(path, faults.Outcome(fault, tried, outcome))
 
-    return reported
+    return note_outcome
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Note the fault of a test that is skipped, so that its row stays in the page."""
+    result = yield
+    if result.skipped and outcomes_path(item.config) and item.get_closest_marker("fault"):
+        faults.note(outcomes_path(item.config), faults.Outcome(faults.fault_of(item), 0, str(result.longrepr[2])))
+    return result
+
+
+def outcomes_path(config):
+    """Where `--outcomes` says, though a test may be in another folder by the time that it reports; None without it."""
+    given = config.getoption("--outcomes")
+    return None if given is None else config.invocation_params.dir / given

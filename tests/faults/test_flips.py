@@ -1,4 +1,4 @@
-"""Damage to each kind of file: a flipped bit or a cut is noticed, or changes nothing that is read."""
+"""Damage to each kind of file: a flipped bit or a cut is noticed, or leads to the same numbers."""
 
 import random
 from collections import Counter
@@ -10,14 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-from lab_runs import executed, model_of, run_of, text_of
+from damage import flip, flip_inside
+from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless
 from retrofit_models import tiny
 
+from tidegate.lab.compare.summary import summarise
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
-from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint
+from tidegate.lab.tasks.bpe_cache import merged_tokens
+from tidegate.lab.tasks.documents import Document
+from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
+from tidegate.lab.training.events import Notice
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.records import RecordFile, records_path
+from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.train import make_optimizer
 from tidegate.torch import TransformerLM, add_gates, load_gates, load_model, observe, save_gates, save_model
 from tidegate.torch.gate import gate_parameters
@@ -26,17 +31,22 @@ from tidegate.torch.observing.observation import Observation
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 
 
+HARMLESS, SHORTENED = "changed nothing that is read", "lost lines at the end, whose work is done again"
+
+
 class Kind(Protocol):
     """A kind of file: one that is whole, and how its users read it."""
 
     path: Path
+    noticed: str = "noticed and refused"
 
     def read(self) -> Any:
         """What a reader gets; a `ValueError` if it notices damage."""
 
-    def serves(self, found: Any, whole: Any) -> bool:
-        """Whether what was found leads to the same numbers as the whole file."""
-        return found == whole
+    def judge(self, found: Any, whole: Any) -> str:
+        """Say in what way the damage did no harm; fails if what was found leads to other numbers."""
+        assert found == whole
+        return HARMLESS
 
 
 def bits(tensors):
@@ -45,19 +55,37 @@ def bits(tensors):
 
 
 class Records(Kind):
-    """The committed records of the default comparison: its plan, its costs and three runs."""
+    """A whole comparison: two variants under one seed, from the committed records of the default one."""
 
     def __init__(self, folder):
         self.path = records_path(folder)
-        lines = (RECORDS / "compare" / "records.jsonl").read_bytes().splitlines(keepends=True)
-        self.path.write_bytes(b"".join(lines[:5]))
+        plan, *lines = RecordFile(records_path(RECORDS / "compare")).read()
+        runs = [line for line in lines if isinstance(line, Record) and line.run["block"] == 0][:2]
+        layers = [line for line in lines if isinstance(line, LayerMeasurements)][:1]
+        file = RecordFile(self.path)
+        for line in (replace(plan, variants=plan.variants[:2], num_seeds=1), lines[0], *runs, *layers):
+            file.append(line)
+        self.reasons = self.missing_layers(file.read())
 
     def read(self):
         return RecordFile(self.path).read()
 
-    def serves(self, found, whole):
-        # What was cut off at the end is as if never written: the command does those runs again.
-        return found == whole[: len(found)]
+    def judge(self, found, whole):
+        if found == whole:
+            return HARMLESS
+        # What was cut off at the end is as if never written: the command of the comparison does it again.
+        assert found == whole[: len(found)]
+        if any(isinstance(line, Plan | Record) for line in whole[len(found) :]):
+            with pytest.raises(ValueError, match=r"no plan among these records|not complete"):
+                summarise(found)
+        else:
+            assert self.missing_layers(found) > self.reasons
+        return SHORTENED
+
+    def missing_layers(self, lines):
+        """How many variants the page says to have no measurement of their layers."""
+        reasons = [variant.layers.curvature_reason for variant in summarise(lines).variants]
+        return reasons.count("no measurement is on record")
 
 
 class Checkpoint(Kind):
@@ -166,6 +194,38 @@ class StudyRecord(Kind):
         return repr(read_record(STUDIES["depth"], self.path))
 
 
+class BytePairs(Kind):
+    """The tokens of a text, kept by the byte-pair cache; what is damaged there is made anew."""
+
+    noticed = "noticed, and its content made anew"
+    ending = ".npy"
+    documents = tuple(Document(name, f"{name} sat on the mat\n".encode() * 20) for name in ("cat", "dog"))
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.whole = self.tokens()
+        (self.path,) = (folder / "tidegate").glob(f"*{self.ending}")
+
+    def tokens(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(self.folder))
+            return [part.tolist() for part in merged_tokens(self.documents[:1], self.documents[1:], 270)]
+
+    def read(self):
+        lying = self.path.read_bytes()
+        tokens = self.tokens()
+        if self.path.read_bytes() != lying:
+            assert tokens == self.whole
+            raise ValueError("The tokens were made anew.")
+        return tokens
+
+
+class BytePairDescription(BytePairs):
+    """The tokenizer and the checksum, beside them."""
+
+    ending = ".json"
+
+
 KINDS = {
     "records.jsonl": Records,
     "a checkpoint": Checkpoint,
@@ -175,58 +235,61 @@ KINDS = {
     "gates.json": GateDescription,
     "an observation": Observed,
     "the record of a study": StudyRecord,
+    "the tokens of the byte-pair cache": BytePairs,
+    "the tokenizer of the byte-pair cache": BytePairDescription,
 }
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS, scope="module")
-def kind(request, tmp_path_factory):
-    return request.param(tmp_path_factory.mktemp("file"))
 
 
 def damage(content, rng):
     """The content with one bit flipped or, once in ten times, cut."""
     if rng.random() < 0.1:
         return content[: rng.randrange(len(content))]
-    place = rng.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
+    return flip(content, rng.randrange(8 * len(content)))
 
 
-def test_damage_is_noticed_or_harmless(kind, request, effort, report):
-    content, whole, rng = kind.path.read_bytes(), kind.read(), random.Random(2)
+@pytest.mark.fault(lambda kind: f"A flipped bit or a cut in {kind}")
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_noticed_or_harmless(kind, tmp_path, effort, report):
+    file = KINDS[kind](tmp_path)
+    content, whole, rng = file.path.read_bytes(), file.read(), random.Random(2)
     tally = Counter()
     for _ in range(effort(25, 1000)):
-        kind.path.write_bytes(damage(content, rng))
+        file.path.write_bytes(damage(content, rng))
         try:
-            found = kind.read()
+            found = file.read()
         except ValueError:
-            tally["noticed"] += 1
+            tally[file.noticed] += 1
         else:
-            assert kind.serves(found, whole)
-            tally["harmless"] += 1
-    kind.path.write_bytes(content)
-    assert kind.serves(kind.read(), whole)
-    assert tally["noticed"]
-    name = request.node.callspec.id
-    report(
-        f"A flipped bit or a cut in {name}",
-        tried=tally.total(),
-        outcome=f"{tally['noticed']:,} noticed and refused; {tally['harmless']:,} changed nothing that is read",
-    )
+            tally[file.judge(found, whole)] += 1
+    file.path.write_bytes(content)
+    assert file.judge(file.read(), whole) == HARMLESS
+    assert tally[file.noticed]
+    report(tried=tally.total(), outcome="; ".join(f"{number:,} {way}" for way, number in tally.most_common()))
 
 
-def test_a_damaged_checkpoint_leaves_the_run_to_the_one_before_it(tmp_path):
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        (("last",), f"The run goes on from step {STEPS - 1}."),
+        (("previous",), ""),
+        (("last", "previous"), "The run begins anew."),
+    ],
+    ids=["last", "previous", "both"],
+)
+def test_a_damaged_checkpoint_leaves_the_run_to_one_that_is_whole(damaged, words, tmp_path):
     """The numbers are those of a run that was never stopped, whichever of its two checkpoints is damaged."""
     run = run_of(text_of(tmp_path))
     folder = tmp_path / "checkpoints"
-    executed(run, folder=folder, checkpoint_seconds=0.0)
+    expected = executed(run, folder=folder, checkpoint_seconds=0.0)
     last = checkpoint_path(folder, run.id)
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 4
-    last.write_bytes(content)
+    places = {"last": last, "previous": previous_path(last)}
+    for name in damaged:
+        flip_inside(places[name])
     told = []
-    again = executed(run, folder=folder, report=told.append)
-    assert replace(again, timing=None) == replace(executed(run), timing=None)
-    assert any("damaged" in str(event) for event in told)
+    assert timeless(executed(run, folder=folder, report=told.append)) == timeless(expected)
+    notices = [event.text for event in told if isinstance(event, Notice)]
+    assert len(notices) == bool(words)
+    assert all(notice.count("is damaged") == len(damaged) and notice.endswith(words) for notice in notices)
 
 
 def test_a_damaged_line_of_records_names_file_line_and_remedy(tmp_path):

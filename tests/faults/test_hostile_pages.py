@@ -36,26 +36,26 @@ def model():
     return TransformerLM(model_of("bma")).eval()
 
 
-def compared(folder):
+def comparison_of_hostile_names(folder):
     text = text_of(folder)
     lines = lines_of(text, f"none,{VARIANT}=g1", num_seeds=3, command=f"tidegate compare --data {HOSTILE}")
     return page_of([replace(lines[0], description=HOSTILE), *lines[1:]])
 
 
-def observed(folder):
+def observation_of_hostile_names(folder):
     watched = model()
     with observe(watched) as watcher, torch.no_grad():
         watched(torch.arange(12)[None])
     return observation_page(watcher.observation(), model=HOSTILE, command=HOSTILE, num_sequences=1, length=12)
 
 
-def curved(folder):
+def curvature_of_hostile_names(folder):
     named = language_model_of(model(), name=HOSTILE)
     measured = model_curvature(named, torch.arange(12)[None], Sampling(num_positions=1, num_planes=1))
     return curvature_page(measured, command=HOSTILE)
 
 
-def studied(name, path):
+def study_of_hostile_names(name, path):
     def page(folder):
         study = STUDIES[name]
         result = read_record(study, RECORDS / path)
@@ -66,20 +66,21 @@ def studied(name, path):
 
 
 PAGES = {
-    "compare": compared,
-    "observe": observed,
-    "curvature": curved,
-    "study": studied("depth", "geometry/depth.json"),
-    "rates": studied("rates", "experts/rates.json"),
+    "compare": comparison_of_hostile_names,
+    "observe": observation_of_hostile_names,
+    "curvature": curvature_of_hostile_names,
+    "study": study_of_hostile_names("depth", "geometry/depth.json"),
+    "rates": study_of_hostile_names("rates", "experts/rates.json"),
 }
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser.launched() as launched:
-        yield launched
+    with browser.launch_chromium() as chromium:
+        yield chromium
 
 
+@pytest.mark.fault(lambda verb: f"Hostile names on the page of `tidegate {verb}`, in Chromium")
 @pytest.mark.parametrize(
     "verb", [*list(PAGES)[:2], *(pytest.param(v, marks=pytest.mark.torture) for v in [*PAGES][2:])]
 )
@@ -92,6 +93,8 @@ def test_hostile_names_on_a_page_do_nothing(verb, chromium, tmp_path, report):
     assert "alert(1)" in page.inner_text("body"), "the name is not on the page"
     assert page.evaluate("() => document.querySelectorAll('img, svg[onload], [onerror], [onclick]').length") == 0
     assert page.evaluate("() => [...document.links].filter((a) => a.href.startsWith('javascript:')).length") == 0
+    # A script of a name that is not escaped would be kept from running by the policy, which complains of it.
+    assert opened.complaints == []
     ran = page.evaluate(
         """() => {
             const script = document.createElement("script");
@@ -101,12 +104,9 @@ def test_hostile_names_on_a_page_do_nothing(verb, chromium, tmp_path, report):
         }"""
     )
     assert not ran, "the page has no Content-Security-Policy against foreign scripts"
+    assert any("Content Security Policy" in complaint for complaint in opened.complaints)
     assert opened.dialogs == []
     assert opened.foreign_requests() == []
     opened.context.close()
     assert "\x1b" not in (tmp_path / "page" / "report.md").read_text()
-    report(
-        f"Hostile names on the page of `tidegate {verb}`, in Chromium",
-        tried=1,
-        outcome="shown as they are: no dialog, no request, no script",
-    )
+    report(tried=1, outcome="shown as they are: no dialog, no request, no script, nothing for the policy to stop")

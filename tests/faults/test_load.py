@@ -18,6 +18,7 @@ MOST_SECONDS = {"processes": 0.3, "ray": 0.6}
 """That an executor may add to a run."""
 
 
+@pytest.mark.fault(lambda executor: f"{NUM_RUNS} tiny runs through {executor}")
 @pytest.mark.parametrize("executor", MOST_SECONDS)
 def test_an_executor_adds_little_to_a_run_and_the_driver_does_not_grow(executor, tmp_path, report):
     text_of(tmp_path)
@@ -29,23 +30,23 @@ def test_an_executor_adds_little_to_a_run_and_the_driver_does_not_grow(executor,
     assert answer["overhead"] <= MOST_SECONDS[executor]
     assert answer["growth"] < 30 * 2**20
     report(
-        f"{NUM_RUNS} tiny runs through {executor}",
         tried=NUM_RUNS,
         outcome=f"{answer['overhead']:.2f} s for each beyond the run itself, start included; the driver grew by "
         f"{answer['growth'] / 2**20:.0f} MiB",
     )
 
 
+@pytest.mark.fault(f"A page of {NUM_RUNS} runs")
 @browser.needs_chromium
 def test_a_page_of_many_runs_is_small_and_opens_soon(tmp_path, report):
     lines = lines_of(text_of(tmp_path), "none,g1", num_seeds=NUM_RUNS // 2, steps=2)
     path = write_page(page_of(lines), tmp_path / "page")
     megabytes = path.stat().st_size / 1e6
     assert megabytes <= 8
-    with browser.launched() as chromium:
+    with browser.launch_chromium() as chromium:
         start = time.perf_counter()
         opened = browser.Opened(chromium, path)
         seconds = time.perf_counter() - start
         assert opened.complaints == []
     assert seconds < 5
-    report(f"A page of {NUM_RUNS} runs", tried=1, outcome=f"{megabytes:.1f} MB, opened in Chromium in {seconds:.1f} s")
+    report(tried=1, outcome=f"{megabytes:.1f} MB, opened in Chromium in {seconds:.1f} s")

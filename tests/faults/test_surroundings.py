@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 import victims
@@ -13,28 +14,45 @@ from lab_runs import LENGTH, executed, patch_miniatures, records_of, request_of,
 from tidegate import _faults
 from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare
 from tidegate.lab.training import train
-from tidegate.lab.training.events import ignore
+from tidegate.lab.training.events import Ended, Phase, Progress, ignore
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.train import RunContext
 
+MOMENTS = {Phase: "a phase begins", Progress: "a step is done", Ended: "a run has ended"}
+
+
+@pytest.fixture(scope="module")
+def request_and_expected(tmp_path_factory):
+    """A small comparison, and the records that it has undisturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    request = request_of(text_of(folder), num_seeds=1, budget=12 * 4 * LENGTH)
+    with pytest.MonkeyPatch.context() as patch:
+        return request, compare_in(folder / "out", request, patch)
+
+
+def compare_in(out, request, patch, tell=ignore):
+    patch_miniatures(patch)
+    # A checkpoint after each step, so that there is a previous one.
+    patch.setattr(serial, "RunContext", partial(RunContext, checkpoint_seconds=0.0))
+    return records_of(compare(request, out, executor=serial.SerialExecutor(), tell=tell))
+
 
 @pytest.fixture
-def comparison(tmp_path, monkeypatch):
-    """A function that does a small comparison in a folder, from wherever it stands, and returns its records."""
-    patch_miniatures(monkeypatch)
-    # A checkpoint after each step, so that there is a previous one.
-    monkeypatch.setattr(serial, "RunContext", partial(RunContext, checkpoint_seconds=0.0))
-    request = request_of(text_of(tmp_path), num_seeds=1, budget=12 * 4 * LENGTH)
-
-    def done(out, tell=ignore):
-        return records_of(compare(request, out, executor=serial.SerialExecutor(), tell=tell))
-
-    return done
+def comparison(request_and_expected, monkeypatch):
+    """A function that does the comparison in a folder, from wherever it stands, and returns its records."""
+    return lambda out, tell=ignore: compare_in(out, request_and_expected[0], monkeypatch, tell)
 
 
+@pytest.fixture
+def expected(request_and_expected):
+    return request_and_expected[1]
+
+
+@pytest.mark.fault(lambda point: f"A full disk when {_faults.POINTS[point]}")
 @pytest.mark.parametrize("point", ["record:half-written", "checkpoint:before-move", "checkpoint:after-previous"])
-def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(point, comparison, tmp_path, monkeypatch, report):
-    expected = comparison(tmp_path / "undisturbed")
+def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(
+    point, comparison, expected, tmp_path, monkeypatch, report
+):
     monkeypatch.setenv(_faults.VARIABLE, f"{point}:1:full")
     _faults._reached.clear()
     out = tmp_path / "out"
@@ -45,9 +63,7 @@ def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(point, comp
     monkeypatch.delenv(_faults.VARIABLE)
     assert comparison(out) == expected
     report(
-        f"A full disk when {_faults.POINTS[point]}",
-        tried=1,
-        outcome="the error names the file, what it needs and what is free; with room again, the same records",
+        tried=1, outcome="the error names the file, what it needs and what is free; with room again, the same records"
     )
 
 
@@ -65,8 +81,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, tmp_path, report):
-    expected = comparison(tmp_path / "undisturbed")
+@pytest.mark.fault("A disk of 1 MB that is full, at three fillings")
+def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, expected, report):
     ballast = small_disk / "ballast"
     for kilobytes in (1000, 900, 750):
         ballast.write_bytes(bytes(1024 * kilobytes))
@@ -75,39 +91,41 @@ def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, tmp
     ballast.unlink()
     assert comparison(small_disk / "out") == expected
     report(
-        "A disk of 1 MB that is full, at three fillings",
         tried=3,
         outcome="refused each time, naming the file; with room again it went on to the same records",
     )
 
 
-def test_a_limit_on_the_size_of_files_is_an_error_and_no_silence(comparison, tmp_path, report):
-    expected = comparison(tmp_path / "undisturbed")
-    process = victims.start(victims.limited_comparison, tmp_path, tmp_path / "out", 1, 12)
+@pytest.mark.fault("A limit on the size of files (RLIMIT_FSIZE)")
+def test_a_limit_on_the_size_of_files_is_an_error_and_no_silence(
+    request_and_expected, comparison, expected, tmp_path, report
+):
+    folder = Path(request_and_expected[0].task.source).parent
+    process = victims.start(victims.limited_comparison, folder, tmp_path / "out", 1, 12)
     process.join()
     assert process.exitcode not in (0, None)
     assert comparison(tmp_path / "out") == expected
-    report(
-        "A limit on the size of files (RLIMIT_FSIZE)",
-        tried=1,
-        outcome="the command failed; without the limit it went on to the same records",
-    )
+    report(tried=1, outcome="the command failed; without the limit it went on to the same records")
 
 
-def test_a_folder_that_vanishes_is_named(comparison, tmp_path, report):
-    out = tmp_path / "out"
+@pytest.mark.fault(lambda moment: f"The folder of a comparison vanishes when {MOMENTS[moment]}")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_folder_that_vanishes_is_named_and_no_record_is_lost_in_silence(
+    moment, comparison, expected, tmp_path, report
+):
+    out, removed = tmp_path / "out", []
 
-    def remove(_event):
-        shutil.rmtree(out, ignore_errors=True)
+    def remove(event):
+        if isinstance(event, moment) and not removed:
+            removed.append(event)
+            shutil.rmtree(out)
 
+    # Checkpoints would make the folder anew; a new file of records there would lack the plan and all before.
     with pytest.raises(OSError, match=str(out)):
         comparison(out, tell=remove)
-    assert comparison(out) == comparison(tmp_path / "undisturbed")
-    report(
-        "The folder of a comparison vanishes while it runs",
-        tried=1,
-        outcome="the error names the folder; the same command does it anew, to the same records",
-    )
+    assert removed
+    assert comparison(out) == expected
+    report(tried=1, outcome="the error names the folder; the same command does it anew, to the same records")
 
 
 class Jumping(datetime):
@@ -120,17 +138,18 @@ class Jumping(datetime):
         return datetime.now(tz) + timedelta(days=cls.rng.uniform(-10_000, 10_000))
 
 
-def test_a_clock_that_jumps_changes_no_number(comparison, tmp_path, monkeypatch, report):
-    expected = comparison(tmp_path / "undisturbed")
+@pytest.mark.fault("A clock that jumps by years")
+def test_a_clock_that_jumps_changes_no_number(comparison, expected, tmp_path, monkeypatch, report):
     monkeypatch.setattr(train, "datetime", Jumping)
     rng = random.Random(6)
     monkeypatch.setattr(train.time, "time", lambda: rng.uniform(0, 4e9))
     assert comparison(tmp_path / "out") == expected
     assert Jumping.now(UTC) != Jumping.now(UTC)
-    report("A clock that jumps by years", tried=1, outcome="records equal but for the moment that they name")
+    report(tried=1, outcome="records equal but for the moment that they name")
 
 
-def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, tmp_path, report):
+@pytest.mark.fault("Two commands on one folder")
+def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, expected, tmp_path, report):
     out, refused = tmp_path / "out", []
 
     def disturb(event):
@@ -143,10 +162,11 @@ def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, t
 
     records = comparison(out, tell=disturb)
     assert refused
-    assert records == comparison(tmp_path / "undisturbed")
-    report("Two commands on one folder", tried=1, outcome="the second is refused; the first is unharmed")
+    assert records == expected
+    report(tried=1, outcome="the second is refused; the first is unharmed")
 
 
+@pytest.mark.fault("Data that change between driver and worker")
 def test_data_that_change_between_driver_and_worker_are_noticed(tmp_path, report):
     run = run_of(text_of(tmp_path))
     path = tmp_path / "sums.txt"
@@ -157,8 +177,4 @@ def test_data_that_change_between_driver_and_worker_are_noticed(tmp_path, report
     assert "has changed" in changed.error
     path.write_bytes(whole)
     assert timeless(executed(run, folder=tmp_path / CHECKPOINTS)) == timeless(executed(run))
-    report(
-        "Data that change between driver and worker",
-        tried=1,
-        outcome="the run fails, naming the file; with the data back, the same record",
-    )
+    report(tried=1, outcome="the run fails, naming the file; with the data back, the same record")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import Opened, launched, needs_chromium
+from browser import Opened, launch_chromium, needs_chromium
 from lab_lines import diverged, lines_of, page_of, recall_lines
 from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
@@ -30,7 +30,7 @@ CHART_INK = "() => getComputedStyle(document.querySelector('.lines .legendtext')
 
 @pytest.fixture(scope="module")
 def browser():
-    with launched() as browser:
+    with launch_chromium() as browser:
         yield browser
 
 

@@ -22,7 +22,7 @@ needs_chromium = pytest.mark.skipif(
 
 
 @contextmanager
-def launched():
+def launch_chromium():
     """Chromium, until the end of the block."""
     from playwright.sync_api import sync_playwright
 
@@ -38,13 +38,13 @@ class Opened:
     def __init__(self, browser, path, **options):
         self.context = browser.new_context(accept_downloads=True, **options)
         self.context.set_offline(True)
-        self.requests, self.complaints, self.dialogs = [], [], []
+        self.url, self.requests, self.complaints, self.dialogs = path.as_uri(), [], [], []
         self.page = self.context.new_page()
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", self._dismiss)
-        self.page.goto(path.as_uri())
+        self.page.goto(self.url)
         self.page.wait_for_selector("html[data-charts=drawn]")
 
     def _dismiss(self, dialog):
@@ -53,4 +53,4 @@ class Opened:
 
     def foreign_requests(self):
         """What was asked for besides the page and what it holds itself."""
-        return [url for url in self.requests if not url.startswith(("data:", "blob:", "file:"))]
+        return [url for url in self.requests if url != self.url and not url.startswith(("data:", "blob:"))]

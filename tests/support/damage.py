@@ -1,13 +1,17 @@
 """Files that were changed behind the back of whoever wrote them."""
 
+import json
 import random
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tidegate._files import TensorFormat, write_tensors
+from tidegate._files import TensorFormat, _compute_digest, _digest_place, write_tensors
 
 
 def flip(content: bytes, bit: int) -> bytes:
@@ -47,3 +51,25 @@ def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
         name=held["format"], version=held["version"], keys=frozenset(own), holds="forgery", writer="forge_tensors"
     )
     write_tensors(path, lambda file, texts: save_file(kept, file, metadata=texts), form, own, num_bytes=0, kind="file")
+
+
+def change_header(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write a safetensors file again with another header, given as JSON values or as bytes.
+
+    If there is a place for a digest of ours, it has that of the new content.
+    """
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = change(json.loads(content[8 : 8 + length]))
+    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    with suppress(ValueError), path.open("r+b") as file:
+        place = _digest_place(file, path)
+        digest = _compute_digest(file, place)
+        file.seek(place.start)
+        file.write(digest.encode())
+
+
+def change_metadata(path: Path, **texts: str) -> None:
+    """Write a safetensors file again with some of its metadata changed, and a digest that fits."""
+    change_header(path, lambda header: header | {"__metadata__": header["__metadata__"] | texts})

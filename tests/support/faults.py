@@ -1,7 +1,8 @@
 """The faults that tests/faults tries: one row each in docs/reliability.md, made from what the tests report.
 
 `make torture` runs them at full length with `--outcomes FILE`, which gathers a line for each, and then this script,
-which writes them into the table of the page: `python tests/support/faults.py FILE`.
+which writes them into the table of the page: `python tests/support/faults.py FILE`. A fault that could not be tried,
+since there is no Chromium or no right to mount, keeps the row that the page has.
 """
 
 import json
@@ -15,30 +16,39 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault: how often it was tried, and what happened, in words with figures."""
+    """What came of one fault: what happened, in words with figures."""
 
     fault: str
     tried: int
+    """How often; 0 if its test was skipped."""
     outcome: str
 
 
-def table(outcomes):
-    """The rows of the page, in the order of the faults' names; of a fault that was tried twice the last."""
-    last = {outcome.fault: outcome for outcome in outcomes}
-    rows = [f"| {row.fault} | {row.tried:,} | {row.outcome} |" for _, row in sorted(last.items())]
-    return "\n".join(["| fault | tried | what happened |", "|---|--:|---|", *rows])
+def fault_of(test):
+    """The fault that a test is marked with, by its name or by a function of the test's parameters."""
+    (name,) = test.get_closest_marker("fault").args
+    parameters = test.callspec.params if hasattr(test, "callspec") else {}
+    return name if isinstance(name, str) else name(**parameters)
 
 
-def faults_of(page):
-    """The faults that the table of a page names."""
-    rows = _between(page).strip().splitlines()[2:]
-    return {row.split("|")[1].strip() for row in rows}
+def rows_of(page):
+    """The rows of a page's table, by fault."""
+    rows = page.split(BEGIN)[1].split(END)[0].strip().splitlines()[2:]
+    return {row.split("|")[1].strip(): row for row in rows}
 
 
 def with_table(page, outcomes):
-    """The page with these outcomes in place of its table."""
+    """The page with these outcomes in place of its table, in the order of the faults' names.
+
+    Of a fault that was tried twice the last outcome counts; one that was not tried keeps its row, if it has one.
+    """
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(outcomes)}\n{END}{rest.split(END)[1]}"
+    old, rows = rows_of(page), {}
+    for each in outcomes:
+        row = f"| {each.fault} | {each.tried:,} | {each.outcome} |" if each.tried else old.get(each.fault)
+        rows |= {} if row is None else {each.fault: row}
+    table = ["| fault | tried | what happened |", "|---|--:|---|", *(row for _, row in sorted(rows.items()))]
+    return "\n".join([before + BEGIN, *table, END + rest.split(END)[1]])
 
 
 def note(path, outcome):
@@ -50,10 +60,6 @@ def note(path, outcome):
 def read(path):
     """The outcomes of a file of lines."""
     return [Outcome(**json.loads(line)) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def _between(page):
-    return page.split(BEGIN)[1].split(END)[0]
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 import json
 import pickle
 import struct
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import transformers.models.llama.modeling_llama
+from damage import change_header, forge_tensors
 from lab_runs import model_of
 from retrofit_models import tiny
 from safetensors.torch import load_file, save_file
+from spending import measure_spending
 
 from tidegate.lab.models.language_models import load_language_model, token_windows
 from tidegate.torch import TransformerLM, save_model
@@ -39,30 +42,18 @@ def change_config(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def change_header(path, change):
-    """Write a safetensors file again with another header; its digest, if it has one, is that of before."""
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = change(json.loads(content[8 : 8 + length]))
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
-
-
 def change_tensors(path, change):
     tensors = load_file(path)
     save_file(change(tensors), path, metadata={"format": "pt"})
 
 
 def ours(folder, **changes):
-    """A file of ours whose configuration declares something else."""
+    """A file of ours whose configuration declares something else, with a digest that fits."""
     path = folder / "model.safetensors"
-    save_model(TransformerLM(model_of()), path)
-
-    def declare(header):
-        config = json.loads(header["__metadata__"]["config"]) | changes
-        return header | {"__metadata__": header["__metadata__"] | {"config": json.dumps(config)}}
-
-    change_header(path, declare)
+    config = model_of()
+    save_model(TransformerLM(config), path)
+    forge_tensors(path, metadata={"config": json.dumps(json.loads(config.to_json()) | changes)})
+    return path
 
 
 def pickled_weights(folder, mark):
@@ -89,7 +80,7 @@ def other_shape(folder, mark):
 
 
 def name_that_climbs(folder, mark):
-    change_tensors(llama(folder), lambda all_: {**all_, "../../../climbed": all_["model.norm.weight"].clone()})
+    change_tensors(llama(folder), lambda all_: {**all_, "../climbed": all_["model.norm.weight"].clone()})
 
 
 def shard_that_climbs(folder, mark):
@@ -154,49 +145,68 @@ def our_giant_vocabulary(folder, mark):
 
 
 def our_nested_metadata(folder, mark):
-    ours(folder)
-    nested = {"config": "[" * 100_000}
-    change_header(
-        folder / "model.safetensors", lambda header: header | {"__metadata__": header["__metadata__"] | nested}
-    )
+    forge_tensors(ours(folder), metadata={"config": "[" * 100_000})
 
 
 def our_nested_header(folder, mark):
-    ours(folder)
-    change_header(folder / "model.safetensors", lambda _: b'{"a":' * 100_000)
+    change_header(ours(folder), lambda _: b'{"a":' * 100_000)
 
 
 def empty_file(folder, mark):
     (folder / "model.safetensors").write_bytes(b"")
 
 
-FOLDERS = {
-    function.__name__.replace("_", " "): function
-    for function in (
-        *(pickled_weights, pickle_named_safetensors, code_by_auto_map, missing_tensor, other_shape, name_that_climbs),
-        *(shard_that_climbs, offsets_that_lie, header_that_never_ends, cut_weights, million_layers, giant_width),
-        *(giant_vocabulary, nested_config, nested_tokenizer, our_million_layers, our_giant_width),
-        *(our_giant_vocabulary, our_nested_metadata, our_nested_header, empty_file),
-    )
-}
-"""Makers of folders by what is wrong with them: each takes the folder and the mark that nothing may leave."""
+@dataclass(frozen=True)
+class Hostile:
+    """What is wrong with a folder, and what becomes of it."""
+
+    make: Callable[[Path, Path], object]
+    """Takes the folder and the mark that nothing may leave."""
+    refusal: str
+    """What the error says; empty if the model can be loaded, and does no harm."""
+    tokenizes: bool = False
+    """Whether a text is read with it too."""
+
+    @property
+    def name(self):
+        return self.make.__name__.replace("_", " ")
 
 
-def load(folder, answer):
-    """Load a model and a text for it, as `tidegate observe` does, and write what came of it, how long and how much."""
-    resting, start = _bytes("VmRSS"), time.perf_counter()
-    Path("/proc/self/clear_refs").write_text("5")
-    try:
-        token_windows(load_language_model(folder, derivatives=False), None, length=4, count=1)
-        came = "loaded"
-    except (ValueError, OSError) as problem:
-        came = f"refused: {problem}"
-    except BaseException as problem:
-        came = f"raised {problem!r}"
-    seconds, peak = time.perf_counter() - start, _bytes("VmHWM") - resting
-    answer.write_text(json.dumps({"came": came, "seconds": seconds, "bytes": peak}))
+FOLDERS = (
+    Hostile(pickled_weights, "has neither model.safetensors nor"),
+    Hostile(pickle_named_safetensors, "is not a safetensors file: it has no header"),
+    Hostile(code_by_auto_map, "model_type 'evil', which transformers does not know"),
+    Hostile(missing_tensor, "lacks tensors that its config.json asks for"),
+    Hostile(other_shape, "has weights that do not fit its config.json: "),
+    Hostile(name_that_climbs, ""),
+    Hostile(shard_that_climbs, "must have a weight_map from tensors to .safetensors files beside it"),
+    Hostile(offsets_that_lie, "has weights that cannot be read: model.safetensors: "),
+    Hostile(header_that_never_ends, "has weights that cannot be read: model.safetensors: "),
+    Hostile(cut_weights, "has weights that cannot be read: model.safetensors: "),
+    Hostile(million_layers, "says num_hidden_layers: 1000000, and the weights beside it have 21 tensors"),
+    Hostile(giant_width, "asks for more than"),
+    Hostile(giant_vocabulary, "asks for more than"),
+    Hostile(nested_config, "config.json is no JSON: lists or objects are nested too deeply"),
+    Hostile(nested_tokenizer, "has no tokenizer that can be read", tokenizes=True),
+    Hostile(our_million_layers, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
+    Hostile(our_giant_width, "d_model is 1,000,000,000, and its largest tensor has"),
+    Hostile(our_giant_vocabulary, "vocab_size is 1,000,000,000,000,000, and its largest tensor has"),
+    Hostile(our_nested_metadata, "cannot be read: lists or objects are nested too deeply"),
+    Hostile(our_nested_header, "is not a safetensors file: lists or objects are nested too deeply"),
+    Hostile(empty_file, "is not a safetensors file: it has no header"),
+)
 
 
-def _bytes(name):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
+def load(folder, answer, tokenizes):
+    """Load a model, and a text for it if asked to, as `tidegate observe` does; write what came of it and its cost."""
+    with measure_spending() as spent:
+        try:
+            model = load_language_model(folder, derivatives=False)
+            if tokenizes:
+                token_windows(model, None, length=4, count=1)
+            came = "loaded"
+        except (ValueError, OSError) as problem:
+            came = f"refused: {problem}"
+        except BaseException as problem:
+            came = f"raised {problem!r}"
+    answer.write_text(json.dumps({"came": came, "seconds": spent.seconds, "bytes": spent.num_bytes}))

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures
 
+from tidegate.lab.compare.cost import _status_bytes
 from tidegate.lab.compare.run import compare
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import record_of, save_record
-from tidegate.lab.training.events import ignore
+from tidegate.lab.training.events import Notice, Progress, ignore
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
@@ -47,6 +48,11 @@ def start(function, *arguments, environment=None):
         else:
             os.environ["PYTHONPATH"] = before
     return process
+
+
+def wait_for_server():
+    """Wait until victims begin at once: the server has imported what they need."""
+    start(os.getpid).join()
 
 
 def kill(process):
@@ -107,9 +113,38 @@ def small_comparison(folder, out, num_seeds, steps):
 
 
 def comparison_in_processes(folder, out, num_seeds, steps):
-    """The same, in two processes, whose runs are retried when one is killed."""
+    """The same, in two processes, whose runs are retried when one is killed; `events_path` tells what happened."""
     use_miniatures()
-    compare(_request(folder, num_seeds, steps), out, executor=ProcessExecutor(2), tell=ignore)
+    executor = ProcessExecutor(2, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
+    compare(_request(folder, num_seeds, steps), out, executor=executor, tell=_EventLog(events_path(out)).add)
+
+
+def events_path(out):
+    """Where a comparison in processes writes a line for each step that it is told of, and for each lost process."""
+    return out.with_suffix(".events")
+
+
+class _EventLog:
+    def __init__(self, path):
+        self.path = path
+
+    def add(self, event):
+        if isinstance(event, Notice | Progress):
+            with self.path.open("a") as file:
+                file.write(json.dumps([type(event).__name__, event.run, time.time()]) + "\n")
+
+
+def first_losses(out):
+    """When each run first lost its process, in seconds of the clock."""
+    lines = map(json.loads, events_path(out).read_text().splitlines()) if events_path(out).exists() else ()
+    losses = [(run, moment) for kind, run, moment in lines if kind == "Notice" and run]
+    return dict(reversed(losses))
+
+
+def wait_for_a_step(process, out):
+    """Wait until a comparison in processes is told of a step, or has ended."""
+    while process.is_alive() and not events_path(out).exists():
+        process.join(0.01)
 
 
 def limited_comparison(folder, out, num_seeds, steps):
@@ -140,7 +175,7 @@ def many_runs(folder, executor, count, answer):
     start, finished, memory = time.perf_counter(), 0, []
     for record in work:
         finished += record.status == "finished"
-        memory.append(_resting_bytes())
+        memory.append(_status_bytes("VmRSS"))
     seconds = time.perf_counter() - start
     alone = [_seconds(lambda run=run: execute_run(run, RunContext())) for run in runs[:20]]
     overhead = (seconds * len(os.sched_getaffinity(0)) / count) - sorted(alone)[len(alone) // 2]
@@ -152,7 +187,3 @@ def _seconds(work):
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _resting_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

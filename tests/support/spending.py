@@ -1,0 +1,28 @@
+"""What a call spends: seconds, and memory above what its process held before."""
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tidegate.lab.compare.cost import _PEAKS_RESET, _status_bytes
+
+
+@dataclass
+class Spent:
+    """Known once the block has ended."""
+
+    seconds: float = 0.0
+    num_bytes: int = 0
+
+
+@contextmanager
+def measure_spending():
+    """Measure a block: its time, and the highest that memory rose above where it stood at its beginning."""
+    spent, resting = Spent(), _status_bytes("VmRSS")
+    _PEAKS_RESET.write_text("5")
+    start = time.perf_counter()
+    try:
+        yield spent
+    finally:
+        spent.seconds = time.perf_counter() - start
+        spent.num_bytes = _status_bytes("VmHWM") - resting
