@@ -45,7 +45,7 @@ _LEAST_QUERIES = 256
 _MOST_WORK = 0.8
 """Blocks that are this part of the work under a mask, or more, save nothing."""
 
-_WORK_OF_CALLS = 4e6
+_WORK_OF_CALLS = 2e6
 """What the calls for all blocks of one shape cost beside their products, in multiplications of queries and keys."""
 
 _TILE = 512
