@@ -343,9 +343,9 @@ def _block_size(window: int | None) -> int:
 
 def _work(plan: tuple[Blocks, ...], width: int) -> float:
     """Multiplications of queries and keys, of so many channels in all heads, and what the calls cost beside them."""
-    return sum(
-        _WORK_OF_CALLS + width * len(blocks.queries) * blocks.num_queries * _scored_keys(blocks) for blocks in plan
-    )
+    # Blocks that are unevenly spaced are copied.
+    calls = sum(_WORK_OF_CALLS * (1 if isinstance(blocks.queries, range) else 2) for blocks in plan)
+    return calls + sum(width * len(blocks.queries) * blocks.num_queries * _scored_keys(blocks) for blocks in plan)
 
 
 def _scored_keys(blocks: Blocks) -> int:
