@@ -15,6 +15,7 @@ from tidegate._files import (
     TensorFormat,
     irregular_kind,
     read_tensor_header,
+    require_shapes,
     write_atomically,
     write_content,
     write_tensors,
@@ -175,14 +176,34 @@ class TestAFileOfTensors:
                 {"metadata": {"format": "tides"}},
                 "holds no waves: its format is 'tides', not 'waves'. Write it with write_",
             ),
-            ({"metadata": {"version": "2"}}, "has the format version '2'; this library reads '3'"),
+            (
+                {"metadata": {"version": "2"}},
+                "has the format version '2'; this library reads '3'. Load it with the release that wrote it, or write "
+                "it anew with write_waves.",
+            ),
+            ({"metadata": {"version": "2" * 10_000}}, "… (10,002 characters); this library reads '3'"),
+            ({"metadata": {"format": "t" * 10_000}}, "… (10,002 characters), not 'waves'"),
+            ({"metadata": {"w" * 10_000: ""}}, "… (10,000 characters) is missing or unknown"),
+            ({"metadata": {f"w{number}": "" for number in range(100)}}, "w12, w13 and 94 more is missing or unknown"),
             ({"metadata": {"sea": None}}, "must be digest, format, sea, version; sea is missing or unknown"),
             ({"metadata": {"wind": "strong"}}, "wind is missing or unknown"),
             ({"metadata": {"digest": None}, "sealed": False}, "digest is missing or unknown"),
             ({"metadata": {"digest": "0" * 64}, "sealed": False}, "is damaged: its content does not fit its digest"),
             ({"metadata": {"digest": "x"}, "sealed": False}, "is damaged: it has 0 digests and not one"),
         ],
-        ids=["format", "version", "less", "more", "no digest", "another digest", "no digits"],
+        ids=[
+            "format",
+            "version",
+            "long version",
+            "long format",
+            "long key",
+            "many keys",
+            "less",
+            "more",
+            "no digest",
+            "another digest",
+            "no digits",
+        ],
     )
     def test_of_another_kind_or_without_a_digest_is_refused(self, waves, change, words):
         forge_tensors(waves, **change)
@@ -207,7 +228,7 @@ class TestAFileOfTensors:
 
     def test_that_is_a_pipe_is_refused_and_not_waited_for(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(ValueError, match=r"pipe is no regular file\. Name a file that write_waves wrote"):
+        with pytest.raises(ValueError, match=r"pipe is a named pipe and no file\. Name a file that write_waves wrote"):
             read_tensor_header(tmp_path / "pipe", FORM)
 
     def test_on_a_full_disk_raises_what_the_system_says(self, tmp_path):
@@ -237,6 +258,13 @@ class TestAFileOfTensors:
             _files._compute_digest(file, place)
         assert len(sizes) > 10
         assert 0 < min(sizes) <= max(sizes) < 2**20
+
+
+def test_names_and_shapes_of_any_length_are_quoted_in_part():
+    given = {"x" * 10_000: (1,), "wide": (1,) * 10_000}
+    with pytest.raises(ValueError, match=r"^It differs: y{200}… \(10,000 characters\) is missing; x{200}… ") as raised:
+        require_shapes(given, {"y" * 10_000: (1,), "wide": (1,)}, complaint="It differs")
+    assert len(str(raised.value)) < 1000
 
 
 def test_the_file_before_is_kept_where_it_is_asked_for(tmp_path):

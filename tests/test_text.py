@@ -52,4 +52,4 @@ def test_control_characters_are_escaped():
 
 
 def test_a_number_that_python_does_not_write_is_named_by_its_type():
-    assert echo(10**5000) == "a value of type int that is too long to write"
+    assert echo(10**5000) == "a value of type int that cannot be written"

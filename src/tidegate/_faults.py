@@ -16,7 +16,7 @@ VARIABLE = "TIDEGATE_FAULT"
 POINTS: dict[str, str] = {
     "record:before-write": "a line of records.jsonl is about to be written",
     "record:half-written": "half of a line of records.jsonl is in the file",
-    "record:written": "a line of records.jsonl is on the disk, and nobody knows of it yet",
+    "record:written": "a line of records.jsonl is on the disk; `append` has not returned",
     "checkpoint:before-move": "a new checkpoint is whole beside its place; the others are as they were",
     "checkpoint:after-previous": "the old checkpoint is the previous one; the new one is not in its place yet",
     "checkpoint:moved": "a new checkpoint is in its place",
@@ -33,7 +33,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(name: str) -> None:
-    """Say that the program has come to a point; do there what the environment asks for, which is nothing as a rule."""
+    """Do what the environment asks for at this point; nothing unless `TIDEGATE_FAULT` names it."""
     assert name in POINTS, name
     if not (asked := os.environ.get(VARIABLE)):
         return

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 from tidegate._faults import reach
 from tidegate._json import parse_json, read_as
+from tidegate._text import echo, list_some, shorten
 
 StrPath: TypeAlias = str | os.PathLike[str]
 OpenFile: TypeAlias = BufferedReader | BufferedRandom
@@ -42,8 +43,8 @@ def write_atomically(
 ) -> None:
     """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
 
-    After an error the file that was there is as it was, and the new one is removed; an `OSError` names the file. Only a
-    process that is killed leaves a `<name>.<random>.partial` behind.
+    After an error the new file is removed; the file that was there is in its place, or at `previous`. An `OSError`
+    names the file. Only a process that is killed leaves a `<name>.<random>.partial` behind.
 
     path      : in a folder that exists
     write     : is called with the path to write to, which does not exist yet
@@ -180,8 +181,8 @@ def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
     A `ValueError` says that it is no such file, or that it was changed or damaged. The tensors are not loaded: the file
     is read once, a piece at a time.
     """
-    if not stat.S_ISREG(Path(path).stat().st_mode):
-        raise ValueError(f"{path} is no regular file. Name a file that {form.writer} wrote.")
+    if kind := irregular_kind(path):
+        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote.")
     with Path(path).open("rb") as file:
         metadata, entries = _parse_header(_header(file, path), path)
         _require_format(metadata, path, form)
@@ -221,16 +222,17 @@ def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[st
 def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorFormat) -> None:
     if metadata.get("format") != form.name:
         raise ValueError(
-            f"{path} holds no {form.holds}: its format is {metadata.get('format')!r}, not {form.name!r}. "
+            f"{path} holds no {form.holds}: its format is {echo(metadata.get('format'))}, not {form.name!r}. "
             f"Write it with {form.writer}."
         )
     if metadata.get("version") != form.version:
         raise ValueError(
-            f"{path} has the format version {metadata.get('version')!r}; this library reads {form.version!r}."
+            f"{path} has the format version {echo(metadata.get('version'))}; this library reads {form.version!r}. "
+            f"Load it with the release that wrote it, or write it anew with {form.writer}."
         )
     known = {"format", "version", "digest", *form.keys}
     if set(metadata) != known:
-        differing = ", ".join(sorted(known.symmetric_difference(metadata)))
+        differing = list_some([shorten(name) for name in sorted(known.symmetric_difference(metadata))])
         raise ValueError(
             f"The metadata of {path} must be {', '.join(sorted(known))}; {differing} is missing or unknown. "
             f"Write it with {form.writer}."
@@ -259,10 +261,10 @@ def require_shapes(
 ) -> None:
     """Refuse names or shapes that differ; the error lists them after the complaint, the first twenty of many."""
     found = [
-        *(f"{name} is missing" for name in expected if name not in given),
-        *(f"{name} is unexpected" for name in given if name not in expected),
+        *(f"{shorten(name)} is missing" for name in expected if name not in given),
+        *(f"{shorten(name)} is unexpected" for name in given if name not in expected),
         *(
-            f"{name} has shape {given[name]}, expected {shape}"
+            f"{shorten(name)} has shape {echo(given[name])}, expected {shape}"
             for name, shape in expected.items()
             if name in given and given[name] != shape
         ),

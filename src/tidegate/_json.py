@@ -207,7 +207,6 @@ def _is_whole(value: Any) -> bool:
 
 _LARGEST = 10**308
 _CHECKS: dict[Any, Callable[[Any], bool]] = {
-    Any: lambda _: True,
     str: lambda value: isinstance(value, str),
     bool: lambda value: isinstance(value, bool),
     int: _is_whole,
@@ -216,7 +215,6 @@ _CHECKS: dict[Any, Callable[[Any], bool]] = {
     types.NoneType: lambda value: value is None,
 }
 _WORDS = {
-    Any: "anything",
     str: "a text",
     bool: "true or false",
     int: "a whole number",

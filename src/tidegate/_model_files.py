@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 
 from tidegate._files import StrPath, TensorFormat, read_tensor_header, require_shapes
+from tidegate._text import echo, shorten
 from tidegate.config import StackConfig, TransformerConfig, VisionConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -15,8 +16,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _CONFIGS: dict[str, type[StackConfig]] = {"TransformerLM": TransformerConfig, "VisionTransformer": VisionConfig}
 _BLOCK = re.compile(r"stack\.blocks\.(\d+)\.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_LONGEST_REASON = 500
-"""Letters: a reason quotes what is in the file."""
 
 
 def model_format(writer: str) -> TensorFormat:
@@ -44,20 +43,22 @@ def read_model_config(
     header = read_tensor_header(path, model_format(writer))
     kind, kinds = header.metadata["model"], tuple(kinds)
     if kind not in kinds:
-        raise ValueError(f"{path} holds a model {kind!r}; this library knows {', '.join(kinds)}.")
+        raise ValueError(f"{path} holds a model {echo(kind)}; this library knows {', '.join(kinds)}.")
     try:
         config = _CONFIGS[kind].from_json(header.metadata["config"])
     except (ValueError, TypeError, OverflowError) as problem:
-        raise ValueError(f"The configuration in {path} cannot be read: {str(problem)[:_LONGEST_REASON]}") from None
+        raise ValueError(f"The configuration in {path} cannot be read: {shorten(str(problem))}") from None
     for name, dtype in header.dtypes.items():
         if dtype not in _FLOATS:
-            raise ValueError(f"{path} has the tensor {name} of the type {dtype}; a model has {', '.join(_FLOATS)}.")
+            raise ValueError(
+                f"{path} has the tensor {shorten(name)} of the type {shorten(dtype)}; a model has {', '.join(_FLOATS)}."
+            )
     complaint = f"{path} does not fit its own configuration"
     _require_sizes(config, header.shapes, complaint)
     try:
         expected = _expected_shapes(config, shapes_of)
     except (RuntimeError, TypeError, OverflowError) as problem:
-        raise ValueError(f"{complaint}: a model of these sizes cannot be. {problem}") from None
+        raise ValueError(f"{complaint}: a model of these sizes cannot be. {shorten(str(problem))}") from None
     require_shapes(header.shapes, expected, complaint=complaint)
     return config
 

@@ -10,7 +10,7 @@ _STEERING = re.compile(
     "["
     r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line break
     r"\u2028\u2029\u202a-\u202e\u2066-\u2069"  # breaks of lines and changes of direction
-    r"\ud800-\udfff"  # halves of characters, which stand for bytes of names that are not UTF-8, and cannot be encoded
+    r"\ud800-\udfff"  # lone surrogates: bytes of file names that are not UTF-8
     "]"
 )
 
@@ -24,7 +24,7 @@ def echo(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         # Python does not write whole numbers of more than 4,300 digits, nor what is nested too deeply.
-        return f"a value of type {type(value).__name__} that is too long to write"
+        return f"a value of type {type(value).__name__} that cannot be written"
     return shorten(text)
 
 

@@ -161,18 +161,23 @@ def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(argument
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"),
-    [("plan", {"task": {}}), ("run", {"fingerprints": {}}), ("run", {"num_parameters": 0})],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+    ("kind", "changes", "words"),
+    [
+        ("plan", {"task": {}}, "plan.task.kind is missing."),
+        ("run", {"fingerprints": {}}, "fingerprints.batches is missing."),
+        ("run", {"num_parameters": 0}, "num_parameters must be at least 1; got 0."),
+    ],
+    ids=["task", "fingerprints", "num_parameters"],
 )
-def test_a_report_of_whole_lines_that_no_comparison_wrote_is_refused_in_words(kind, changes, tmp_path):
+def test_a_report_of_whole_lines_that_no_comparison_wrote_is_refused_in_words(kind, changes, words, tmp_path):
     lines = [open_sealed(parse_json(line)) for line in RECORDS.read_bytes().splitlines()]
     forged = next(line for line in lines if line["kind"] == kind)
     forged.update(changes)
     (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(seal(line))}\n" for line in lines))
     done = invoke("report", tmp_path)
     assert done.exit_code == 2
-    assert "records.jsonl does not hold the records of one comparison" in done.stderr
+    assert f"{tmp_path / 'records.jsonl'}: These are not the records of one comparison: " in done.stderr
+    assert words in done.stderr
     assert not (tmp_path / "report.html").exists()
 
 

@@ -51,7 +51,7 @@ def test_what_a_user_can_mend_is_one_line_and_the_exit_code_2(problem, words):
 
 
 def test_an_interrupt_is_no_error():
-    assert ended_with(KeyboardInterrupt()) == (130, "stopped: nothing was written.\n")
+    assert ended_with(KeyboardInterrupt()) == (130, "stopped: before its end. Run the command again.\n")
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("bug"), TypeError("bug"), KeyError("bug"), AssertionError("bug")])

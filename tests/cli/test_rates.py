@@ -85,7 +85,7 @@ def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "STUDY", replace(study.STUDY, run=interrupted))
     done = invoke("rates", "--quick", "--out", tmp_path / "out")
     assert done.exit_code == 130
-    assert done.stderr == "stopped: nothing was written.\n"
+    assert done.stderr == "stopped: before its end. Run the command again.\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -80,7 +80,7 @@ LAYERS: dict[str, Layer] = {
     "_faults": Layer(about="Points at which tests break off the writing of files."),
     "_files": Layer(
         about="Writing files whole or not at all; files of tensors with a digest.",
-        allowed=("tidegate._json", "tidegate._faults"),
+        allowed=("tidegate._text", "tidegate._json", "tidegate._faults"),
     ),
     "_model_files": Layer(
         about="What a model's file says of itself, checked before anything is built.", allowed=(*VOCABULARY, *PLUMBING)

@@ -109,12 +109,14 @@ def compare(
         typer.Option(help="Where runs are done; numbers do not depend on it.", rich_help_panel=_WORK),
     ] = "processes",
     retries: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Times that a run goes on in another process after its own was killed, before it has failed.",
+            help="Times that a run goes on in another process after its own was killed, before it has failed; twice by "
+            "default.",
             rich_help_panel=_WORK,
+            show_default=False,
         ),
-    ] = 2,
+    ] = None,
     device: Annotated[
         str, typer.Option(help="Where models are trained, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
     ] = "cpu",
@@ -147,6 +149,7 @@ def compare(
     from tidegate.lab.compare.run import compare as run_comparison
     from tidegate.lab.compare.summary import summarise
     from tidegate.lab.tasks.catalogue import task_of
+    from tidegate.lab.training.executors.attempts import RETRIES
     from tidegate.lab.training.executors.executor import executor_of
     from tidegate.lab.training.records import records_path
     from tidegate.report import write_page
@@ -173,7 +176,7 @@ def compare(
             _require_no_other_options(context)
             request = _request_of_runs(runs, margin=margin, command=command)
         with _options_named():
-            runner = executor_of(executor, retries=retries)
+            runner = executor_of(executor, retries=RETRIES if retries is None else retries)
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"

@@ -48,7 +48,7 @@ def errors_in_one_line() -> Generator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Whoever reads the output has seen enough.
+        # The reader of the pipe has closed it, as `head` does.
         raise
     except _UsageError as problem:
         usage: Any = problem
@@ -62,7 +62,7 @@ def errors_in_one_line() -> Generator[None]:
     except MemoryError as problem:
         stop(f"this machine has too little memory for that. {problem}")
     except KeyboardInterrupt:
-        stop("nothing was written.", code=INTERRUPTED)
+        stop("before its end. Run the command again.", code=INTERRUPTED)
 
 
 def _command(problem: Any) -> str:

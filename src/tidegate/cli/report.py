@@ -26,12 +26,8 @@ def report(
         stop(f"{folder} has no records: {path} is not there. Give the folder that was --out of a comparison.")
     lines = RecordFile(path).read()
     try:
-        page = comparison_page(summarise(lines))
-    except (LookupError, TypeError, ArithmeticError) as problem:
-        # Each line is whole, but somebody wrote them: they hold what no comparison leaves behind.
-        stop(
-            f"{path} does not hold the records of one comparison, {type(problem).__name__}: {problem}. Take the file "
-            "that `tidegate compare` wrote, or run that command again."
-        )
-    written = write_page(page, folder if out is None else out)
+        summary = summarise(lines)
+    except ValueError as problem:
+        stop(f"{path}: {problem}")
+    written = write_page(comparison_page(summary), folder if out is None else out)
     new_console().print(f"The page: {written}", soft_wrap=True)

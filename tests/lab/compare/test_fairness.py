@@ -139,6 +139,10 @@ class TestRed:
         better = everywhere(compared, lambda record: replace(record, loss=2 + record.loss / 100))
         assert states(better)["Better than guessing"] == "holds"
 
+    def test_data_of_one_token_leaves_nothing_to_guess(self, compared):
+        task = compared[0].task | {"chance_loss": 0.0}
+        assert "Better than guessing" not in states(replanned(compared, task=task))
+
     def test_other_versions(self, compared):
         lines = tampered(
             compared, "g1", lambda record: replace(record, environment=record.environment | {"torch": "1"})
@@ -173,8 +177,8 @@ class TestAWarning:
         assert states(lines)["Tokens for each parameter"] == state
 
     def test_images_are_not_counted_as_tokens(self, compared):
-        plan = compared[0]
-        lines = replanned(compared, task=plan.task | {"kind": "image"})
+        lines = everywhere(compared, lambda record: replace(record, loss_by_position=()))
+        lines = replanned(lines, task=compared[0].task | {"kind": "image"})
         assert "Tokens for each parameter" not in states(lines)
         assert "Images matched" in states(lines)
 
@@ -222,7 +226,7 @@ class TestANote:
         lines = everywhere(replanned(compared, tuned_lr=True), with_training(lr=0.125), variants=["g1"])
         first = next(line for line in lines if isinstance(line, Record))
         trials = [
-            replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"} | {"training": {"lr": rate}})
+            with_training(lr=rate)(replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"}))
             for rate in (0.001, 0.01, 0.125, tried)
         ]
         found = checks([*lines, *trials])["Learning rates tuned"]

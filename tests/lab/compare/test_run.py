@@ -43,7 +43,15 @@ class Pretended:
     def execute(self, runs, *, checkpoints, report):
         for run in runs:
             self.runs.append(run)
-            yield Record(id=run.id, run=run.to_dict(), status="finished", loss=self.loss(run))
+            yield Record(
+                id=run.id,
+                run=run.to_dict(),
+                status="finished",
+                loss=self.loss(run),
+                num_parameters=1,
+                tokens=1,
+                fingerprints={"batches": "", "validation": ""},
+            )
 
 
 def pretended(request, folder, loss=lambda run: 1.0):

@@ -4,16 +4,31 @@ import pickle
 import resource
 import shutil
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from typer.testing import CliRunner
 
 from tidegate.cli import app
+from tidegate.lab.models.hugging_face import _MOST_COUNTED, _counts
 from tidegate.lab.models.language_models import load_language_model, token_windows
 
 SIZES = {
@@ -161,6 +176,43 @@ def test_huge_sizes_are_refused_at_once_and_without_memory(changed, model, name,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "num_labels", "attention_types"],
+)
+def test_options_that_count_are_counted(name):
+    assert list(_counts({"text_config": {name: [5]}})) == [(name, 5)]
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "vocab_size_per_layer_input", "hidden_size_per_layer", "layer_id"])
+def test_sizes_are_no_counts(name):
+    assert list(_counts({name: 262_144})) == []
+
+
+def default_counts(kinds):
+    """Kind, option and number of all that the configurations count by default."""
+    found = []
+    for kind in kinds:
+        # Some configurations refuse their own defaults.
+        with suppress(StrictDataclassError):
+            found += [(kind, *count) for count in _counts(CONFIG_MAPPING[kind]().to_dict())]
+    return found
+
+
+def test_no_configuration_counts_too_many_by_its_own_defaults():
+    kinds = ["gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt2", "gpt_neo", "llama", "qwen3", "t5", "mamba"]
+    counts = default_counts(kinds)
+    assert {kind for kind, *_ in counts} == set(kinds)
+    assert [count for count in counts if count[2] > _MOST_COUNTED] == []
+
+
+@pytest.mark.full
+def test_no_language_model_counts_too_many_by_its_own_defaults():
+    counts = default_counts(kind for kind in CONFIG_MAPPING if CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING)
+    assert len({kind for kind, *_ in counts}) > 100
+    assert [count for count in counts if count[2] > _MOST_COUNTED] == []
+
+
 def test_lists_of_numbers_are_counted_too(changed):
     folder = changed(model_type="gpt_neo", attention_types=[[["global"], 10**9]])
     with pytest.raises(ValueError, match="says attention_types: 1000000000, and the weights beside it have 21 tensors"):
@@ -246,6 +298,40 @@ def test_nothing_of_a_folder_is_executed_unpickled_or_fetched(changed, tmp_path,
     with pytest.raises(ValueError, match="read from safetensors alone"):
         load_language_model(folder)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/tokenizer.4.0.0.json", "/elsewhere", "..\\elsewhere", 7, "\0"])
+@pytest.mark.parametrize(
+    ("file", "option"),
+    [
+        ("tokenizer_config.json", "fast_tokenizer_files"),
+        ("tokenizer_config.json", "init_inputs"),
+        ("config.json", "configuration_files"),
+    ],
+)
+def test_a_tokenizer_is_read_from_the_folder_alone(changed, tmp_path, file, option, name):
+    (tmp_path / "notes.txt").write_text("the sea")
+    folder = changed()
+    model = load_language_model(folder, derivatives=False)
+    config = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps({**config, option: [name]}))
+    with pytest.raises(ValueError, match=rf"{file} must have names of files beside it as its {option}; got \["):
+        token_windows(model, str(tmp_path / "notes.txt"), length=1, count=1)
+
+
+def test_a_tokenizer_may_name_files_of_its_folder(changed, tmp_path):
+    (tmp_path / "notes.txt").write_text("the sea the sea")
+    words = Tokenizer(WordLevel({"the": 0, "sea": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "fast_tokenizer_files": ["tokenizer.4.0.0.json"],
+        "init_inputs": [],
+    }
+    folder = changed(files={"tokenizer.4.0.0.json": words.to_str(), "tokenizer_config.json": json.dumps(settings)})
+    model = load_language_model(folder, derivatives=False)
+    windows = token_windows(model, str(tmp_path / "notes.txt"), length=4, count=1)
+    assert windows.tolist() == [[0, 1, 0, 1]]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

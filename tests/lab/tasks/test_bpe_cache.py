@@ -93,6 +93,22 @@ def test_what_is_broken_is_made_anew(cache_folder, trainings, harm, which):
     assert len(files_of(cache_folder)) == 2
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"'<u2'", b"'>u2'"), (b"'<u2'", b"'<i2'"), (b"(", b"\x08"), (b"{", b"["), (b"}", b"]"), (b",)", b",-")],
+    ids=["byte order", "sign", "no bracket", "opened as a list", "closed as a list", "not closed"],
+)
+def test_a_header_that_was_changed_is_made_anew(cache_folder, trainings, before, after):
+    first = as_lists(merged_tokens(TRAINING, HELD_OUT, 280))
+    path = files_of(cache_folder)[1]
+    whole = path.read_bytes()
+    assert before in whole[:128]
+    path.write_bytes(whole.replace(before, after, 1))
+    assert as_lists(merged_tokens(TRAINING, HELD_OUT, 280)) == first
+    assert path.read_bytes() == whole
+    assert len(trainings) == 2
+
+
 def test_where_nothing_can_be_written_tokens_are_made_each_time(cache_folder, monkeypatch, trainings):
     kept = as_lists(merged_tokens(TRAINING, HELD_OUT, 280))
     (cache_folder / "file").touch()

@@ -140,9 +140,7 @@ class TestEveryExecutor:
         records, *_ = in_processes
         (deadly,) = (record for record in records if record.run["variant"] == "deadly")
         assert deadly.status == "failed"
-        assert deadly.error == (
-            "The process of this run was ended from outside with exit code 7. Its checkpoint is kept."
-        )
+        assert deadly.error == ("The process of this run ended early, with exit code 7. Its checkpoint is kept.")
         assert len(records) == len(runs) + 3
 
     def test_a_run_whose_process_is_killed_politely_is_a_failed_record_and_goes_on_from_its_checkpoint(
@@ -151,7 +149,7 @@ class TestEveryExecutor:
         records, _, folder = in_processes
         pair = {record.status: record for record in records if record.run["variant"].startswith("long")}
         assert sorted(pair) == ["failed", "finished"]
-        assert "was ended from outside by SIGTERM. Its checkpoint is kept." in pair["failed"].error
+        assert "ended early, by SIGTERM. Its checkpoint is kept." in pair["failed"].error
         (lost,) = (run for run in long_runs(runs[0].task) if run.id == pair["failed"].id)
         again, told = done(SerialExecutor(), [lost], folder)
         assert told[0].step > 1
@@ -167,9 +165,7 @@ class TestEveryExecutor:
         assert len(records) == 1
         (notice,) = (event for event in told if isinstance(event, Notice))
         assert (notice.run, notice.variant, notice.seed) == (runs[1].id, "bma", 1)
-        assert re.match(
-            r"Its process was ended from outside, by SIGKILL[:,][^.]* memory\. The run goes on", notice.text
-        )
+        assert re.match(r"Its process ended early, by SIGKILL[:,][^.]* memory\. The run goes on", notice.text)
         assert notice.text.endswith("retry 1 of 1.")
         steps = [event.step for event in told[told.index(notice) + 1 :] if isinstance(event, Progress)]
         assert steps[0] == 9
@@ -185,7 +181,7 @@ class TestEveryExecutor:
         notices = [event for event in told if isinstance(event, Notice)]
         assert {notice.run for notice in notices} == {run.id for run in runs[:2]}
         for notice in notices:
-            assert "outside, by a signal or a crash, possibly for lack of memory. The run goes on" in notice.text
+            assert "ended early, by a signal or a crash, possibly for lack of memory. The run goes on" in notice.text
 
     @pytest.mark.full
     def test_on_ray_a_run_that_always_loses_its_process_has_failed(self, runs, tmp_path, monkeypatch):
@@ -193,7 +189,7 @@ class TestEveryExecutor:
         monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:before-move:1:kill")
         (record,), told = done_on_ray(runs[:1], tmp_path / "checkpoints")
         assert record.status == "failed"
-        assert "was ended from outside 3 times, the last time by a signal or a crash" in record.error
+        assert "ended early 3 times, the last time by a signal or a crash" in record.error
         assert len([event for event in told if isinstance(event, Notice)]) == 2
 
     @pytest.mark.full
@@ -382,7 +378,7 @@ class TestAComparisonInProcesses:
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
-    with pytest.raises(ChildProcessError, match="ended before it could begin, with exit code 7"):
+    with pytest.raises(ChildProcessError, match=r"begin, with exit code 7\. Free memory, or use --executor serial\."):
         done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
 
 
@@ -437,7 +433,7 @@ class TestAPoolOfWorkers:
         (record,) = self.ended(pool, 143, ready=True, run=run)
         assert record.status == "failed"
         assert record.error == (
-            "The process of this run was ended from outside 3 times, the last time by SIGTERM. Its checkpoint is kept."
+            "The process of this run ended early 3 times, the last time by SIGTERM. Its checkpoint is kept."
         )
         assert len(self.started) == 2
 
@@ -475,8 +471,8 @@ class TestTheReasonOfAnEnd:
     @pytest.mark.parametrize(
         ("counts", "words"),
         [
-            ((3, 4), "by SIGKILL: meanwhile the kernel killed a process for lack of memory"),
-            ((3, 3), "by SIGKILL, not by the kernel for lack of memory"),
+            ((3, 4), "by SIGKILL: since these runs began the kernel has killed a process for lack of memory"),
+            ((3, 3), "by SIGKILL, with no sign of a lack of memory"),
             ((None, None), "by SIGKILL, possibly for lack of memory"),
         ],
         ids=["more", "as many", "silent"],
@@ -485,6 +481,15 @@ class TestTheReasonOfAnEnd:
         answers = iter(counts)
         monkeypatch.setattr(attempts, "out_of_memory_kills", lambda: next(answers))
         assert ExitReasons().describe(-9) == words
+
+    def test_is_the_same_for_two_that_were_killed_between_two_looks(self, monkeypatch):
+        counts = iter((3, 5, 5))
+        monkeypatch.setattr(attempts, "out_of_memory_kills", lambda: next(counts))
+        reasons = ExitReasons()
+        first, second = reasons.describe(-9), reasons.describe(-9)
+        assert (
+            first == second == "by SIGKILL: since these runs began the kernel has killed a process for lack of memory"
+        )
 
     def test_is_counted_by_the_kernel_on_this_machine(self, tmp_path, monkeypatch):
         for name, text in (("vmstat", "pgfault 5\noom_kill 2\n"), ("events", "low 0\noom_kill 3\noom_group_kill 1\n")):

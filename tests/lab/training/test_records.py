@@ -1,5 +1,7 @@
+import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,16 +110,57 @@ def test_a_long_line_that_was_cut_off_is_found_however_far_its_beginning_lies_ba
         assert filled(file, FAILED).read() == [PLAN, FAILED]
 
 
-def test_to_add_a_line_only_the_end_of_the_file_is_read(file, monkeypatch):
-    filled(file, PLAN)
-    monkeypatch.setattr(records, "_SEARCHED_BYTES", 1)
-    before = file.path.stat().st_size
-    seen = []
-    original = records._end_of_last_line
-    monkeypatch.setattr(records, "_end_of_last_line", lambda f: (original(f), seen.append(f.tell()))[0])
-    file.append(FAILED)
-    assert seen == [before]
-    assert file.read() == [PLAN, FAILED]
+class Counting(io.FileIO):
+    """A file that counts the bytes that are read of it."""
+
+    num_read = 0
+
+    def read(self, size=-1):
+        content = super().read(size)
+        self.num_read += len(content)
+        return content
+
+
+def test_to_add_a_line_only_the_end_of_the_file_is_read(file):
+    filled(file, *[PLAN] * 20)
+    size = file.path.stat().st_size
+    assert size > 2 * records._SEARCHED_BYTES
+    with Counting(file.path) as counting:
+        assert records._end_of_last_line(counting) == size
+        assert 0 < counting.num_read <= records._SEARCHED_BYTES
+
+
+class TestAFileThatIsTakenAway:
+    words = r"records\.jsonl was removed or replaced while this command was at work.* Run the command again"
+
+    def test_is_not_begun_anew_without_its_lines(self, tmp_path):
+        file = RecordFile(tmp_path / "out" / "records.jsonl")
+        file.path.parent.mkdir()
+        with file.lock():
+            file.append(PLAN)
+            shutil.rmtree(file.path.parent)
+            # As the checkpoint of a run makes the folder again.
+            (file.path.parent / "checkpoints").mkdir(parents=True)
+            with pytest.raises(FileNotFoundError, match=self.words):
+                file.append(FAILED)
+            assert not file.path.exists()
+
+    def test_by_another_command_that_begins_its_own_does_not_mix_with_that(self, file):
+        with file.lock():
+            file.append(PLAN)
+            file.path.unlink()
+            other = RecordFile(file.path)
+            with other.lock():
+                other.append(COSTS)
+                with pytest.raises(FileNotFoundError, match=self.words):
+                    file.append(FAILED)
+                assert other.read() == [COSTS]
+
+    def test_once_the_lock_is_gone_is_no_error(self, file):
+        with file.lock():
+            file.append(PLAN)
+        file.path.unlink()
+        assert filled(file, COSTS).read() == [COSTS]
 
 
 def test_a_number_that_json_does_not_have_is_refused_and_leaves_the_file_as_it_was(file):

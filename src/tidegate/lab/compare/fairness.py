@@ -126,12 +126,10 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
     if not control.finished:
         return
     loss, chance = fmean(_losses(control)), summary.plan.task["chance_loss"]
-    yield _check(
-        "Better than guessing",
-        loss < 0.9 * chance,
-        f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}",
-        f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}: under-trained",
-    )
+    # Where a single answer is possible, a blind guess is right.
+    if chance > 0:
+        detail = f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}"
+        yield _check("Better than guessing", loss < 0.9 * chance, detail, f"{detail}: under-trained")
     yield _late_gain(control)
     yield from _amounts(summary)
 

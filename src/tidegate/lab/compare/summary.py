@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tidegate.lab.compare.record_checks import require_records_of_a_comparison
 from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
 from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, last_costs
 
@@ -109,7 +110,11 @@ _METRICS = ("bits_per_byte", "accuracy")
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
-    """Judge what the records hold. A `ValueError` says what is missing if the comparison is not complete."""
+    """Judge what the records hold.
+
+    A `ValueError` says what is missing if the comparison is not complete, and what is wrong with records that no
+    comparison wrote.
+    """
     plan = next((line for line in lines if isinstance(line, Plan)), None)
     if plan is None:
         raise ValueError("There is no plan among these records: they are not of a comparison.")
@@ -121,6 +126,9 @@ def summarise(lines: Sequence[Line]) -> Summary:
         for variant in plan.variants
     }
     _require_complete(plan, records)
+    layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
+    measured = last_costs(lines)
+    require_records_of_a_comparison(plan, runs, layers.values(), measured)
     comparison = compare_to_control(
         {name: [record.loss for record in own] for name, own in records.items()},
         control=plan.control,
@@ -128,8 +136,6 @@ def summarise(lines: Sequence[Line]) -> Summary:
         identical=[name for name, own in records.items() if name != plan.control and _same(own, records[plan.control])],
         unit="nats",
     )
-    layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
-    measured = last_costs(lines)
     costs = {cost.variant: cost for cost in measured.items} if measured is not None else {}
     return Summary(
         plan=plan,

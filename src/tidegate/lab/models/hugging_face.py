@@ -1,14 +1,14 @@
 """Hugging Face models from a folder, whoever made it: nothing is unpickled, executed or fetched.
 
-Configuration and tensors are read here, and transformers is given those and never the folder: nothing in it can send
-transformers elsewhere, to adapters, to code, to pickles or to files outside. Before anything is built the configuration
-is held against the files, so that what it asks for cannot take longer than its files are large:
+A model's configuration and tensors are read here, and transformers is given those and not the folder: nothing in it can
+send transformers elsewhere, to adapters, to code, to pickles or to files outside. The tokenizer is read by transformers
+from the folder; file names in its configuration that lead elsewhere are refused before. Time and memory are bounded by
+the size of the files:
 
-- a configuration may have 4,096 layers or labels, or as many as the files have tensors: its class makes lists of that
-  length, whereas all else that is counted, such as experts, only takes part in the next step;
-- a model is built without memory for its parameters, and building stops once it has 16 times as many modules and
-  parameters as the files have tensors, 16 times as many numbers as they have bytes (eight to a byte, each of them tied
-  once), or buffers larger than all of them, each with an allowance for small models.
+- An option that counts layers or labels may be at most 4,096 or the number of tensors in the files, since configuration
+  classes make lists of that length.
+- The model is built on the meta device. Building stops when it has more than 16 modules and parameters per tensor, 16
+  numbers per byte of the files, or more bytes of buffers than the files have; small models get a fixed allowance.
 
 What passes is compared tensor by tensor. Tensors that are missing or of another shape are refused by name: transformers
 would fill them with random numbers.
@@ -33,23 +33,31 @@ from torch.nn.modules.module import (
 )
 
 from tidegate._files import irregular_kind
-from tidegate._text import list_some
+from tidegate._text import echo, list_some, shorten
 from tidegate.lab.tasks.documents import read_json
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_FILE_LISTS = (
+    (_CONFIG, "configuration_files"),
+    (_TOKENIZER_CONFIG, "fast_tokenizer_files"),
+    (_TOKENIZER_CONFIG, "init_inputs"),
+)
+"""Options by which a folder tells transformers what else to open, when it reads a tokenizer."""
 
-_COUNTS = re.compile("layer|label|types")
-"""Found in the names of options that classes of configurations make lists of; `attention_types` holds numbers too."""
+_COUNTS = re.compile(r"(?:^|_)(?:layers|labels|n_layer|num_layer)$|^attention_types$")
+"""Names of options that configuration classes make lists of, such as `num_hidden_layers`, `n_layer` and `num_labels`.
+
+`attention_types` of GPT-Neo is a list of names and of how often each is to be repeated.
+"""
 _MOST_COUNTED = 4096
-_LONGEST_REASON = 400
-"""Letters of what transformers says."""
-_TIMES = 16
-_MORE_THINGS = 2_000
-_MORE_NUMBERS = 1 << 22
-_MORE_BUFFER_BYTES = 1 << 26
+_MOST_PER_TENSOR_OR_BYTE = 16
+_EXTRA_MODULES = 2_000
+_EXTRA_NUMBERS = 1 << 22
+_EXTRA_BUFFER_BYTES = 1 << 26
 
 
 class _ConfigError(ValueError):
@@ -109,8 +117,23 @@ def tokenize(folder: Path, text: str) -> list[int]:
     from transformers import AutoTokenizer
 
     with _quietly(), _transformers_errors(folder, "has no tokenizer that can be read"):
+        _require_own_files(folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuse lists of files, in what transformers itself reads of a folder, that name any outside of it."""
+    for file, option in _FILE_LISTS:
+        if not (folder / file).is_file():
+            continue
+        values = _read_json(folder / file)
+        names = cast("dict[str, Any]", values).get(option) if isinstance(values, dict) else None
+        if names and not (isinstance(names, list) and all(map(_is_plain_name, cast("list[Any]", names)))):
+            raise _ConfigError(
+                f"{folder / file} must have names of files beside it as its {option}; got {echo(names)}. Remove that "
+                "option."
+            )
 
 
 def require_regular_files(folder: Path, what: str) -> None:
@@ -135,7 +158,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / _CONFIG} must be a JSON object that says its model_type.")
     if values["model_type"] not in CONFIG_MAPPING:
         raise ValueError(
-            f"{folder / _CONFIG} says model_type {values['model_type']!r}, which transformers does not know."
+            f"{folder / _CONFIG} says model_type {echo(values['model_type'])}, which transformers does not know."
         )
     return cast("dict[str, Any]", values)
 
@@ -167,8 +190,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _is_shard(name: object) -> bool:
-    """Whether this is the name of a file of tensors, and no path to another folder."""
-    return isinstance(name, str) and re.fullmatch(r"[^/\\\0]+\.safetensors", name) is not None
+    return _is_plain_name(name) and str(name).endswith(".safetensors")
+
+
+def _is_plain_name(name: object) -> bool:
+    """Whether this is the name of a file, and no path to another folder."""
+    return isinstance(name, str) and re.fullmatch(r"[^/\\\0]+", name) is not None
 
 
 def _map_tensors(files: list[Path], folder: Path) -> dict[str, Tensor]:
@@ -269,9 +296,9 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
     """Stop the building of modules that the files cannot fill; what is loaded into them does not count."""
     counted = {"modules and parameters": 0, "numbers": 0, "bytes of buffers": 0}
     most = {
-        "modules and parameters": _TIMES * num_tensors + _MORE_THINGS,
-        "numbers": _TIMES * num_bytes + _MORE_NUMBERS,
-        "bytes of buffers": num_bytes + _MORE_BUFFER_BYTES,
+        "modules and parameters": _MOST_PER_TENSOR_OR_BYTE * num_tensors + _EXTRA_MODULES,
+        "numbers": _MOST_PER_TENSOR_OR_BYTE * num_bytes + _EXTRA_NUMBERS,
+        "bytes of buffers": num_bytes + _EXTRA_BUFFER_BYTES,
     }
 
     def count(what: str, number: int) -> None:
@@ -315,7 +342,7 @@ def _transformers_errors(folder: Path, complaint: str) -> Generator[None]:
         raise
     # It checks little of what it is given: a wrong value raises errors of a dozen unrelated classes.
     except Exception as problem:
-        reason = " ".join(str(problem).split())[:_LONGEST_REASON].rstrip(".")
+        reason = shorten(" ".join(str(problem).split()).rstrip("."))
         raise ValueError(f"MODEL {folder} {complaint} ({type(problem).__name__}: {reason}).") from problem
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from tidegate._json import parse_json
 from tidegate.lab.tasks.documents import Document, fingerprint
 from tidegate.lab.tasks.tokenizer import EncodedText, Tokens, read_tokenizer, tokenizers_library, trained_tokenizer
 
-_FORMAT = 1
+_FORMAT = 2
 """To be raised when the same text comes to have other tokens, or the files another shape."""
 
 
@@ -37,8 +38,10 @@ class _Made(NamedTuple):
     """JSON, as the library writes it."""
 
     def checksum(self) -> str:
-        digest = hashlib.sha256(json.dumps([self.num_training, self.tokenizer]).encode())
-        digest.update(self.tokens.data)
+        tokens = self.tokens
+        about = [self.num_training, self.tokenizer, tokens.dtype.str, tokens.shape]
+        digest = hashlib.sha256(json.dumps(about).encode())
+        digest.update(tokens.data)
         return digest.hexdigest()
 
 
@@ -78,10 +81,12 @@ def _load(place: Path) -> _Made | None:
     """Load what is on the disk, its tokens mapped instead of read; None unless both files are whole."""
     try:
         about: Any = parse_json(place.with_suffix(".json").read_bytes())
-        tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
+        with warnings.catch_warnings(action="ignore"):
+            tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
         made = _Made(tokens, about["num_training"], about["tokenizer"])
         return made if made.checksum() == about["checksum"] else None
-    except (OSError, ValueError, EOFError, KeyError, TypeError):
+    # The header is read as a Python literal, whose faults raise errors of many classes.
+    except Exception:
         return None
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tidegate._faults import reach
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_tensors
 from tidegate._json import parse_json, read_as
+from tidegate._text import shorten
 from tidegate.lab.training.records import ObservationSummary, Point
 
 _Value = TypeVar("_Value")
@@ -40,9 +41,10 @@ class TrainingState:
     step: int = 0
     elapsed: float = 0.0
     started: str = ""
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    sums_since_point: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Of loss, gradient norm and the gates' gradient norm since the last point."""
-    summed: int = 0
+    num_summed: int = 0
+    """Steps in these sums."""
     batches: str = ""
     """Hash of all batches so far."""
     curve: list[Point] = field(default_factory=list[Point])
@@ -136,7 +138,7 @@ def _read(
     """Read a checkpoint after checking that all of it can be used."""
     header = read_tensor_header(path, _FORMAT)
     if header.metadata["run"] != run:
-        raise ValueError(f"{path} belongs to the run {header.metadata['run']} and not to {run}.")
+        raise ValueError(f"{path} belongs to the run {shorten(header.metadata['run'])} and not to {run}.")
     shapes = {part: _below(part, header.shapes) for part in (_MODEL, _OPTIMIZER)}
     complaint = f"{path} does not fit the run"
     require_shapes(

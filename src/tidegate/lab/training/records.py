@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -28,7 +28,7 @@ class VariantPlan:
     name: str
     gate: str
     """As it is spelled."""
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, float] = field(default_factory=dict)
     """Training options of its own."""
 
 
@@ -235,6 +235,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._locked: BinaryIO | None = None
 
     def read(self) -> list[Line]:
         """Every whole line, in order; none if there is no file."""
@@ -254,7 +255,11 @@ class RecordFile:
                 raise ValueError(
                     f"Another command is at work in {folder}. Wait for it, or choose another --out."
                 ) from None
-            yield
+            self._locked = file
+            try:
+                yield
+            finally:
+                self._locked = None
 
     def _parse(self, number: int, line: bytes) -> Line:
         try:
@@ -269,7 +274,12 @@ class RecordFile:
             ) from None
 
     def append(self, line: Line) -> None:
-        """Add a line, and see it safely on the disk."""
+        """Add a line, and see it safely on the disk.
+
+        While the file is locked, a `FileNotFoundError` says that it was removed or replaced: a new one would lack all
+        earlier lines, and others could lock it.
+        """
+        self._require_locked_in_place()
         text = json.dumps(seal(asdict(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
             reach("record:before-write")
@@ -281,6 +291,17 @@ class RecordFile:
             file.flush()
             os.fsync(file.fileno())
             reach("record:written")
+
+    def _require_locked_in_place(self) -> None:
+        if self._locked is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._locked.fileno()), self.path.stat()):
+                return
+        raise FileNotFoundError(
+            f"{self.path} was removed or replaced while this command was at work, so that nothing more can be added to "
+            "it. Run the command again: it does anew what is not on record."
+        )
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

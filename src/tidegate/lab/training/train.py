@@ -120,11 +120,11 @@ class _Trainer:
 
     def _load_state(self) -> TrainingState:
         """Return the state in the checkpoint, or that of a run that begins."""
-        begun = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
+        fresh = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
         if self.checkpoint is None:
-            return begun
+            return fresh
         loaded = load_checkpoint(self.checkpoint, self.model, self.optimizer, run=self.run.id)
-        state = loaded.state or begun
+        state = loaded.state or fresh
         if loaded.problems:
             how = "The run begins anew." if loaded.state is None else f"The run goes on from step {state.step}."
             text = " ".join((*loaded.problems, how))
@@ -145,11 +145,13 @@ class _Trainer:
             state.batches = chained_fingerprint(state.batches, batch)
             if not all(math.isfinite(figure) for figure in figures):
                 return f"The loss or its gradient was no longer finite at step {state.step + 1} of {options.steps}."
-            state.sums = [total + figure for total, figure in zip(state.sums, figures, strict=True)]
-            state.summed += 1
+            state.sums_since_point = [
+                total + figure for total, figure in zip(state.sums_since_point, figures, strict=True)
+            ]
+            state.num_summed += 1
             state.step += 1
-            self._look(state.step - 1)
-            self._tell(figures[0])
+            self._evaluate_and_observe(state.step - 1)
+            self._report_progress(figures[0])
             if self.context.stopping():
                 self._save()
                 raise Interrupted(self.run.id)
@@ -158,7 +160,7 @@ class _Trainer:
                 saved = time.monotonic()
         return ""
 
-    def _look(self, step: int) -> None:
+    def _evaluate_and_observe(self, step: int) -> None:
         """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
         if options.observes_after(step):
@@ -168,7 +170,7 @@ class _Trainer:
             return
         self.evaluation = evaluate(self.model, self.validation)
         loss = self.evaluation.loss
-        means = [total / state.summed for total in state.sums]
+        means = [total / state.num_summed for total in state.sums_since_point]
         state.curve.append(
             Point(
                 step=state.step,
@@ -181,7 +183,7 @@ class _Trainer:
             )
         )
         state.seconds.append(state.elapsed)
-        state.sums, state.summed = [0.0, 0.0, 0.0], 0
+        state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _final_record(self) -> Record:
         # The last step is always evaluated, unless it was before a stop.
@@ -231,7 +233,7 @@ class _Trainer:
             **results,
         )
 
-    def _tell(self, loss: float) -> None:
+    def _report_progress(self, loss: float) -> None:
         state = self.state
         self.context.report(
             Progress(

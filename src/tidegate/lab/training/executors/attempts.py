@@ -1,4 +1,4 @@
-"""Runs whose process was ended from outside: tried again a number of times, then recorded as failed."""
+"""Runs whose process ended before they did: tried again a number of times, then recorded as failed."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Attempts:
         lost = self._losses[run.id]
         if lost <= self.retries:
             text = (
-                f"Its process was ended from outside, {how}. The run goes on from its last checkpoint, in another "
-                f"process: retry {lost} of {self.retries}."
+                f"Its process ended early, {how}. The run goes on from its last checkpoint, in another process: retry "
+                f"{lost} of {self.retries}."
             )
             label = run_label(run.to_dict())
             self._report(Notice(text=text, run=run.id, variant=label, seed=run.seed))
             return None
-        times = "" if lost == 1 else f" {lost} times, the last time"
-        error = f"The process of this run was ended from outside{times} {how}. Its checkpoint is kept."
+        times = "," if lost == 1 else f" {lost} times, the last time"
+        error = f"The process of this run ended early{times} {how}. Its checkpoint is kept."
         return Record(id=run.id, run=run.to_dict(), status="failed", error=error, environment=environment())
 
 
 @final
 class ExitReasons:
-    """Says in words what ended a process; watches how often the kernel killed one for lack of memory."""
+    """Says in words what ended a process, and whether the kernel has killed any for lack of memory since the start."""
 
     def __init__(self) -> None:
-        self._kills = out_of_memory_kills()
+        self._kills_before = out_of_memory_kills()
 
     def describe(self, code: int) -> str:
         """Return such words as "by SIGTERM" for the exit code of a process.
@@ -71,9 +71,10 @@ class ExitReasons:
         return f"by {name}{self._memory() if number == signal.SIGKILL else ''}"
 
     def _memory(self) -> str:
-        before, self._kills = self._kills, out_of_memory_kills()
-        if before is None or self._kills is None:
+        kills = out_of_memory_kills()
+        if self._kills_before is None or kills is None:
             return ", possibly for lack of memory"
-        if self._kills > before:
-            return ": meanwhile the kernel killed a process for lack of memory"
-        return ", not by the kernel for lack of memory"
+        # Which process the kernel killed is not known, and a control group may hide its kills.
+        if kills > self._kills_before:
+            return ": since these runs began the kernel has killed a process for lack of memory"
+        return ", with no sign of a lack of memory"

@@ -22,7 +22,7 @@ class Executor(Protocol):
     ) -> Iterator[Record]:
         """The record of each run, as they end; a run that fails gives a record with its traceback.
 
-        A run whose process is ended from outside goes on in another one, and fails only if that happens too often.
+        A run whose process ends early goes on in another one, and fails only if that happens too often.
 
         Ctrl-C stops every run at its next step, saves what it needs to go on, and raises `KeyboardInterrupt`.
         """
@@ -32,8 +32,8 @@ class Executor(Protocol):
 def executor_of(name: ExecutorName, *, retries: int = RETRIES) -> Executor:
     """An executor by its name.
 
-    retries : times that a run goes on in another process after its own was ended from outside, before it has failed.
-              Serially there is no process but this one
+    retries : times that a run goes on in another process after its own ended early, before it has failed. Serially
+              there is no process but this one
     """
     require_retries(retries)
     match name:

@@ -191,7 +191,9 @@ class _WorkerPool:
     def _count_false_start(self, how: str) -> None:
         self.false_starts += 1
         if self.false_starts > self.attempts.retries:
-            raise ChildProcessError(f"A training process ended before it could begin, {how}.")
+            raise ChildProcessError(
+                f"A training process ended before it could begin, {how}. Free memory, or use --executor serial."
+            )
         self.report(Notice(text=f"A training process ended before it could begin, {how}. Another takes its place."))
 
 
