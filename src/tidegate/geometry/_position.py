@@ -64,6 +64,7 @@ class Position:
             query=whole.query[:, here],
             value=whole.value[:, here],
             output=whole.output[:, here],
+            partition=None if whole.partition is None else whole.partition[:, here],
         )
 
     def among_heads(self, moved: Array, whole: Array) -> Array:
@@ -73,12 +74,12 @@ class Position:
         here = whole[:, self.position : self.position + 1]
         return namespace_of(moved).concat([here[: self.head], moved, here[self.head + 1 :]])
 
-    def finish(self, raw: Array, query: Array | None = None) -> Array:
-        """Turn the raw attention output (H, 1, h) into the outputs of the chart."""
-        xp = namespace_of(raw)
-        sources = replace(self.sources, output=raw)
+    def finish(self, output: Array, query: Array | None = None) -> Array:
+        """Turn the attention output (H, 1, h) before its gates, a sink's share taken off, into the chart's outputs."""
+        xp = namespace_of(output)
+        sources = replace(self.sources, output=output)
         sources = sources if query is None else replace(sources, query=query)
-        heads = self.layer.apply_gate_at("output", raw, sources)
+        heads = self.layer.apply_gate_at("output", output, sources)
         if self.head is not None:
             return heads[self.head, 0]
         projected = xp.einsum("htk,hkd->td", heads, self.layer.W_O)

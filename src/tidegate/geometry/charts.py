@@ -19,13 +19,15 @@ from tidegate.tensors.gating import GateSources
 from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.layer import AttentionArrays, project
 from tidegate.tensors.namespace import Array, namespace_of
+from tidegate.tensors.softmax import log_partition
 
 
 def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
     """One position's output as a function of its attention weights, with the values fixed.
 
     The weights lie on a simplex: the coordinates are those of all visible keys but the last, which has the rest. The
-    output is affine in them without a gate, and with every gate that does not read the output.
+    output is affine in them without a gate, and with every gate that does not read the output. What a sink leaves the
+    keys stays as it is.
 
     position : which query's weights move
     head     : which head's weights move; None moves those of all heads together
@@ -33,12 +35,14 @@ def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: 
     at = Position.of(layer, x, position, head)
     xp = namespace_of(at.x)
     free = at.trace.weights[at.heads, at.position, at.visible][:, :-1]
+    raw = attention_output(at.trace.weights, repeat_heads(at.trace.value, at.layer.shape.num_heads))
 
     def function(coordinates: Array) -> Array:
         moved = xp.reshape(coordinates, free.shape)
         full = xp.concat([moved, 1 - xp.sum(moved, axis=-1, keepdims=True)], axis=-1)[:, None, :]
         values = repeat_heads(at.values, at.layer.shape.num_heads)[at.heads]
-        return at.finish(at.among_heads(attention_output(full, values), at.trace.sources.output))
+        taken_in = at.among_heads(attention_output(full, values), raw)
+        return at.finish(at.layer.apply_gate_at("partition", taken_in, at.sources))
 
     return at.chart(
         "weight chart", function, free, f"The weights over {free.shape[-1] + 1} keys move, the values stay."
@@ -69,7 +73,9 @@ def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: i
         keys = repeat_heads(at.trace.key[:, at.visible, :], num_heads)
         scores = attention_scores(at.layer.under_metric(seen), keys)
         weights = attention_weights(scores, None, at.layer.temperature)
-        return at.finish(attention_output(weights, repeat_heads(at.values, num_heads)), query)
+        sources = replace(sources, partition=log_partition(scores, at.layer.temperature))
+        taken_in = attention_output(weights, repeat_heads(at.values, num_heads))
+        return at.finish(at.layer.apply_gate_at("partition", taken_in, sources), query)
 
     return at.chart("query chart", function, free, "The query moves, the keys and values stay.")
 
@@ -78,7 +84,7 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
     """The layer's output as a function of its input, with the attention weights fixed at those of x.
 
     Without a gate it is affine. Gates on the value, the output and the dense site bend it, if they read something that
-    moves; gates on query and key change only the weights, which stay.
+    moves; gates on query and key change only the weights, which stay, and so does what a sink leaves the keys.
 
     moving : the position whose input moves, seen at all positions that attend to it; None moves the whole sequence
     """
@@ -90,9 +96,9 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
     def output_at(inputs: Array) -> Array:
         xp = namespace_of(inputs)
         query, value = project(inputs, layer.W_Q, layer.b_Q), project(inputs, layer.W_V, layer.b_V)
-        sources = GateSources(input=inputs, query=query, value=value)
+        sources = GateSources(input=inputs, query=query, value=value, partition=trace.sources.partition)
         gated = repeat_heads(layer.apply_gate_at("value", value, sources), num_heads)
-        output = attention_output(trace.weights, gated)
+        output = layer.apply_gate_at("partition", attention_output(trace.weights, gated), sources)
         sources = replace(sources, output=output)
         projected = xp.einsum("htk,hkd->td", layer.apply_gate_at("output", output, sources), layer.W_O)
         projected = projected if layer.b_O is None else projected + layer.b_O

@@ -2,9 +2,10 @@ import pytest
 import torch
 import transformers
 from covers import axis, over
+from layers import WITH_MATRICES
 from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, tiny
 
-from tidegate.gate import Gate, legal_gates
+from tidegate.gate import Gate
 from tidegate.torch import gate_parameters
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.retrofit import RetrofitReport, add_gates, load_gates, remove_gates, save_gates
@@ -24,9 +25,9 @@ def under_both(model):
 
 
 def gates_that_fit(family):
-    """Every legal gate, but for those that would read a value before it is projected; GPT-2 projects all at once."""
+    """Every gate but sinks and those that would read a value before it is projected; GPT-2 projects all at once."""
     late = [] if family == "gpt2" else ["query", "key"]
-    return [gate for gate in legal_gates() if not (gate.reads == "value" and gate.site in late)]
+    return [gate for gate in WITH_MATRICES if not (gate.reads == "value" and gate.site in late)]
 
 
 @over(
@@ -46,7 +47,7 @@ def test_added_gates_leave_every_bit_of_the_logits(family, dtype, gate):
 
 
 @pytest.mark.parametrize(("family", "activation"), [("llama", "twosigmoid"), ("gpt2", "tanh1"), ("bert", "twosigmoid")])
-def test_every_gate_of_the_vocabulary_can_be_added_and_taken_out(family, activation):
+def test_every_gate_but_sinks_can_be_added_and_taken_out(family, activation):
     model = tiny(family, num_hidden_layers=1)
     before = logits(model)
     for gate in gates_that_fit(family):
@@ -55,6 +56,18 @@ def test_every_gate_of_the_vocabulary_can_be_added_and_taken_out(family, activat
         assert not torch.equal(logits(model), before), gate
         remove_gates(model)
         assert torch.equal(logits(model), before), gate
+
+
+@pytest.mark.parametrize("gate", ["sink", "off-by-one+g1"])
+@pytest.mark.parametrize("activation", ["twosigmoid", None])
+def test_a_sink_is_refused_with_the_reason(gate, activation):
+    model = tiny("llama", num_hidden_layers=1)
+    before = logits(model)
+    with pytest.raises(
+        ValueError, match=r"cannot be added to a trained model\. A sink that is closed.*has no gradient"
+    ):
+        add_gates(model, gate, activation)
+    assert torch.equal(logits(model), before)
 
 
 @families
