@@ -25,6 +25,7 @@ UNUSUAL = [
     TransformerConfig(),
     TransformerConfig(gate="none", positions="learned", tie_embeddings=False, norm="layer", feedforward="gelu"),
     TransformerConfig(gate="g1+value:query:r3:b1.5", rotary=Rotary(base=500.0, fraction=0.5), window=7, d_ff=100),
+    TransformerConfig(rotary=Rotary.yarn(32, base=500.0, factor=4.0, original_length=64)),
     TransformerConfig(num_kv_heads=2, head_dim=6, metric="learned", temperature=0.3, qk_norm=True, bias=True),
     VisionConfig(),
     VisionConfig(gate="vga", pooling="mean", image_size=15, patch_size=5, channels=1, dropout=0.25),
@@ -43,6 +44,17 @@ def test_json_and_back_is_the_same_configuration(config):
     again = type(config).from_json(config.to_json())
     assert again == config
     assert hash(again) == hash(config)
+
+
+def test_json_holds_a_ramp_only_if_there_is_one():
+    assert "ramp" not in TransformerConfig().to_json()
+    assert '"ramp": [1, 7.5]' in TransformerConfig(rotary=Rotary(scale=2.0, ramp=(1, 7.5))).to_json()
+
+
+@pytest.mark.parametrize("ramp", [(1,), (2, 2), (3, 1), (0, float("inf")), (float("nan"), 1)])
+def test_a_ramp_that_does_not_rise_is_refused(ramp):
+    with pytest.raises(ValueError, match=r"Rotary\.ramp must be two finite numbers, the first below the second; got"):
+        Rotary(ramp=ramp)
 
 
 def test_json_holds_the_gates_as_they_are_spelled():

@@ -92,6 +92,10 @@ class Rotary:
         first, last = max(first, 0), min(last, head_dim - 1)
         return cls(base=base, scale=factor, ramp=(first, last if last != first else last + 0.001))
 
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, a ramp only if there is one: the hashes of runs without it stay what they were."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     def width(self, head_dim: int) -> int:
         """Channels that turn: `fraction` of the head, which must come to an even number."""
         width = round(head_dim * self.fraction)
@@ -331,7 +335,7 @@ class StackConfig(LayerOptions, ABC):
     def to_json(self) -> str:
         """All fields as a JSON object, the gates as they are spelled; `from_json` reads it back."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
-        plain = {name: asdict(value) if isinstance(value, Rotary) else value for name, value in values.items()}
+        plain = {name: value.to_dict() if isinstance(value, Rotary) else value for name, value in values.items()}
         return json.dumps(plain | {"gate": str(self.gate)})
 
     @classmethod

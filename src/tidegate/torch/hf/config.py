@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, Self
 
 from transformers import PreTrainedConfig
@@ -72,7 +72,7 @@ class TidegateConfig(PreTrainedConfig):
                 require_bool(name, getattr(self, name))
         self.gate = str(Gates.parse(self.gate))
         rotary = Rotary(**self.rotary) if isinstance(self.rotary, dict) else self.rotary or Rotary()
-        self.rotary = asdict(rotary)
+        self.rotary = rotary.to_dict()
         self.d_ff = list(self.d_ff) if isinstance(self.d_ff, tuple) else self.d_ff
         super().__post_init__(**kwargs)
         # Its checks are ours: sizes and options that make no sense are refused here.
