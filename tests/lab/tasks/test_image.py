@@ -227,6 +227,26 @@ def test_a_class_needs_two_different_images(folder):
         image_task(str(folder)).load()
 
 
+def test_an_image_of_far_more_pixels_than_its_file_has_bytes_is_refused_before_it_is_decoded(folder, monkeypatch):
+    Image.new("P", (4000, 3000)).save(folder / "cat" / "vast.gif")
+    convert = Image.Image.convert
+
+    def convert_small(image, mode):
+        assert image.size != (4000, 3000), "it was decoded"
+        return convert(image, mode)
+
+    monkeypatch.setattr(Image.Image, "convert", convert_small)
+    with pytest.raises(
+        DataError, match=r"vast\.gif declares 4000 × 3000 pixels in [\d,]+ bytes.*Scale it down or take"
+    ):
+        image_task(str(folder)).load()
+
+
+def test_a_large_image_in_a_large_file_is_read(folder):
+    save_image(folder / "cat" / "photo.png", size=(4000, 3000))
+    image_task(str(folder)).load()
+
+
 def test_a_broken_image_is_named(folder):
     (folder / "cat" / "broken.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"broken\.png cannot be read as an image"):

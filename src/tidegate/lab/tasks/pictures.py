@@ -35,6 +35,12 @@ _FORMATS = (
 """Formats that are read. Pillow knows others, some of which are programs: it gives PostScript to an interpreter."""
 
 
+_MOST_PIXELS = 8_000_000
+_MOST_PIXELS_PER_BYTE = 100
+"""An image may have the one or the other number of pixels: a small file can declare more than the memory holds. Photos
+have about ten for a byte."""
+
+
 class Pictures(NamedTuple):
     """Images of one size, with their classes."""
 
@@ -126,17 +132,29 @@ def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.u
     known = [name for name in _FORMATS if name in Image.OPEN]
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content), formats=known) as image:
+            _require_moderate_size(path, image.size, len(content))
             grey = image.mode in ("1", "L", "LA")
             fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
     except UnidentifiedImageError as error:
         reason = f"it is none of {', '.join(known)}"
         raise DataError(f"--data {path} cannot be read as an image: {reason}. Convert it or take it out.") from error
+    except DataError:
+        raise
     # Decoders raise errors of many classes, those of the modules that they call among them.
     except Exception as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise DataError(f"--data {path} cannot be read as an image: {reason}. Mend it or take it out.") from error
     array = np.asarray(fitted, dtype=np.uint8)
     return array[None] if grey else np.moveaxis(array, -1, 0)
+
+
+def _require_moderate_size(path: Path, size: tuple[int, int], num_bytes: int) -> None:
+    width, height = size
+    if width * height > max(_MOST_PIXELS, _MOST_PIXELS_PER_BYTE * num_bytes):
+        raise DataError(
+            f"--data {path} declares {width} × {height} pixels in {num_bytes:,} bytes, more than {_MOST_PIXELS:,} and "
+            f"than {_MOST_PIXELS_PER_BYTE} for each byte. Scale it down or take it out."
+        )
 
 
 def _to_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
