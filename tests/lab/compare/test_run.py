@@ -448,6 +448,17 @@ class TestLayers:
         assert [line.id for line in self.measurements(lines)] == firsts
         assert all(line.curvature is not None and line.gauge for line in self.measurements(lines))
 
+    def test_whose_line_was_removed_are_made_anew_by_training_the_run_again(self, task, tmp_path, miniatures):
+        request, told = request_of(task, budget=STEP, num_seeds=1), []
+        before = compared(request, tmp_path / "out")
+        path = records_path(tmp_path / "out")
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+        after = compared(request, tmp_path / "out", tell=told.append)
+        assert after == before
+        assert self.measurements(after)[-1].curvature is not None
+        assert [event.num_runs for event in told if isinstance(event, Phase) and "again" in event.name] == [1]
+        assert not (tmp_path / "out" / CHECKPOINTS).exists()
+
     def test_of_a_diverged_run_are_not(self, diverged):
         request, lines, _ = diverged
         (line,) = self.measurements(lines)

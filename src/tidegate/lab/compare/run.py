@@ -61,8 +61,9 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     runs = list(request.runs) or design_runs(request, base, costs)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
     firsts = [run for run in runs if run.block == 0]
+    before = {line.id for line in work.lines if isinstance(line, Record)}
     work.run_missing("comparing", runs, keep={run.id for run in firsts})
-    _measure_layers(firsts, work)
+    _measure_layers(firsts, before, work)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,11 +147,22 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
     return costs
 
 
-def _measure_layers(runs: Sequence[Run], work: _Work) -> None:
-    """Measure the trained models of these runs, those that are not measured yet, and forget their checkpoints."""
+def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -> None:
+    """Measure the trained models of these runs, those that are not measured yet, and forget their checkpoints.
+
+    A run whose model is no longer there is trained again, which gives the same model, and its record stays: somebody
+    may have removed a damaged line of measurements.
+
+    before : ids of runs that were on record when the command began; the models of others are here, or out of reach
+    """
     measured = {line.id for line in work.lines if isinstance(line, LayerMeasurements)}
     finished = {record.id for record in _ended_records(work.lines).values() if record.status == "finished"}
     missing = [run for run in runs if run.id in finished - measured]
+    lost = [run for run in missing if run.id in before and not checkpoint_path(work.checkpoints, run.id).exists()]
+    if lost:
+        work.tell(Phase(name="training again what is to be measured", num_runs=len(lost)))
+        for _ in work.executor.execute(lost, checkpoints=work.checkpoints, report=work.tell):
+            pass
     if missing:
         work.tell(Phase(name="measuring layers", num_runs=0))
     for run in missing:

@@ -117,7 +117,10 @@ def summarise(lines: Sequence[Line]) -> Summary:
     """
     plan = next((line for line in lines if isinstance(line, Plan)), None)
     if plan is None:
-        raise ValueError("There is no plan among these records: they are not of a comparison.")
+        raise ValueError(
+            "There is no plan among these records: they are not of a comparison, or its line was removed. The command "
+            "of the comparison writes it anew."
+        )
     if plan.control not in (variant.name for variant in plan.variants):
         raise ValueError(f"The plan of these records has no variant {plan.control!r}, which it names as its control.")
     runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
