@@ -74,7 +74,7 @@ class Rotary:
     ) -> Rotary:
         """Positions beyond the trained length as YaRN has them: pairs that turn slowly are scaled, fast ones are not.
 
-        YaRN also multiplies scores by `(1 + 0.1 log factor)²`, which is a layer's `temperature`.
+        YaRN also multiplies scores by `(1 + 0.1 log factor)²`: divide the layer's `temperature` by that.
 
         head_dim        : width of a head, all of which turns
         factor          : how many times the trained length is to fit

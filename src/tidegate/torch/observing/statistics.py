@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate._refusals import require_bool
+from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
 from tidegate.torch.observing.calls import AttentionCall
 from tidegate.torch.precision import wide_dtype
@@ -127,17 +128,18 @@ def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStati
     that may see no key has all its weight on the sink, and keeps the values that are documented for it.
     """
     keys_alone = statistics.log_partition
-    sink_BHT = sink_H.detach().to(keys_alone)[:, None].expand_as(keys_alone)
-    sink, kept = (sink_BHT - keys_alone).sigmoid(), (keys_alone - sink_BHT).sigmoid()
+    sink_H = sink_H.detach().to(keys_alone)
+    sink_BHT, sink = sink_H[:, None], sink_mass(keys_alone, sink_H)
+    kept = 1 - sink
     mean_score = kept * statistics.mean_score + sink * sink_BHT
-    entropy = kept * statistics.entropy + torch.special.entr(sink) + torch.special.entr(kept)
+    entropy = entropy_with_sink(statistics.entropy, sink)
     heat = statistics.heat_capacity
     if heat is not None:
         apart = statistics.mean_score - sink_BHT
         heat = (kept * heat + sink * kept * apart.square()).masked_fill(statistics.empty, 0)
     return replace(
         statistics,
-        log_partition=torch.logaddexp(keys_alone, sink_BHT),
+        log_partition=log_partition_with_sink(keys_alone, sink_H),
         mean_score=mean_score.masked_fill(statistics.empty, 0),
         entropy=entropy,
         effective_keys=entropy.exp().masked_fill(statistics.empty, 0),
