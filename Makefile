@@ -64,6 +64,7 @@ coverage: $(READY) ## the tests once more, with the lines that none of them reac
 bench: $(BENCH_READY) ## layers beside their peers, as ratios; tables in benchmarks/results/. Run nothing else meanwhile
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/windows.py
+	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/jax_layers.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/observe.py

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from tidegate.config import TransformerConfig
 from tidegate.gate import PRESETS
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention
@@ -78,6 +79,26 @@ class Qwen3NextAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         return self.inner(x, position_embeddings=self.rotary(x, positions), attention_mask=None)[0]
+
+
+def llama(config: TransformerConfig) -> nn.Module:
+    """Their decoder with our sizes: rotary positions, root-mean-square norms, swiglu, tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            intermediate_size=config.feedforward_width,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            max_position_embeddings=config.max_length,
+            tie_word_embeddings=True,
+            attn_implementation="sdpa",
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
 
 
 def contenders() -> dict[str, Callable[[], nn.Module]]:

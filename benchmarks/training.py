@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from harness import interleave, machine_record, markdown_table, marks_table, ratio_in_turns
+from peers import llama
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tidegate.config import TransformerConfig
 from tidegate.gates import Gates
@@ -35,23 +35,6 @@ def config_of(preset: str, gate: str) -> tuple[TransformerConfig, int]:
     sizes = PRESETS["lm"][preset]
     task = task_of("lm", length=sizes.length)
     return sizes.model(task, task.load(), Gates.parse(gate)), sizes.batch_size
-
-
-def llama(config: TransformerConfig) -> LlamaForCausalLM:
-    """Their decoder with our sizes: rotary positions, root-mean-square norms, swiglu, tied embeddings."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.d_model,
-            intermediate_size=config.feedforward_width,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            max_position_embeddings=config.max_length,
-            tie_word_embeddings=True,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
-    )
 
 
 def step_of(model: torch.nn.Module, logits: Callable[[torch.Tensor], torch.Tensor], batch: int, length: int) -> Any:

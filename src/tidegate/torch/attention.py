@@ -228,7 +228,7 @@ class GatedAttention(nn.Module):
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
         attended = self._attend(x, q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=not return_trace)
-        reads = replace(reads, output=attended.output.transpose(1, 2))
+        reads = reads.with_output(attended.output.transpose(1, 2))
         y_BTM = self._project_out(reads)
         if not return_trace:
             return y_BTM
@@ -335,7 +335,7 @@ class GatedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Normalise and rotate queries and keys, and put the queries under the metric."""
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHD, k_BSGD = _apply_norm(self.q_norm, q_BTHD), _apply_norm(self.k_norm, k_BSGD)
+            q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
         if self.rotary is not None:
             q_turn = self._turn(q_BTHD, positions, start=num_cached)
             k_turn = self._turn(k_BSGD, None, start=0) if crossing else q_turn
@@ -419,7 +419,8 @@ def bias_by_head(bias: Tensor | None, head_dim: int) -> Tensor | None:
     return None if bias is None else bias.unflatten(0, (-1, head_dim))
 
 
-def _apply_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+def normalize_heads(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Return queries or keys under the norm of their heads, in the dtype that they had."""
     # Autocast leaves the scale in its own dtype; the result keeps that of the projection, so that the cache does too.
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 

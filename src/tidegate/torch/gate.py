@@ -18,7 +18,7 @@ from tidegate.gate import Activation, Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
 from tidegate.torch.kernel import is_untracked, silu
-from tidegate.torch.precision import widen
+from tidegate.torch.precision import is_under_autocast, widen, without_autocast
 
 _LARGE = 2**16
 """From this size on, checking whether a result can be written in place pays off."""
@@ -74,6 +74,10 @@ class GateReads:
     """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
     partition: Tensor | None = None
     """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
+
+    def with_output(self, output: Tensor) -> GateReads:
+        """The same, once the attention output is there."""
+        return GateReads(input=self.input, context=self.context, query=self.query, value=self.value, output=output)
 
 
 class AttentionGate(nn.Module):
@@ -145,10 +149,8 @@ class AttentionGate(nn.Module):
 
     def logits(self, source: Tensor) -> Tensor:
         """(B, T, H, D), in float32 or better whatever the layer's dtype, under autocast too."""
-        device = source.device.type
-        # Not every device has autocast: the meta device has none.
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
+        if is_under_autocast(source):
+            with without_autocast(source):
                 return self.logits(source)
         logits = widen(source)
         for name in self._matrix_names:

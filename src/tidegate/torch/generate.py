@@ -67,15 +67,15 @@ def generate(
     broken_B1 = torch.zeros_like(stopped_B1)
     visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
     tokens, new = prompt, prompt
+    step = model.decode_step()
     for end in range(length, room + 1):
-        logits_B1V = model(
-            new,
-            caches=caches,
-            mask=None if visible is None else visible[:, None, None, :end],
-            positions=None if positions is None else positions[:, end - new.shape[1] : end],
-            num_logits=1,
-        )
-        drawn_B1, usable_B1 = _draw(logits_B1V[:, 0], temperature, top_k, top_p, generator)
+        mask = None if visible is None else visible[:, None, None, :end]
+        own = None if positions is None else positions[:, end - new.shape[1] : end]
+        if step is None or end == length:
+            logits_BV = model(new, caches=caches, mask=mask, positions=own, num_logits=1)[:, 0]
+        else:
+            logits_BV = step(new, caches=caches, mask=mask, positions=own)
+        drawn_B1, usable_B1 = _draw(logits_BV, temperature, top_k, top_p, generator)
         broken_B1 = broken_B1 | ~(usable_B1 | stopped_B1)
         if prompt.device.type == "cpu":
             _require_usable(broken_B1)

@@ -23,18 +23,23 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype in _WIDE else x.to(wide_dtype(x.dtype))
 
 
+def is_under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the tensor's device; not every device has it: the meta device has none."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Keep autocast off on the tensor's device; not every device has it: the meta device has none."""
+    """Keep autocast off on the tensor's device, if it has it."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def like_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors as autocast, if it is on, hands them to an attention call; it does not know the kernels by name."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+    if not is_under_autocast(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tuple(x.to(torch.get_autocast_dtype(tensors[0].device.type)) for x in tensors)
 
 
 def require_dtype(dtype: torch.dtype, **inputs: Tensor | None) -> None:

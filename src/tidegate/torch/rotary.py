@@ -42,8 +42,11 @@ def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtyp
 def rotate(x_BTHD: Tensor, turn: Turn) -> Tensor:
     """Turn channel i and channel i + w/2 of the first w channels by the i-th angle; of x's dtype."""
     width = turn.own.shape[-1]
-    turning, rest = x_BTHD.split((width, x_BTHD.shape[-1] - width), dim=-1)
-    turning = turning.to(turn.own.dtype)
+    turning = x_BTHD if width == x_BTHD.shape[-1] else x_BTHD[..., :width]
+    if turning.dtype != turn.own.dtype:
+        turning = turning.to(turn.own.dtype)
     # Half the width away is the partner, from either side: a roll over contiguous channels, faster than two halves.
-    turned = torch.addcmul(turning * turn.own, turning.roll(width // 2, dims=-1), turn.partner).to(x_BTHD.dtype)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    turned = torch.addcmul(turning * turn.own, turning.roll(width // 2, dims=-1), turn.partner)
+    if turned.dtype != x_BTHD.dtype:
+        turned = turned.to(x_BTHD.dtype)
+    return turned if width == x_BTHD.shape[-1] else torch.cat((turned, x_BTHD[..., width:]), dim=-1)

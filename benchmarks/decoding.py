@@ -1,0 +1,109 @@
+"""Generating tokens: our decoder with each gate beside a Llama of the same size in transformers, greedily.
+
+`python benchmarks/decoding.py` checks that both models are of one size, times whole calls of `generate` in turns, with
+one thread and with two, and writes `decoding.json` and `decoding.md` to `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from harness import interleave, machine_record, markdown_table, marks_table, paired_ratio
+from peers import OURS, llama
+
+from tidegate.config import TransformerConfig
+from tidegate.torch import TransformerLM
+
+RESULTS = Path(__file__).parent / "results"
+PEER = "transformers Llama"
+NUM_NEW = 64
+
+
+class Request(NamedTuple):
+    """What is asked for at once."""
+
+    batch: int
+    prompt: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} after {self.prompt} tokens"
+
+
+REQUESTS = (Request(1, 64), Request(8, 64), Request(1, 1024))
+
+
+def contenders(request: Request, vocab_size: int) -> dict[str, Callable[[], Any]]:
+    """Greedy generation with each gate, and with the Llama."""
+    torch.manual_seed(0)
+    prompt = torch.randint(vocab_size, (request.batch, request.prompt))
+    models = {gate: TransformerLM(config_of(gate, vocab_size)).eval() for gate in OURS}
+    peer = llama(models["none"].config).eval()
+    assert sum(p.numel() for p in peer.parameters()) == models["none"].num_parameters()
+
+    def ours(model: TransformerLM) -> Callable[[], Any]:
+        return lambda: model.generate(prompt, max_new_tokens=NUM_NEW, temperature=0)
+
+    def theirs() -> Any:
+        return peer.generate(prompt, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0)
+
+    assert theirs().shape == ours(models["none"])().shape
+    return {gate: ours(model) for gate, model in models.items()} | {PEER: theirs}
+
+
+def config_of(gate: str, vocab_size: int) -> TransformerConfig:
+    return TransformerConfig(vocab_size=vocab_size, d_model=512, num_layers=6, num_heads=8, max_length=2048, gate=gate)
+
+
+def measure(threads: list[int], vocab_size: int, rounds: int) -> dict[str, Any]:
+    packages = ("torch", "transformers", "tidegate")
+    record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "vocabulary": vocab_size}
+    record |= {"marks": [], "seconds": {}}
+    for num_threads in threads:
+        torch.set_num_threads(num_threads)
+        for request in REQUESTS:
+            where = f"{request}, {num_threads} thread{'s' * (num_threads > 1)}"
+            print(where, flush=True)
+            timings = interleave(contenders(request, vocab_size), rounds=rounds)
+            record["seconds"][where] = {name: timing.median for name, timing in timings.items()}
+            for gate in OURS:
+                ratio = paired_ratio(timings, gate, PEER)
+                record["marks"].append(
+                    (f"{gate} over a Llama, {where}", ratio, "≤ 0.85" if gate == "none" else "≤ 0.95")
+                )
+    return record
+
+
+def report(record: dict[str, Any]) -> str:
+    title = (
+        f"# Generating {NUM_NEW} tokens, 6 layers, d = 512, {record['vocabulary']} tokens in the vocabulary, float32\n"
+    )
+    names = list(next(iter(record["seconds"].values())))
+    rows = [
+        [name, *(f"{1e3 * seconds[name] / NUM_NEW:.2f} ms" for seconds in record["seconds"].values())] for name in names
+    ]
+    table = markdown_table(["a token of", *record["seconds"]], rows)
+    closing = f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n"
+    return "\n".join((title, table + "\n", marks_table(record["marks"]) + "\n", closing))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds behind each median (default 9)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (default 1 2)")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the vocabulary (default 4096)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for decoding.json and decoding.md")
+    options = parser.parse_args()
+    record = measure(options.threads, options.vocabulary, options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "decoding.json").write_text(json.dumps(record, indent=1))
+    (options.out / "decoding.md").write_text(report(record))
+    print(report(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""A step of a decoder that reads one position of each row: what the model computes, without calling its modules.
+
+Such a step is so short that calling modules and looking up their parameters takes a good part of it. So the parameters
+are gathered once, for as many steps as follow.
+
+Legend: B batch, S attended positions, H query heads, G key/value heads, D head width, M model width, V tokens of the
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tidegate.torch.attention import GatedAttention, normalize_heads
+from tidegate.torch.block import TransformerBlock, TransformerStack
+from tidegate.torch.cache import KVCache
+from tidegate.torch.feedforward import FeedForward
+from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
+from tidegate.torch.kernel import attend, inside_transform, is_plain
+from tidegate.torch.metric import HeadMetric
+from tidegate.torch.precision import is_under_autocast
+from tidegate.torch.rotary import Turn, rotary_turn, rotate
+from tidegate.torch.sink import attend_with_sink
+
+_Map: TypeAlias = Callable[[Tensor], Tensor]
+
+_KNOWN_MODULES = (
+    TransformerStack,
+    TransformerBlock,
+    GatedAttention,
+    AttentionGates,
+    AttentionGate,
+    HeadMetric,
+    FeedForward,
+    nn.ModuleList,
+    nn.Linear,
+    nn.Embedding,
+    nn.RMSNorm,
+    nn.LayerNorm,
+    nn.Dropout,
+)
+
+
+def can_skip_modules(model: nn.Module) -> bool:
+    """Whether calling the parts of the model does nothing but what they compute.
+
+    Not so where one was replaced, wrapped or hooked, nor under autocast, transforms and compilers.
+    """
+    # PyTorch has no public way to ask for hooks on every module.
+    if torch.compiler.is_compiling() or nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
+        return False
+    parameters = list(model.parameters())
+    if is_under_autocast(parameters[0]) or inside_transform(*parameters) or not is_plain(*parameters):
+        return False
+    parts = list(model.modules())[1:]
+    return not _is_hooked(model) and all(type(part) in _KNOWN_MODULES and not _is_hooked(part) for part in parts)
+
+
+class DecodeStep:
+    """Reads one token of each row; as calling the model does, with its options.
+
+    It holds the parameters that the model had when it was made.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        position_embedding: nn.Embedding | None,
+        stack: TransformerStack,
+        head: nn.Linear | None,
+    ) -> None:
+        blocks = cast("Sequence[TransformerBlock]", stack.blocks)
+        attention = blocks[0].attention
+        self._token_table = embedding.weight
+        self._position_table = None if position_embedding is None else position_embedding.weight
+        self._rotary, self._rotary_width = attention.rotary, attention.rotary_width
+        self._blocks = [_BlockStep(block) for block in blocks]
+        self._norm = _norm(stack.norm)
+        self._head = embedding.weight if head is None else head.weight
+
+    @torch.inference_mode()
+    def __call__(
+        self, tokens_B1: Tensor, *, caches: Sequence[KVCache], mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        """The logits (B, V) of the tokens that follow.
+
+        mask      : bool, (B, 1, 1, S), or None
+        positions : (B, 1); None counts on from the caches
+        """
+        x_B1M = F.embedding(tokens_B1, self._token_table)
+        if positions is None:
+            start = caches[0].length
+            positions = torch.arange(start, start + 1, device=tokens_B1.device)
+        if self._position_table is not None:
+            x_B1M = x_B1M + F.embedding(positions, self._position_table)
+        turn = None
+        if self._rotary is not None:
+            turn = rotary_turn(positions, self._rotary_width, self._rotary, x_B1M.dtype)
+        for block, cache in zip(self._blocks, caches, strict=True):
+            x_B1M = block(x_B1M, turn, cache, mask)
+        return F.linear(self._norm(x_B1M[:, 0]), self._head)
+
+
+class _BlockStep:
+    def __init__(self, block: TransformerBlock) -> None:
+        self._attention_norm, self._feedforward_norm = _norm(block.attention_norm), _norm(block.feedforward_norm)
+        self._attend, self._feed = _AttentionStep(block.attention), _feedforward(block.feedforward)
+
+    def __call__(self, x_B1M: Tensor, turn: Turn | None, cache: KVCache, mask: Tensor | None) -> Tensor:
+        x_B1M = x_B1M + self._attend(self._attention_norm(x_B1M), turn, cache, mask)
+        return x_B1M + self._feed(self._feedforward_norm(x_B1M))
+
+
+class _AttentionStep:
+    def __init__(self, attention: GatedAttention) -> None:
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        self._q, self._k, self._v, self._o = (_linear(projection) for projection in projections)
+        shape = attention.shape
+        self._query_heads, self._key_heads = (shape.num_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
+        self._scale, self._window = attention.scale, attention.window
+        self._q_norm, self._k_norm = attention.q_norm, attention.k_norm
+        self._metric = attention.metric
+        gates = attention.attn_gate
+        self._query_gate, self._key_gate, self._value_gate = gates.at("query"), gates.at("key"), gates.at("value")
+        self._output_gate, self._dense_gate = gates.at("output"), gates.at("dense")
+        self._is_gated = any(gate.path != "partition" for gate in attention.gates)
+        sink_H = attention.sink_logits()
+        self._kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
+
+    def __call__(self, x_B1M: Tensor, turn: Turn | None, cache: KVCache, mask: Tensor | None) -> Tensor:
+        batch = len(x_B1M)
+        q_B1HD = self._q(x_B1M).view(batch, 1, *self._query_heads)
+        k_B1GD = self._k(x_B1M).view(batch, 1, *self._key_heads)
+        v_B1GD = self._v(x_B1M).view(batch, 1, *self._key_heads)
+        reads = GateReads(input=x_B1M, context=x_B1M, query=q_B1HD, value=v_B1GD) if self._is_gated else None
+        if reads is not None:
+            q_B1HD = _apply(self._query_gate, q_B1HD, reads)
+            k_B1GD = _apply(self._key_gate, k_B1GD, reads)
+            v_B1GD = _apply(self._value_gate, v_B1GD, reads)
+        if self._q_norm is not None and self._k_norm is not None:
+            q_B1HD, k_B1GD = normalize_heads(self._q_norm, q_B1HD), normalize_heads(self._k_norm, k_B1GD)
+        if turn is not None:
+            q_B1HD, k_B1GD = rotate(q_B1HD, turn), rotate(k_B1GD, turn)
+        if self._metric is not None:
+            q_B1HD = self._metric(q_B1HD)
+        k_BGSD, v_BGSD = cache.update(k_B1GD.transpose(1, 2), v_B1GD.transpose(1, 2))
+        if self._window is not None:
+            k_BGSD, v_BGSD = k_BGSD[:, :, -self._window :], v_BGSD[:, :, -self._window :]
+            mask = mask if mask is None else mask[..., -self._window :]
+        o_BH1D = self._kernel(q_B1HD.transpose(1, 2), k_BGSD, v_BGSD, mask=mask, scale=self._scale)
+        o_B1HD = o_BH1D.transpose(1, 2)
+        if reads is None:
+            return self._o(o_B1HD.flatten(2))
+        reads = reads.with_output(o_B1HD)
+        y_B1M = self._o(_apply(self._output_gate, o_B1HD, reads).flatten(2))
+        return _apply(self._dense_gate, y_B1M, reads)
+
+
+def _apply(gate: AttentionGate | None, target: Tensor, reads: GateReads) -> Tensor:
+    return target if gate is None else gate.apply_to(target, gate.source(reads))
+
+
+def _linear(linear: nn.Linear) -> _Map:
+    return partial(F.linear, weight=linear.weight, bias=linear.bias)
+
+
+def _norm(norm: nn.RMSNorm | nn.LayerNorm) -> _Map:
+    if isinstance(norm, nn.RMSNorm):
+        return partial(F.rms_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, eps=norm.eps)
+    shape, eps = list(norm.normalized_shape), norm.eps
+    return partial(F.layer_norm, normalized_shape=shape, weight=norm.weight, bias=norm.bias, eps=eps)
+
+
+def _feedforward(feedforward: FeedForward) -> _Map:
+    up, down = _linear(feedforward.up_proj), _linear(feedforward.down_proj)
+    if feedforward.gate_proj is None:
+        return lambda x: down(F.gelu(up(x)))
+    gate = _linear(feedforward.gate_proj)
+    return lambda x: down(F.silu(gate(x)) * up(x))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks  # pyright: ignore[reportPrivateUsage]
+        or module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        or module._compiled_call_impl  # pyright: ignore[reportPrivateUsage]
+        or "forward" in vars(module)
+    )
