@@ -215,7 +215,9 @@ def test_a_model_is_read_in_half_precision(tmp_path):
     assert torch.equal(read(tokens).logits, model.to(torch.bfloat16)(tokens).logits)
 
 
-@pytest.mark.parametrize("gate", ["output:input:b3", "output:input:twosigmoid:s0", "value:query:r2:b1", "bma+g1", "sink"])
+@pytest.mark.parametrize(
+    "gate", ["output:input:b3", "output:input:twosigmoid:s0", "value:query:r2:b1", "bma+g1", "sink"]
+)
 def test_gates_that_a_file_lacks_start_as_they_say_themselves(gate, tmp_path):
     made(gate=gate).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
