@@ -80,7 +80,7 @@ def test_bad_input_is_one_line_and_the_exit_code_2(arguments, words, tmp_path, m
 def test_an_unknown_study_is_one_line_that_names_the_known_ones():
     done = invoke("weather")
     assert done.exit_code == 2
-    assert "Known: flat-or-curved, depth, boundary, trained-layers, gate-tuning, rates." in done.stderr
+    assert "Known: flat-or-curved, depth, boundary, trained-layers, sinks, gate-tuning, rates." in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -88,4 +88,4 @@ def test_studies_are_listed_with_their_questions():
     done = invoke("list")
     assert done.exit_code == 0
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
-    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers", "gate-tuning", "rates"]
+    assert names == ["flat-or-curved", "depth", "boundary", "trained-layers", "sinks", "gate-tuning", "rates"]

@@ -57,6 +57,7 @@ QUESTIONS = {
     "depth": "Does curvature grow with the number of layers?",
     "boundary": "Do gates help on bent boundaries?",
     "trained_layers": "How do the layers of a language model bend, before and after training?",
+    "sinks": "Where does the weight of attention go: to the first key, to a sink, to the other keys?",
     "rates": "Which experts of a head can be estimated, by where the gate stands?",
 }
 

@@ -133,6 +133,10 @@ class _FusedSink(torch.autograd.Function):
         """Return the gradients of the tensors; the mask has none."""
         q, k, v, sink_H, bias, y_BHTD, total_BHT = ctx.saved_tensors
         causal, scale, random = ctx.options
+        # Before the other gradients are there: its products take as much memory as one of them.
+        dsink_H = None
+        if ctx.needs_input_grad[3]:
+            dsink_H = sink_gradient(dy_BHTD, y_BHTD, total_BHT, sink_H[:, None], over=(0, 2))
         given = with_adjacent_channels(dy_BHTD), q, k, v, y_BHTD, total_BHT
         if q.device.type == "cpu":
             dq, dk, dv = _cpu_backward(*given, 0.0, causal, attn_mask=bias, scale=scale)
@@ -141,9 +145,6 @@ class _FusedSink(torch.autograd.Function):
             dq, dk, dv = _cuda_backward(
                 *given, cumulative_q, cumulative_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
             )
-        dsink_H = None
-        if ctx.needs_input_grad[3]:
-            dsink_H = sink_gradient(dy_BHTD, y_BHTD, total_BHT, sink_H[:, None], over=(0, 2))
         return dq, dk, dv, dsink_H, None, None, None
 
 

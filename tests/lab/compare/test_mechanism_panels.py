@@ -76,12 +76,42 @@ def test_attention_is_mapped_for_all_variants_the_control_too(compared):
             assert f"{variant.name} {fmean(flat(expected)):.3f}" in views[name].title
 
 
-def test_records_of_runs_without_a_contribution_have_no_map_of_it(compared):
-    def older(record):
-        observations = tuple(replace(seen, sink_contribution=None) for seen in record.observations)
-        return replace(record, observations=observations)
+def with_observations(lines, **fields):
+    """The lines, in which every observation has these fields."""
+    return [
+        replace(line, observations=tuple(replace(seen, **fields) for seen in line.observations))
+        if isinstance(line, Record)
+        else line
+        for line in lines
+    ]
 
-    panels = mechanism_panels(summarise([older(line) if isinstance(line, Record) else line for line in compared]))
+
+def weight_table(lines):
+    return next(panel for panel in mechanism_panels(summarise(lines)) if panel.title == "Where the attention goes")
+
+
+def test_the_table_of_weights_sets_the_first_token_beside_all_others(compared):
+    summary = summarise(compared)
+    table = weight_table(compared)
+    assert [row[0] for row in table.rows] == ["none", "g1", "bma-query"]
+    for variant, (_, first, strongest, sink, others, added) in zip(summary.variants, table.rows, strict=True):
+        mass = flat(mean_over_runs(variant, lambda seen: seen.sink_mass))
+        assert (first, strongest) == pytest.approx((fmean(mass), max(mass)))
+        assert sink is None
+        assert first + others == pytest.approx(1)
+        assert added == pytest.approx(fmean(flat(mean_over_runs(variant, lambda seen: seen.sink_contribution))))
+
+
+def test_the_table_of_weights_takes_a_sink_from_what_the_keys_have(compared):
+    seen = with_observations(compared, sink_mass=((0.1, 0.2),) * 2, sink_logit=((0.5, 0.25),) * 2)
+    for row in weight_table(seen).rows:
+        assert row[1:5] == pytest.approx((0.15, 0.2, 0.375, 0.475))
+
+
+def test_records_of_runs_without_a_contribution_have_no_map_of_it(compared):
+    older = with_observations(compared, sink_contribution=None)
+    assert [row[-1] for row in weight_table(older).rows] == [None] * 3
+    panels = mechanism_panels(summarise(older))
     assert "sink contribution" not in views_of(panels, "Attention by layer and head")
     assert "sink contribution" not in views_of(panels, "In the course of the training")
 
@@ -135,7 +165,11 @@ def test_without_gates_nothing_is_said_of_them(compared):
 
     lines = [shut(line) if isinstance(line, Record) else line for line in compared]
     panels = mechanism_panels(summarise(lines))
-    assert [panel.title for panel in panels] == ["Attention by layer and head", "In the course of the training"]
+    assert [panel.title for panel in panels] == [
+        "Where the attention goes",
+        "Attention by layer and head",
+        "In the course of the training",
+    ]
     assert list(views_of(panels, "In the course of the training")) == [*COURSES, "gradient norm"]
 
 

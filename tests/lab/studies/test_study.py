@@ -37,6 +37,17 @@ MINIATURES = {
         "window": 6,
         "sampling": Sampling(num_positions=2, num_planes=2),
     },
+    "sinks": {
+        "gates": ("none", "sink"),
+        "d_model": 16,
+        "num_heads": 2,
+        "num_layers": 2,
+        "length": 16,
+        "steps": 2,
+        "batch_size": 2,
+        "num_validation_tokens": 64,
+        "num_seeds": 2,
+    },
     "gate-tuning": {
         "hidden_size": 16,
         "intermediate_size": 16,

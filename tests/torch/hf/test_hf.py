@@ -34,6 +34,7 @@ KINDS = {
     "window": {"window": 4, "gate": "g2+g1"},
     "untied, biased": {"tie_embeddings": False, "bias": True, "norm": "layer", "feedforward": "gelu"},
     "everything": {"qk_norm": True, "metric": "learned", "temperature": 1.3, "rotary": Rotary(fraction=1 / 3)},
+    "sink": {"gate": "sink+g1", "window": 4, "num_kv_heads": 4},
     "widths of its own": {"d_ff": (16, 40), "metric": "diagonal", "gate": "output:input:b2"},
 }
 KIND = axis(list(KINDS), "window")
@@ -41,12 +42,15 @@ CACHES = {"dynamic": {}, "none": {"use_cache": False}, "static": {"cache_impleme
 
 
 def native(*, dtype=torch.float32, **options):
-    """A small model whose matrices are far from their start, so that every part has an effect."""
+    """A small model whose matrices, biases and sinks are far from their start, so that every part has an effect."""
     model = TransformerLM(TransformerConfig(**SIZES | options), dtype=dtype)
     model.reset_parameters(0)
+    generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.ndim > 1 else 1)
+            if not parameter.any():
+                parameter.normal_(generator=generator)
     return model.eval()
 
 
@@ -106,8 +110,9 @@ def test_a_converted_model_has_weights_of_its_own():
     assert back.embedding.weight.any()
 
 
-def test_gradients_are_those_of_our_own_model():
-    ours = native(gate="bma+g1", dtype=torch.float64)
+@pytest.mark.parametrize("gate", ["bma+g1", "sink"])
+def test_gradients_are_those_of_our_own_model(gate):
+    ours = native(gate=gate, dtype=torch.float64)
     theirs = from_transformer_lm(ours)
     tokens = sample(2, 9)
     theirs(tokens, labels=tokens).loss.backward()
@@ -115,6 +120,7 @@ def test_gradients_are_those_of_our_own_model():
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
         assert_close(gradients[f"model.{name}"], parameter.grad, what="gradient", dtype="float32")
+    assert all(gate.grad.all() for gate in gate_parameters(theirs))
 
 
 def test_something_else_than_our_model_is_refused():
@@ -209,7 +215,9 @@ def test_a_model_is_read_in_half_precision(tmp_path):
     assert torch.equal(read(tokens).logits, model.to(torch.bfloat16)(tokens).logits)
 
 
-@pytest.mark.parametrize("gate", ["output:input:b3", "output:input:twosigmoid:s0", "value:query:r2:b1", "bma+g1"])
+@pytest.mark.parametrize(
+    "gate", ["output:input:b3", "output:input:twosigmoid:s0", "value:query:r2:b1", "bma+g1", "sink"]
+)
 def test_gates_that_a_file_lacks_start_as_they_say_themselves(gate, tmp_path):
     made(gate=gate).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

@@ -23,6 +23,7 @@ def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
     panels: list[Panel] = []
     if gates:
         panels += [Views(title="Gates by layer and head", views=tuple(gates)), _specialisation(observed)]
+    panels.append(_weight_table(observed))
     panels.append(Views(title="Attention by layer and head", views=tuple(_attention_maps(observed))))
     drawn = tuple(view for view in _courses(summary) if view is not None)
     panels.append(Views(title="In the course of the training", views=drawn))
@@ -47,6 +48,36 @@ def _gate_maps(variants: Sequence[VariantSummary]) -> list[View]:
             panel = layer_head_maps(f"{title}: {_range(maps.values())}", name, maps, when=_AT_THE_END)
             views.append(View(label=name, panel=panel))
     return views
+
+
+def _weight_table(variants: Sequence[VariantSummary]) -> Table:
+    """Which part of the weight the first token and a sink have, and how much the first token adds."""
+    rows: list[tuple[float | str | None, ...]] = []
+    for variant in variants:
+        final = _final(variant)
+        first = _mean_over_runs(seen.sink_mass for seen in final)
+        sink = _mean(_mean_over_runs(seen.sink_logit for seen in final))
+        known = [value for row in first for value in _drop_none(row)]
+        mean = _mean(first)
+        others = None if mean is None else 1 - mean - (sink or 0.0)
+        added = _mean(_mean_over_runs(seen.sink_contribution for seen in final))
+        rows.append((variant.name, mean, max(known, default=None), sink, others, added))
+    return Table(
+        title="Where the attention goes",
+        columns=(
+            Column(title="variant"),
+            Column(title="first token", digits=3, help="Its share of the weight, mean over layers, heads and queries."),
+            Column(title="in the strongest head", digits=3, help="The same in the head with most of it."),
+            Column(title="sink", digits=3, help="Share of the sink in the softmax's denominator; empty without one."),
+            Column(title="other tokens", digits=3, help="Share of all other keys."),
+            Column(
+                title="added by the first token",
+                digits=3,
+                help="Size of what the first token adds, in units of the layer's output, mean over heads.",
+            ),
+        ),
+        rows=tuple(rows),
+    )
 
 
 def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
