@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, naming
-from covers import axis, over
 from jax_keys import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
@@ -66,17 +65,25 @@ def test_left_padded_prompts_in_a_batch_equal_each_alone(model, greedy):
     assert np.array_equal(together[1:], greedy)
 
 
-ALIKE = axis(
-    {
-        "window and grouped heads": OPTIONS,
-        "learned positions": {"positions": "learned", "max_length": 12, "num_layers": 1},
-        **{gate: {"gate": gate, "num_layers": 1} for gate in ("g2", "g3+g5", "bma-query+g4", "sink", "off-by-one+vga")},
-    },
-    "learned positions",
+GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 3.0}
+ALIKE = {
+    "window, grouped heads and sinks": OPTIONS | {"gate": "bma+g1+sink"},
+    "learned positions": {"positions": "learned", "max_length": 12, "num_layers": 1},
+    **{gate: {"gate": gate, "num_layers": 1} for gate in ("g2", "g3+g5", "bma-query+g4", "off-by-one+vga")},
+}
+FEW = {"window, grouped heads and sinks": SAMPLED, "learned positions": GREEDY}
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        pytest.param(
+            options, sampling, id=f"{name}-{sampling}", marks=() if FEW.get(name) is sampling else pytest.mark.full
+        )
+        for name, options in ALIKE.items()
+        for sampling in (GREEDY, SAMPLED)
+    ],
 )
-
-
-@over(options=ALIKE, sampling=axis({"greedy": {"temperature": 0}, "sampled": {"temperature": 3.0}}, "sampled"))
 def test_what_is_written_does_not_depend_on_the_length_that_is_compiled(options, sampling):
     """Inside a `jit` of the caller nothing is padded."""
     config, params = make(**options)
@@ -90,7 +97,7 @@ def test_lengths_are_compiled_a_few_times(model):
     config, params = model
     compiled = _generate._cache_size()
     for length in range(1, 21):
-        num_new = 1 + length % 5
+        num_new = 1 + length % 2
         prompt = sample(2, length)
         result = generate(params, prompt, config, max_new_tokens=num_new, temperature=0)
         assert result.shape == (2, length + num_new)

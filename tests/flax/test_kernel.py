@@ -263,18 +263,20 @@ def test_long_queries_are_attended_in_few_calls_with_no_key_that_none_of_them_se
     assert end == T
 
 
-def test_windows_and_documents_at_odd_lengths_are_masks():
-    for T in (1, 63, 100, 300):
-        q, k, v = heads(T=T, S=T, dtype=jnp.float32)
-        # Documents of one position, of two, and of all that is left.
-        ids = np.minimum(np.array([0, 1, 2, 2] + [3] * 300)[:T], T)
-        documents = (ids[:, None] == ids)[None, None]
-        each = ({"window": 1}, {"window": 70}, {"window": 400}, {"window": 70, "mask": documents})
-        rows = [{"causal": causal} | options for causal, options in product((True, False), each)]
-        for options, o in zip(rows, attended_each(q, k, v, rows), strict=True):
-            allowed = band(T, T, causal=options["causal"], window=options["window"])
-            with naming((T, options)):
-                assert_close(o, expected_output(q, k, v, allowed=allowed & options.get("mask", True)))
+@pytest.mark.parametrize(
+    "T", [pytest.param(1, marks=pytest.mark.full), 63, pytest.param(100, marks=pytest.mark.full), 300]
+)
+def test_windows_and_documents_at_odd_lengths_are_masks(T):
+    q, k, v = heads(T=T, S=T, dtype=jnp.float32)
+    # Documents of one position, of two, and of all that is left.
+    ids = np.array([0, 1, 2, 2] + [3] * 300)[:T]
+    documents = (ids[:, None] == ids)[None, None]
+    each = ({"window": 1}, {"window": 70}, {"window": 400}, {"window": 70, "mask": documents})
+    rows = [{"causal": causal} | options for causal, options in product((True, False), each)]
+    for options, o in zip(rows, attended_each(q, k, v, rows), strict=True):
+        allowed = band(T, T, causal=options["causal"], window=options["window"])
+        with naming(options):
+            assert_close(o, expected_output(q, k, v, allowed=allowed & options.get("mask", True)))
 
 
 def with_column(q, k, v, sink, *, allowed):
@@ -285,7 +287,7 @@ def with_column(q, k, v, sink, *, allowed):
     return jnp.einsum("bhts,bshd->bthd", weights, v)
 
 
-@over(block_length=BLOCK, dtype=axis({"plain": jnp.float64, "fused": jnp.float32}, "plain"))
+@pytest.mark.parametrize(("block_length", "dtype"), [(None, jnp.float64), (1, jnp.float32)], ids=["plain", "blocks"])
 def test_a_sink_is_one_more_column_of_the_softmax_in_derivatives_of_both_orders(monkeypatch, block_length, dtype):
     cut_into_blocks(monkeypatch, block_length)
     allowed = band(5, 5, causal=True, window=3)
