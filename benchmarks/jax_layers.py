@@ -24,6 +24,7 @@ from tidegate.gate import PRESETS
 D_MODEL, NUM_HEADS = 512, 8
 OURS = ("none", *PRESETS)
 LENGTHS = (128, 512, 2048)
+WINDOW, WINDOW_LENGTH = 128, 4096
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -68,6 +69,9 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
             runs = {name: compiled(work, apply, params, x) for name, (params, apply) in layers.items()}
             record[work][length] = interleave(runs, rounds=rounds)
             record["marks"] += _marks(work, length, runs, pairs=3 * rounds * max(1, 1024 // length))
+    for work in ("forward", "gradient"):
+        print(f"T = {WINDOW_LENGTH}: {work}, window and sink", flush=True)
+        record["marks"] += _marks_of_long_rows(work, pairs=rounds)
     return record
 
 
@@ -100,8 +104,24 @@ def _marks(
     if length == 2048:
         for name in ("bma", "bma-query"):
             yield f"{name}, {where}", ratio_in_turns(runs[name], runs["none"], rounds=pairs), "≤ 1.08"
+    if length >= 512:
+        yield f"sink, {where}", ratio_in_turns(runs["sink"], runs["none"], rounds=pairs), "≤ 1.05"
     ratio = ratio_in_turns(runs["none"], runs["plain einsum"], rounds=pairs)
     yield f"none over plain einsum, {where}", ratio, "≤ 1"
+
+
+def _marks_of_long_rows(work: str, *, pairs: int) -> Iterator[tuple[str, float, str]]:
+    """The same of a window and of a sink, over full causal attention of a long row without gates."""
+    x = jax.random.normal(jax.random.key(2), (1, WINDOW_LENGTH, D_MODEL))
+    runs: dict[str, Callable[[], Any]] = {}
+    for name, options in {"none": {}, "window": {"window": WINDOW}, "sink": {"gate": "sink"}}.items():
+        config = AttentionConfig(d_model=D_MODEL, num_heads=NUM_HEADS, **options)
+        params = init_attention(jax.random.key(0), config)
+        runs[name] = compiled(work, lambda params, x, config=config: gated_attention(params, x, config), params, x)
+    where = f"{work}, T = {WINDOW_LENGTH}"
+    windowed, sunk = (ratio_in_turns(runs[name], runs["none"], rounds=pairs) for name in ("window", "sink"))
+    yield f"window of {WINDOW} over full causal, {where}", windowed, "≤ 0.6"
+    yield f"sink, {where}", sunk, "≤ 1.05"
 
 
 def main() -> None:

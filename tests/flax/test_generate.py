@@ -9,7 +9,7 @@ from jax_keys import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
 from tidegate.flax import cast_params, generate
-from tidegate.flax.generate import next_token_probabilities
+from tidegate.flax.generate import _generate, _round_up, next_token_probabilities
 from tidegate.torch.generate import next_token_probabilities as torch_probabilities
 
 PROMPT = sample(3, 5)
@@ -63,6 +63,53 @@ def test_left_padded_prompts_in_a_batch_equal_each_alone(model, greedy):
     assert np.array_equal(together[:, :5], padded)
     assert np.array_equal(together[:1, 5:], continued_by_torch(short, **OPTIONS)[:, 2:])
     assert np.array_equal(together[1:], greedy)
+
+
+GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 3.0}
+ALIKE = {
+    "window, grouped heads and sinks": OPTIONS | {"gate": "bma+g1+sink"},
+    "learned positions": {"positions": "learned", "max_length": 12, "num_layers": 1},
+    **{gate: {"gate": gate, "num_layers": 1} for gate in ("g2", "g3+g5", "bma-query+g4", "off-by-one+vga")},
+}
+FEW = {"window, grouped heads and sinks": SAMPLED, "learned positions": GREEDY}
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        pytest.param(
+            options, sampling, id=f"{name}-{sampling}", marks=() if FEW.get(name) is sampling else pytest.mark.full
+        )
+        for name, options in ALIKE.items()
+        for sampling in (GREEDY, SAMPLED)
+    ],
+)
+def test_what_is_written_does_not_depend_on_the_length_that_is_compiled(options, sampling):
+    """Inside a `jit` of the caller nothing is padded."""
+    config, params = make(**options)
+    given = {"max_new_tokens": 7, "prompt_mask": None, "key": key(3)} | sampling
+    padded = generate(params, PROMPT, config, **given)
+    assert np.array_equal(padded, continued((config, params), **given))
+    assert len(np.unique(padded[:, 5:])) > 2
+
+
+def test_lengths_are_compiled_a_few_times(model):
+    config, params = model
+    compiled = _generate._cache_size()
+    for length in range(1, 21):
+        num_new = 1 + length % 2
+        prompt = sample(2, length)
+        result = generate(params, prompt, config, max_new_tokens=num_new, temperature=0)
+        assert result.shape == (2, length + num_new)
+        assert np.array_equal(result[:, :length], prompt)
+    assert _generate._cache_size() - compiled <= 2
+
+
+def test_no_length_grows_by_a_quarter():
+    found = [_round_up(length) for length in range(1, 3000)]
+    assert found == sorted(found)
+    assert len(set(found)) == 31
+    assert all(length <= up < max(17, 1.25 * length) for length, up in enumerate(found, start=1))
 
 
 LIMITS = [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}]

@@ -60,6 +60,8 @@ def cut_into_blocks(monkeypatch, length):
     if length is not None:
         monkeypatch.setattr(kernel, "_SHORTEST_BLOCK", min(length, 2))
         monkeypatch.setattr(kernel, "_LONGEST_BLOCK", length)
+        monkeypatch.setattr(kernel, "_WINDOW_BLOCKS", ())
+        monkeypatch.setattr(kernel, "_LARGEST_WINDOW_BLOCK", length)
 
 
 @pytest.fixture(
@@ -229,23 +231,84 @@ def test_a_nan_in_the_bias_is_not_taken_for_forbidden(dtype):
     ("limits", "back", "ahead"),
     [({"causal": True}, 20_000, 0), ({"causal": True, "window": 70}, 69, 0), ({"window": 70}, 69, 69)],
 )
-def test_long_queries_are_attended_in_blocks_with_no_key_that_none_of_them_sees(monkeypatch, T, limits, back, ahead):
-    calls = []
+def test_long_queries_are_attended_in_few_calls_with_no_key_that_none_of_them_sees(monkeypatch, T, limits, back, ahead):
+    planned, calls = [], []
+
+    def noted(*arguments):
+        planned.extend(plan(*arguments))
+        return planned
 
     def counted(q, k, v, **options):
         calls.append((q.shape[1], k.shape[1]))
         return q
 
+    plan = kernel._plan
+    monkeypatch.setattr(kernel, "_plan", noted)
     monkeypatch.setattr(jax.nn, "dot_product_attention", counted)
+    # What is traced here with another kernel must not be remembered.
+    monkeypatch.setattr(kernel, "_attend_in_turn", kernel._attend_in_turn.__wrapped__)
     q, k, v = heads(T=T, S=T, dtype=jnp.float32)
     jax.eval_shape(lambda q, k, v: attend(q, k, v, scale=SCALE, **limits), q, k, v)
-    ends = np.cumsum([queries for queries, _ in calls])
-    assert ends[-1] == T
-    assert len(calls) == 1 if T < 128 else len(calls) > 1
+    assert calls == [(blocks.num_queries, run.num_keys) for blocks in planned for run in blocks.runs]
+    assert len(calls) == 1 if T < 128 else 1 < len(calls) <= 16
     assert max(queries for queries, _ in calls) <= max(512, T / 16)
-    assert len(calls) <= 16
-    for end, (queries, keys) in zip(ends, calls, strict=True):
-        assert keys == min(T, end + ahead) - max(0, end - queries - back)
+    end = 0
+    for blocks in planned:
+        (run,) = blocks.runs
+        for start, origin in zip(blocks.queries, blocks.origins, strict=True):
+            assert start == end
+            end = start + blocks.num_queries
+            assert origin + run.start == max(0, start - back)
+            assert origin + run.start + run.num_keys == min(T, end + ahead)
+    assert end == T
+
+
+@pytest.mark.parametrize(
+    "T", [pytest.param(1, marks=pytest.mark.full), 63, pytest.param(100, marks=pytest.mark.full), 300]
+)
+def test_windows_and_documents_at_odd_lengths_are_masks(T):
+    q, k, v = heads(T=T, S=T, dtype=jnp.float32)
+    # Documents of one position, of two, and of all that is left.
+    ids = np.array([0, 1, 2, 2] + [3] * 300)[:T]
+    documents = (ids[:, None] == ids)[None, None]
+    each = ({"window": 1}, {"window": 70}, {"window": 400}, {"window": 70, "mask": documents})
+    rows = [{"causal": causal} | options for causal, options in product((True, False), each)]
+    for options, o in zip(rows, attended_each(q, k, v, rows), strict=True):
+        allowed = band(T, T, causal=options["causal"], window=options["window"])
+        with naming(options):
+            assert_close(o, expected_output(q, k, v, allowed=allowed & options.get("mask", True)))
+
+
+def with_column(q, k, v, sink, *, allowed):
+    """Attention of ungrouped heads beside a sink, as a softmax with one more column."""
+    scores = jnp.where(allowed, SCALE * jnp.einsum("bthd,bshd->bhts", q, k), -jnp.inf)
+    column = jnp.broadcast_to(sink[:, None, None], (*scores.shape[:-1], 1))
+    weights = jax.nn.softmax(jnp.concatenate((scores, column), axis=-1), axis=-1)[..., :-1]
+    return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+
+@pytest.mark.parametrize(("block_length", "dtype"), [(None, jnp.float64), (1, jnp.float32)], ids=["plain", "blocks"])
+def test_a_sink_is_one_more_column_of_the_softmax_in_derivatives_of_both_orders(monkeypatch, block_length, dtype):
+    cut_into_blocks(monkeypatch, block_length)
+    allowed = band(5, 5, causal=True, window=3)
+    allowed[2] = False
+    arrays = [x.astype(dtype) for x in (*heads(H=4, G=4), sample(4, seed=3))]
+
+    def derivatives(*arrays):
+        results = []
+        for function in (
+            lambda *x: attend(*x[:3], mask=allowed[None, None], causal=True, window=3, scale=SCALE, sink=x[3]),
+            lambda *x: with_column(*x, allowed=allowed),
+        ):
+            slopes = jax.grad(lambda *x, f=function: (f(*x) ** 2).sum(), argnums=(0, 1, 2, 3))
+            results.append((function(*arrays), *jax.jvp(slopes, arrays, arrays)))
+        return results
+
+    ours, expected = quick_jit(derivatives)(*arrays)
+    assert_close(ours[0], expected[0])
+    assert (ours[0][:, 2] == 0).all()
+    for own, other in zip(jax.tree.leaves(ours[1:]), jax.tree.leaves(expected[1:]), strict=True):
+        assert_close(own, other, what="gradient")
 
 
 @both_paths

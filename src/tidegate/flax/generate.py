@@ -52,8 +52,12 @@ def generate(
     loop.
 
     Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and neither the tokens of
-    the prompt nor what a mask holds is checked; a row that ended at broken logits goes on with `pad_token`. Everything
-    but the arrays is static, so that new options compile anew.
+    the prompt nor what a mask holds is checked; a row that ended at broken logits goes on with `pad_token`. New options
+    compile anew.
+
+    Elsewhere prompts are padded at their left, unseen, to one of a few lengths, and `max_new_tokens` is a bound that is
+    not compiled: 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ... of each, four to a doubling. So a new length compiles anew
+    only where it leads to another of these, and a prompt of more than 16 positions grows by less than a quarter.
 
     params         : as `init_model` gives them
     prompt         : (B, T) tokens
@@ -72,19 +76,23 @@ def generate(
     if key is None and temperature > 0:
         raise ValueError(f"key must draw the tokens at temperature={temperature!r}; got None. Give jax.random.key(0).")
     sampling = _Sampling(
-        max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         stop_tokens=tuple(int(token) for token in stop_tokens),
         pad_token=pad_token,
     )
-    new_BN, num_drawn, broken_B = _generate(params, prompt, prompt_mask, key, config, sampling)
+    read, mask, room = prompt, prompt_mask, max_new_tokens
+    if not isinstance(prompt, Tracer):
+        read, mask = _lengthen(prompt, prompt_mask, _round_up(prompt.shape[1]))
+        room = _round_up(max_new_tokens)
+    new_BN, num_drawn, broken_B = _generate(params, read, mask, key, max_new_tokens, config, sampling, room)
+    num_new = max_new_tokens
     if not isinstance(num_drawn, Tracer):
         # Once, after the loop, which cannot raise.
         require_finite_logits(jax.device_get(broken_B).nonzero()[0].tolist())
-        new_BN = new_BN[:, : int(num_drawn)]
-    return jnp.concatenate((prompt, new_BN), axis=1)
+        num_new = int(num_drawn)
+    return jnp.concatenate((prompt, new_BN[:, :num_new]), axis=1)
 
 
 def next_token_probabilities(
@@ -119,9 +127,8 @@ def next_token_probabilities(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sampling:
-    """All of a request but its arrays: what is compiled."""
+    """How tokens are drawn, and which end a row."""
 
-    max_new_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -143,19 +150,40 @@ class _Progress(NamedTuple):
     key: Array | None
 
 
-@functools.partial(jax.jit, static_argnames=("config", "sampling"))
+def _round_up(length: int) -> int:
+    """The next of the lengths that are compiled: 16, and four to each doubling."""
+    step = max(4, 1 << (length - 1).bit_length() >> 3)
+    return max(16, step * -(-length // step))
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def _lengthen(prompt: Array, prompt_mask: Array | None, length: int) -> tuple[Array, Array]:
+    """The prompt with padding at its left, and its mask."""
+    if prompt_mask is None:
+        prompt_mask = jnp.ones(prompt.shape, bool)
+    lack = ((0, 0), (length - prompt.shape[1], 0))
+    # A row's own token: another one's embedding may hold a nan, which no mask takes away.
+    return jnp.pad(prompt, lack, mode="edge"), jnp.pad(prompt_mask, lack)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "room"))
 def _generate(
     params: Params,
     prompt: Array,
     prompt_mask: Array | None,
     key: Array | None,
+    max_new_tokens: Array | int,
     config: TransformerConfig,
     sampling: _Sampling,
+    room: int,
 ) -> tuple[Array, Array, Array]:
-    """The new tokens (B, max_new_tokens), how many were drawn until the end, and which rows (B,) are broken."""
+    """The new tokens (B, room), how many were drawn until the end, and which rows (B,) are broken.
+
+    room : for new tokens, at least `max_new_tokens`
+    """
     batch, length = prompt.shape
-    room = length + sampling.max_new_tokens - 1
-    mask_BS, positions_BS = (None, None) if prompt_mask is None else _pad(prompt_mask, room)
+    num_positions = length + room - 1
+    mask_BS, positions_BS = (None, None) if prompt_mask is None else _pad(prompt_mask, num_positions)
 
     def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
         """Read tokens that begin at the position `start`, and draw the next ones."""
@@ -186,7 +214,7 @@ def _generate(
         )
 
     def goes_on(state: _Progress) -> Array:
-        unfinished = state.num_drawn < sampling.max_new_tokens
+        unfinished = state.num_drawn < max_new_tokens
         # An empty batch has nothing that could stop.
         return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens or batch else unfinished
 
@@ -196,10 +224,10 @@ def _generate(
 
     start = _Progress(
         num_drawn=jnp.zeros((), jnp.int32),
-        new_BN=jnp.full((batch, sampling.max_new_tokens), sampling.pad_token, prompt.dtype),
+        new_BN=jnp.full((batch, room), sampling.pad_token, prompt.dtype),
         stopped_B=jnp.zeros(batch, bool),
         broken_B=jnp.zeros(batch, bool),
-        caches=_empty_caches(params, config, batch, room),
+        caches=_empty_caches(params, config, batch, num_positions),
         key=key,
     )
     end = jax.lax.while_loop(goes_on, step, advance(start, prompt, 0))

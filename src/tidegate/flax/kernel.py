@@ -5,7 +5,9 @@ Legend: B batch, T query positions, S attended positions, H query heads, G key/v
 
 from __future__ import annotations
 
+import functools
 import math
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,15 @@ from jax import Array
 
 from tidegate.tensors import softmax
 from tidegate.tensors.attention import attention_weights
+from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
 
-# Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block is
-# compiled by itself, so that there are not too many.
+# Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block that
+# begins at the first key is compiled by itself, so that there are not too many.
 _SHORTEST_BLOCK, _LONGEST_BLOCK, _MOST_BLOCKS = 64, 512, 16
+
+_WINDOW_BLOCKS = ((127, 64), (1024, 128))
+"""The widest window that has blocks of so many queries where it ends on the left."""
+_LARGEST_WINDOW_BLOCK = 256
 
 
 def attend(
@@ -38,7 +45,7 @@ def attend(
     `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has
     neither dropout nor a sink, so that float64, dropout and sinks run on the plain reference. It computes also the
     scores that causality and a window forbid: so long sequences are cut into blocks of queries, each with the keys that
-    it can see.
+    it can see. Blocks of one shape, as a window makes them, run one after the other in a loop that is compiled once.
 
     mask   : bool, broadcasts to (B, H, T, S), True = may attend
     bias   : additive, broadcasts likewise; -inf forbids
@@ -48,7 +55,7 @@ def attend(
     """
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
     if dropout > 0 or q_BTHD.dtype == jnp.float64:
-        allowed = _both(mask, _band(num_queries, num_keys, causal, window))
+        allowed = _both(mask, _band(num_queries, _limits(num_keys, causal, window)))
         return attend_plainly(
             q_BTHD,
             k_BSGD,
@@ -60,22 +67,11 @@ def attend(
             dropout=dropout,
             dropout_key=dropout_key,
         )
-    blocks = [
-        _attend_block(
-            q_BTHD[:, rows],
-            k_BSGD[:, keys],
-            v_BSGD[:, keys],
-            mask=_part(mask, rows, keys),
-            bias=_part(bias, rows, keys),
-            causal=causal,
-            window=window,
-            ahead=rows.start - keys.start,
-            scale=scale,
-            sink=sink,
-        )
-        for rows, keys in _blocks(num_queries, num_keys, causal, window)
+    parts = [
+        _attend_blocks(q_BTHD, k_BSGD, v_BSGD, blocks, mask=mask, bias=bias, scale=scale, sink=sink)
+        for blocks in _plan(num_queries, num_keys, causal, window)
     ]
-    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=1)
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def attend_plainly(
@@ -91,18 +87,24 @@ def attend_plainly(
     dropout_key: Array | None = None,
 ) -> Array:
     """The same through the score matrix, float32 or better; arguments as in `attend`."""
-    batch, num_queries, num_heads, _ = q_BTHD.shape
+    batch, num_queries, num_heads, width = q_BTHD.shape
     num_keys, groups = k_BSGD.shape[1:3]
     scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
-    weights_BHTS = attention_weights(scores_BHTS, mask) if sink is None else _weights_beside(sink, scores_BHTS, mask)
+    if sink is None:
+        weights_BHTS = attention_weights(scores_BHTS, mask)
+    else:
+        allowed_BHTS = scores_BHTS if mask is None else jnp.where(mask, scores_BHTS, -jnp.inf)
+        weights_BHTS = _weights_beside(sink.astype(scores_BHTS.dtype), allowed_BHTS)
     weights_BHTS = weights_BHTS.astype(q_BTHD.dtype)
     if dropout > 0:
         if dropout_key is None:
             raise ValueError("dropout needs a source of randomness; give a key, or be deterministic.")
         kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights_BHTS.shape)
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
-    weights = weights_BHTS.reshape(batch, groups, num_heads // groups, num_queries, num_keys)
-    return jnp.einsum("bgmts,bsgd->btgmd", weights, v_BSGD).reshape(q_BTHD.shape)
+    members = num_heads // groups
+    weights = weights_BHTS.reshape(batch, groups, members * num_queries, num_keys)
+    o = jnp.einsum("bgns,bsgd->bgnd", weights, v_BSGD).reshape(batch, groups, members, num_queries, width)
+    return jnp.moveaxis(o, 3, 1).reshape(q_BTHD.shape)
 
 
 def log_partition(
@@ -120,7 +122,7 @@ def log_partition(
     The arguments are those of `attend`.
     """
     scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
-    allowed = _both(mask, _band(q_BTHD.shape[1], k_BSGD.shape[1], causal, window))
+    allowed = _both(mask, _band(q_BTHD.shape[1], _limits(k_BSGD.shape[1], causal, window)))
     return jnp.swapaxes(softmax.log_partition(scores_BHTS, mask=allowed), 1, 2)
 
 
@@ -131,60 +133,134 @@ def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> A
     if q_BTHD.dtype == jnp.float16:
         # Not every platform has a product of float16 that accumulates in float32.
         q_BTHD, k_BSGD = q_BTHD.astype(jnp.float32), k_BSGD.astype(jnp.float32)
-    grouped = q_BTHD.reshape(batch, num_queries, groups, num_heads // groups, width)
+    # The queries of a group one after the other: its scores then come out in their order, and are not transposed.
+    members = num_heads // groups
+    grouped = jnp.moveaxis(q_BTHD.reshape(batch, num_queries, groups, members, width), 1, 3)
+    grouped = grouped.reshape(batch, groups, members * num_queries, width)
     wide = jnp.promote_types(q_BTHD.dtype, jnp.float32)
-    scores = jnp.einsum("btgmd,bsgd->bgmts", grouped, k_BSGD, preferred_element_type=wide)
+    scores = jnp.einsum("bgnd,bsgd->bgns", grouped, k_BSGD, preferred_element_type=wide)
     scores_BHTS = scores.reshape(batch, num_heads, num_queries, num_keys) * scale
     return scores_BHTS if bias is None else scores_BHTS + bias
 
 
-def _weights_beside(sink: Array, scores_BHTS: Array, mask: Array | None) -> Array:
-    """The weights of the keys in a softmax that has a sink of each head (H,) too, whose weight is left out."""
-    if mask is not None:
-        scores_BHTS = jnp.where(mask, scores_BHTS, -jnp.inf)
-    sink_H11 = sink.astype(scores_BHTS.dtype)[:, None, None]
+@jax.custom_jvp
+def _weights_beside(sink_H: Array, scores_BHTS: Array) -> Array:
+    """The weights of the keys in a softmax that has a sink of each head too, whose weight is left out."""
+    sink_H11 = sink_H[:, None, None]
     # No shift changes the weights; the sink is finite, so that this one is, also where no key may be seen.
-    peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True), sink_H11))
+    peak = jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True, initial=-jnp.inf), sink_H11)
     factors_BHTS = jnp.exp(scores_BHTS - peak)
     return factors_BHTS / (jnp.sum(factors_BHTS, axis=-1, keepdims=True) + jnp.exp(sink_H11 - peak))
 
 
-def _blocks(num_queries: int, num_keys: int, causal: bool, window: int | None) -> list[tuple[slice, slice]]:
-    """Ranges of queries, each with the range of keys that it can see by causality and window."""
+@_weights_beside.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """As that of `jax.nn.softmax`, which remembers the weights alone."""
+    weights_BHTS = _weights_beside(*primals)
+    by_sink_H, by_scores_BHTS = tangents
+    on_sink_BHT1 = 1 - jnp.sum(weights_BHTS, axis=-1, keepdims=True)
+    mean_BHT1 = jnp.sum(weights_BHTS * by_scores_BHTS, axis=-1, keepdims=True)
+    mean_BHT1 = mean_BHT1 + on_sink_BHT1 * by_sink_H[:, None, None]
+    return weights_BHTS, weights_BHTS * (by_scores_BHTS - mean_BHT1)
+
+
+def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> tuple[Blocks, ...]:
+    """Blocks in the order of their queries, each with one run of keys."""
+    reach = num_keys if window is None else window - 1
     sees_all = not causal and window is None
     if sees_all or num_queries != num_keys or num_queries < 2 * _SHORTEST_BLOCK:
-        return [(slice(0, num_queries), slice(0, num_keys))]
-    third = 16 * math.ceil(num_queries / 48)
-    length = min(max(_SHORTEST_BLOCK, third), max(_LONGEST_BLOCK, math.ceil(num_queries / _MOST_BLOCKS)))
-    reach = num_keys if window is None else window - 1
-    rows = [slice(start, min(start + length, num_queries)) for start in range(0, num_queries, length)]
-    return [
-        (row, slice(max(0, row.start - reach), row.stop if causal else min(row.stop + reach, num_keys))) for row in rows
-    ]
+        return (Blocks(num_queries, (_limits(num_keys, causal, window),), range(1), range(1)),)
+    segments = [Segment(0, num_queries, 0, num_keys)]
+    if causal:
+        # The kernel computes also what causality forbids, so that the queries that see the first key are cut too.
+        head = min(reach, num_queries)
+        third = 16 * math.ceil(head / 48)
+        length = min(max(_SHORTEST_BLOCK, third), max(_LONGEST_BLOCK, math.ceil(head / _MOST_BLOCKS)))
+        cuts = [*range(0, head, length), head]
+        segments = [Segment(start, stop - start, 0, stop) for start, stop in pairwise(cuts)]
+        if head < num_queries:
+            segments.append(Segment(head, num_queries - head, 0, num_keys))
+    size = next((size for widest, size in _WINDOW_BLOCKS if reach < widest), _LARGEST_WINDOW_BLOCK)
+    return plan_blocks(segments, causal=causal, window=window, size=size, least_keys=num_keys + 1)
+
+
+def _attend_blocks(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    blocks: Blocks,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    scale: float,
+    sink: Array | None,
+) -> Array:
+    """The output of all queries of blocks of one shape, which follow each other; arguments as in `attend`."""
+    if len(blocks.queries) > 1:
+        return _attend_in_turn(q_BTHD, k_BSGD, v_BSGD, mask, bias, sink, blocks=blocks, scale=scale)
+    return _attend_block(
+        q_BTHD,
+        k_BSGD,
+        v_BSGD,
+        blocks,
+        blocks.queries[0],
+        blocks.origins[0],
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        sink=sink,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("blocks", "scale"))
+def _attend_in_turn(
+    q_BTHD: Array,
+    k_BSGD: Array,
+    v_BSGD: Array,
+    mask: Array | None,
+    bias: Array | None,
+    sink: Array | None,
+    *,
+    blocks: Blocks,
+    scale: float,
+) -> Array:
+    """One block after the other, compiled once: its scores stay in the processor's cache, as those of all do not."""
+
+    def attend_one(starts: tuple[Array, Array]) -> Array:
+        return _attend_block(q_BTHD, k_BSGD, v_BSGD, blocks, *starts, mask=mask, bias=bias, scale=scale, sink=sink)
+
+    o_CBIHD = jax.lax.map(attend_one, (jnp.asarray(blocks.queries), jnp.asarray(blocks.origins)))
+    return jnp.moveaxis(o_CBIHD, 0, 1).reshape(q_BTHD.shape[0], -1, *q_BTHD.shape[2:])
 
 
 def _attend_block(
     q_BTHD: Array,
     k_BSGD: Array,
     v_BSGD: Array,
+    blocks: Blocks,
+    first_query: Array | int,
+    origin: Array | int,
     *,
     mask: Array | None,
     bias: Array | None,
-    causal: bool,
-    window: int | None,
-    ahead: int,
     scale: float,
     sink: Array | None,
 ) -> Array:
-    """One call of the kernel, the first query standing `ahead` positions after the first key; else as in `attend`."""
-    num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
+    """One block of queries in one call of the kernel; else as in `attend`."""
+    (run,) = blocks.runs
+    first_key = origin + run.start
+    num_queries, num_keys = blocks.num_queries, run.num_keys
+    q_BTHD = _part(q_BTHD, first_query, num_queries, axis=1)
+    k_BSGD, v_BSGD = (_part(x, first_key, num_keys, axis=1) for x in (k_BSGD, v_BSGD))
+    mask, bias = (
+        None if x is None else _part(_part(x, first_query, num_queries, axis=-2), first_key, num_keys, axis=-1)
+        for x in (mask, bias)
+    )
+    allowed = _both(mask, _band(num_queries, run))
     if sink is not None:
-        allowed = _both(mask, _band(num_queries, num_keys, causal, window, ahead=ahead))
         return attend_plainly(q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, sink=sink)
-    unmasked = mask is None and bias is None
-    if unmasked and ahead == 0 and (window is None or num_queries == num_keys):
-        return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=causal, window=window, scale=scale)
-    allowed = _both(mask, _band(num_queries, num_keys, causal, window, ahead=ahead))
+    if mask is None and bias is None and run.low is None and run.high in (None, 0):
+        return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=run.high == 0, scale=scale)
     if bias is None:
         assert allowed is not None
         return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale), allowed)
@@ -204,7 +280,6 @@ def _attend_fused(
     mask: Array | None = None,
     bias: Array | None = None,
     causal: bool = False,
-    window: int | None = None,
     scale: float,
 ) -> Array:
     dtype = q_BTHD.dtype
@@ -219,25 +294,31 @@ def _attend_fused(
         bias=bias,
         scale=scale,
         is_causal=causal,
-        local_window_size=None if window is None else (window - 1, 0 if causal else window - 1),
     ).astype(dtype)
 
 
-def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, *, ahead: int = 0) -> Array | None:
-    """(T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away; None sees everything."""
-    if not causal and window is None:
-        return None
-    distance = ahead + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
-    allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
-    return allowed if window is None else allowed & (abs(distance) < window)
+def _limits(num_keys: int, causal: bool, window: int | None) -> KeyRun:
+    """All keys as one run, where query and key are counted from the same position."""
+    back = None if window is None else window - 1
+    return KeyRun(0, num_keys, None if back is None else -back, 0 if causal else back)
 
 
-def _part(mask: Array | None, rows: slice, keys: slice) -> Array | None:
-    """Of a mask or bias that broadcasts to (B, H, T, S), what belongs to these queries and keys."""
-    if mask is None:
+def _band(num_queries: int, run: KeyRun) -> Array | None:
+    """(T, S) bool: which keys of the run each query sees; None sees everything."""
+    if run.low is None and run.high is None:
         return None
-    mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]
-    return mask if mask.shape[-1] == 1 else mask[..., keys]
+    distance = jnp.arange(run.num_keys) - jnp.arange(num_queries)[:, None]
+    near = jnp.ones_like(distance, dtype=bool) if run.low is None else distance >= run.low
+    return near if run.high is None else near & (distance <= run.high)
+
+
+def _part(x: Array, start: Array | int, length: int, *, axis: int) -> Array:
+    """So many places of an axis; all of one that broadcasts."""
+    if x.shape[axis] in (1, length):
+        return x
+    if isinstance(start, int):
+        return jax.lax.slice_in_dim(x, start, start + length, axis=axis)
+    return jax.lax.dynamic_slice_in_dim(x, start, length, axis=axis)
 
 
 def _both(first: Array | None, second: Array | None) -> Array | None:
