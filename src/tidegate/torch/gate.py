@@ -299,10 +299,11 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
     """
     batch, positions, *heads, width = reads.shape
     matrices, _, gated_width = weight.shape
-    if positions == 1 and batch == 1:
+    if positions == 1 and not heads:
         # One position: batch over matrices directly; joining them would cost more than the products.
-        rows = reads.reshape(matrices, -1, width) if heads else reads.expand(matrices, -1, -1)
-        return torch.bmm(rows, weight).view(1, 1, matrices, *heads[1:], gated_width)
+        return torch.bmm(reads.squeeze(1).expand(matrices, -1, -1), weight).transpose(0, 1).unsqueeze(1)
+    if positions == 1 and batch == 1:
+        return torch.bmm(reads.reshape(matrices, -1, width), weight).view(1, 1, matrices, *heads[1:], gated_width)
     if not heads:
         flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
         return flat.view(batch, positions, matrices, gated_width)
