@@ -62,7 +62,9 @@ def contenders(preset: str) -> dict[str, Callable[[], None]]:
     config, batch = config_of(preset, "none")
     peer, ours = llama(config), TransformerLM(config)
     assert sum(p.numel() for p in peer.parameters()) == ours.num_parameters()
-    steps["transformers Llama"] = step_of(peer, lambda x: peer(input_ids=x).logits, batch, config.max_length)
+    steps["transformers Llama"] = step_of(
+        peer, lambda x: peer(input_ids=x, use_cache=False).logits, batch, config.max_length
+    )
     return steps
 
 

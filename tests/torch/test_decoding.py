@@ -7,7 +7,7 @@ from covers import axis, over
 from torch import nn
 
 from tidegate import PRESETS
-from tidegate.config import TransformerConfig
+from tidegate.config import Rotary, TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import AttentionGate
 
@@ -68,9 +68,10 @@ def test_the_step_rounds_as_the_model_does(dtype):
 def test_the_step_takes_masks_and_positions(build):
     mask = torch.ones(3, 1, 1, 7, dtype=torch.bool)
     mask[1, ..., :5] = False
-    stepped, called = read_both(make(gate="g1", **build), mask=mask, positions=torch.tensor([[6], [1], [9]]))
+    model = make(gate="sink+g1", **build)
+    stepped, called = read_both(model, mask=mask, positions=torch.tensor([[6], [1], [9]]))
     assert_close(stepped, called, what="forward")
-    assert not torch.allclose(stepped, read_both(make(gate="g1", **build))[0])
+    assert not torch.allclose(stepped, read_both(model)[0])
 
 
 class Doubled(nn.Linear):
@@ -96,7 +97,21 @@ def replace_a_method(model):
     feedforward.forward = lambda x: 3 * x
 
 
-@pytest.mark.parametrize("change", [replace_a_projection, hook_a_gate, hook_a_norm_before, replace_a_method])
+def drop_in_one_place(model):
+    model.eval().stack.blocks[0].dropout.p = 1.0
+    model.stack.blocks[0].dropout.train()
+
+
+CHANGES = [
+    replace_a_projection,
+    hook_a_gate,
+    hook_a_norm_before,
+    replace_a_method,
+    drop_in_one_place,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_in_a_model_counts_in_every_token(change):
     prompt = torch.randint(31, (2, 5), generator=torch.Generator().manual_seed(1))
     model = make(gate="g1")
@@ -110,6 +125,82 @@ def test_what_was_changed_in_a_model_counts_in_every_token(change):
             tokens = torch.cat((tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)), dim=1)
     assert not torch.equal(tokens, untouched)
     assert torch.equal(model.generate(prompt, max_new_tokens=8, temperature=0), tokens)
+
+
+def test_a_head_with_a_bias_has_it_in_every_token():
+    model = make(tie_embeddings=False)
+    model.head = nn.Linear(24, 31, bias=True, dtype=torch.float64)
+    stepped, called = read_both(model)
+    assert_close(stepped, called, what="forward")
+
+
+def test_a_forward_that_was_changed_for_all_layers_is_called(monkeypatch):
+    model = make()
+    monkeypatch.setattr(nn.RMSNorm, "forward", lambda self, x: x)
+    assert model.decode_step() is None
+
+
+def test_a_layer_that_rotates_by_other_angles_is_called():
+    model = make()
+    model.stack.blocks[1].attention.rotary = Rotary(base=10.0)
+    assert model.decode_step() is None
+
+
+def test_an_embedding_that_limits_its_norms_is_called():
+    model = make()
+    model.embedding.max_norm = 0.5
+    assert model.decode_step() is None
+
+
+def test_there_is_no_step_inside_a_transform_nor_for_a_layer_that_sees_the_future():
+    model = make()
+    found = []
+    torch.func.vmap(lambda x: found.append(model.decode_step()) or x)(torch.zeros(2))
+    assert found == [None]
+    model.stack.blocks[0].attention.causal = False
+    assert model.decode_step() is None
+
+
+def test_a_step_that_was_kept_follows_its_model():
+    model = make(gate="sink+g1")
+    step, caches = model.decode_step(), model.new_caches(2)
+    assert step is not None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+        token = torch.tensor([[3], [4]])
+        expected = model(token, caches=model.new_caches(2))[:, 0]
+    assert_close(step(token, caches=caches), expected, what="forward")
+
+
+@pytest.mark.parametrize("max_length", [8, None])
+def test_the_model_goes_on_where_the_step_has_filled_the_caches(max_length):
+    model, tokens = make(gate="bma"), torch.tensor([[3, 4, 5]])
+    caches, step = model.new_caches(max_length), model.decode_step()
+    assert step is not None
+    step(tokens[:, :1], caches=caches)
+    with torch.no_grad():
+        assert_close(model(tokens[:, 1:], caches=caches), model(tokens)[:, 1:], what="forward")
+    if max_length is None:
+        model(tokens[:, :1], caches=caches).sum().backward()
+        assert model.embedding.weight.grad is not None
+
+
+def test_the_step_refuses_what_the_model_refuses():
+    model, other, token = make(), make(), torch.tensor([[3]])
+    step = model.decode_step()
+    assert step is not None
+    with pytest.raises(ValueError, match=r"tokens must have shape \(batch, 1\)"):
+        step(torch.tensor([[3, 4]]), caches=model.new_caches())
+    with pytest.raises(ValueError, match="caches"):
+        step(token, caches=model.new_caches()[:1])
+    with pytest.raises(ValueError, match="vocabulary"):
+        step(torch.tensor([[31]]), caches=model.new_caches())
+    theirs = other.new_caches()
+    with torch.no_grad():
+        other(token, caches=theirs)
+    with pytest.raises(ValueError, match="belongs to another layer"):
+        step(token, caches=theirs)
 
 
 def test_a_model_of_another_kind_is_called():

@@ -55,9 +55,9 @@ def generate(
     the prompt nor what a mask holds is checked; a row that ended at broken logits goes on with `pad_token`. New options
     compile anew.
 
-    Elsewhere prompts are padded at their left, unseen, to one of a few lengths, and `max_new_tokens` is a bound that is
-    not compiled: 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ... of each, four to a doubling. So a new length compiles anew
-    only where it leads to another of these, and a prompt of more than 16 positions grows by less than a quarter.
+    Elsewhere prompts are padded at their left, unseen, and the lengths of the prompts and of what follows are rounded
+    up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ..., four to a doubling: more than 16 positions grow by less than a
+    quarter. The loop is compiled once for each pair of rounded lengths.
 
     params         : as `init_model` gives them
     prompt         : (B, T) tokens
@@ -82,11 +82,13 @@ def generate(
         stop_tokens=tuple(int(token) for token in stop_tokens),
         pad_token=pad_token,
     )
-    read, mask, room = prompt, prompt_mask, max_new_tokens
-    if not isinstance(prompt, Tracer):
-        read, mask = _lengthen(prompt, prompt_mask, _round_up(prompt.shape[1]))
-        room = _round_up(max_new_tokens)
-    new_BN, num_drawn, broken_B = _generate(params, read, mask, key, max_new_tokens, config, sampling, room)
+    padded, padded_mask, most_new_tokens = prompt, prompt_mask, max_new_tokens
+    if not any(isinstance(given, Tracer) for given in jax.tree.leaves((params, prompt, prompt_mask, key))):
+        padded, padded_mask = _lengthen(prompt, prompt_mask, _round_up(prompt.shape[1]))
+        most_new_tokens = _round_up(max_new_tokens)
+    new_BN, num_drawn, broken_B = _generate(
+        params, padded, padded_mask, key, max_new_tokens, config, sampling, most_new_tokens
+    )
     num_new = max_new_tokens
     if not isinstance(num_drawn, Tracer):
         # Once, after the loop, which cannot raise.
@@ -161,12 +163,12 @@ def _lengthen(prompt: Array, prompt_mask: Array | None, length: int) -> tuple[Ar
     """The prompt with padding at its left, and its mask."""
     if prompt_mask is None:
         prompt_mask = jnp.ones(prompt.shape, bool)
-    lack = ((0, 0), (length - prompt.shape[1], 0))
+    padding = ((0, 0), (length - prompt.shape[1], 0))
     # A row's own token: another one's embedding may hold a nan, which no mask takes away.
-    return jnp.pad(prompt, lack, mode="edge"), jnp.pad(prompt_mask, lack)
+    return jnp.pad(prompt, padding, mode="edge"), jnp.pad(prompt_mask, padding)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "sampling", "room"))
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "most_new_tokens"))
 def _generate(
     params: Params,
     prompt: Array,
@@ -175,15 +177,15 @@ def _generate(
     max_new_tokens: Array | int,
     config: TransformerConfig,
     sampling: _Sampling,
-    room: int,
+    most_new_tokens: int,
 ) -> tuple[Array, Array, Array]:
-    """The new tokens (B, room), how many were drawn until the end, and which rows (B,) are broken.
+    """The new tokens (B, most_new_tokens), how many were drawn until the end, and which rows (B,) are broken.
 
-    room : for new tokens, at least `max_new_tokens`
+    most_new_tokens : what is compiled has room for so many, `max_new_tokens` or more
     """
     batch, length = prompt.shape
-    num_positions = length + room - 1
-    mask_BS, positions_BS = (None, None) if prompt_mask is None else _pad(prompt_mask, num_positions)
+    num_positions = length + most_new_tokens - 1
+    mask_BS, positions_BS = (None, None) if prompt_mask is None else _key_positions(prompt_mask, num_positions)
 
     def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
         """Read tokens that begin at the position `start`, and draw the next ones."""
@@ -224,7 +226,7 @@ def _generate(
 
     start = _Progress(
         num_drawn=jnp.zeros((), jnp.int32),
-        new_BN=jnp.full((batch, room), sampling.pad_token, prompt.dtype),
+        new_BN=jnp.full((batch, most_new_tokens), sampling.pad_token, prompt.dtype),
         stopped_B=jnp.zeros(batch, bool),
         broken_B=jnp.zeros(batch, bool),
         caches=_empty_caches(params, config, batch, num_positions),
@@ -234,10 +236,10 @@ def _generate(
     return end.new_BN, end.num_drawn, end.broken_B
 
 
-def _empty_caches(params: Params, config: TransformerConfig, batch: int, room: int) -> Caches:
+def _empty_caches(params: Params, config: TransformerConfig, batch: int, num_positions: int) -> Caches:
     """Empty caches in the dtype of the model, stacked if its blocks are."""
     dtype = params["embedding"]["embedding"].dtype
-    caches = init_caches(config, batch=batch, max_length=room, dtype=dtype)
+    caches = init_caches(config, batch=batch, max_length=num_positions, dtype=dtype)
     return stack_layers(caches) if isinstance(params["stack"]["blocks"], Mapping) else caches
 
 
@@ -252,9 +254,9 @@ def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Arr
     return jax.random.categorical(own, jnp.log(probabilities), axis=-1), key
 
 
-def _pad(prompt_mask: Array, room: int) -> tuple[Array, Array]:
+def _key_positions(prompt_mask: Array, num_positions: int) -> tuple[Array, Array]:
     """Which keys exist (B, S), and the position of each, counted from its row's first token."""
-    visible_BS = jnp.pad(prompt_mask, ((0, 0), (0, room - prompt_mask.shape[1])), constant_values=True)
+    visible_BS = jnp.pad(prompt_mask, ((0, 0), (0, num_positions - prompt_mask.shape[1])), constant_values=True)
     return visible_BS, jnp.maximum(jnp.cumsum(visible_BS, axis=1) - 1, 0)
 
 

@@ -1,6 +1,7 @@
 """The one attention call, and which kernel serves it.
 
-Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
+C blocks of one shape, I queries of a block.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
 _SHORTEST_BLOCK, _LONGEST_BLOCK, _MOST_BLOCKS = 64, 512, 16
 
 _WINDOW_BLOCKS = ((127, 64), (1024, 128))
-"""The widest window that has blocks of so many queries where it ends on the left."""
+"""The widest window that has blocks of so many queries, where it hides the first key."""
 _LARGEST_WINDOW_BLOCK = 256
 
 
@@ -94,7 +95,7 @@ def attend_plainly(
         weights_BHTS = attention_weights(scores_BHTS, mask)
     else:
         allowed_BHTS = scores_BHTS if mask is None else jnp.where(mask, scores_BHTS, -jnp.inf)
-        weights_BHTS = _weights_beside(sink.astype(scores_BHTS.dtype), allowed_BHTS)
+        weights_BHTS, _ = _weights_beside_sink(sink.astype(scores_BHTS.dtype), allowed_BHTS)
     weights_BHTS = weights_BHTS.astype(q_BTHD.dtype)
     if dropout > 0:
         if dropout_key is None:
@@ -144,24 +145,25 @@ def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> A
 
 
 @jax.custom_jvp
-def _weights_beside(sink_H: Array, scores_BHTS: Array) -> Array:
-    """The weights of the keys in a softmax that has a sink of each head too, whose weight is left out."""
+def _weights_beside_sink(sink_H: Array, scores_BHTS: Array) -> tuple[Array, Array]:
+    """The weights of the keys in a softmax that has a sink of each head too, and that of the sink (B, H, T, 1)."""
     sink_H11 = sink_H[:, None, None]
     # No shift changes the weights; the sink is finite, so that this one is, also where no key may be seen.
     peak = jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True, initial=-jnp.inf), sink_H11)
     factors_BHTS = jnp.exp(scores_BHTS - peak)
-    return factors_BHTS / (jnp.sum(factors_BHTS, axis=-1, keepdims=True) + jnp.exp(sink_H11 - peak))
+    factor_BHT1 = jnp.exp(sink_H11 - peak)
+    total_BHT1 = jnp.sum(factors_BHTS, axis=-1, keepdims=True) + factor_BHT1
+    return factors_BHTS / total_BHT1, factor_BHT1 / total_BHT1
 
 
-@_weights_beside.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+@_weights_beside_sink.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """As that of `jax.nn.softmax`, which remembers the weights alone."""
-    weights_BHTS = _weights_beside(*primals)
-    by_sink_H, by_scores_BHTS = tangents
-    on_sink_BHT1 = 1 - jnp.sum(weights_BHTS, axis=-1, keepdims=True)
-    mean_BHT1 = jnp.sum(weights_BHTS * by_scores_BHTS, axis=-1, keepdims=True)
-    mean_BHT1 = mean_BHT1 + on_sink_BHT1 * by_sink_H[:, None, None]
-    return weights_BHTS, weights_BHTS * (by_scores_BHTS - mean_BHT1)
+    weights_BHTS, on_sink_BHT1 = _weights_beside_sink(*primals)
+    by_sink_H11, by_scores_BHTS = tangents[0][:, None, None], tangents[1]
+    mean_BHT1 = jnp.sum(weights_BHTS * by_scores_BHTS, axis=-1, keepdims=True) + on_sink_BHT1 * by_sink_H11
+    slopes = weights_BHTS * (by_scores_BHTS - mean_BHT1), on_sink_BHT1 * (by_sink_H11 - mean_BHT1)
+    return (weights_BHTS, on_sink_BHT1), slopes
 
 
 def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> tuple[Blocks, ...]:
@@ -170,6 +172,13 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
     sees_all = not causal and window is None
     if sees_all or num_queries != num_keys or num_queries < 2 * _SHORTEST_BLOCK:
         return (Blocks(num_queries, (_limits(num_keys, causal, window),), range(1), range(1)),)
+    if not causal and reach > _LARGEST_WINDOW_BLOCK:
+        # By `plan_blocks` each of many blocks near the last key would have a shape, and be compiled, of its own.
+        length = max(_LONGEST_BLOCK, math.ceil(num_queries / _MOST_BLOCKS))
+        return tuple(
+            _two_sided_block(start, min(start + length, num_queries), reach, num_keys)
+            for start in range(0, num_queries, length)
+        )
     segments = [Segment(0, num_queries, 0, num_keys)]
     if causal:
         # The kernel computes also what causality forbids, so that the queries that see the first key are cut too.
@@ -182,6 +191,13 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
             segments.append(Segment(head, num_queries - head, 0, num_keys))
     size = next((size for widest, size in _WINDOW_BLOCKS if reach < widest), _LARGEST_WINDOW_BLOCK)
     return plan_blocks(segments, causal=causal, window=window, size=size, least_keys=num_keys + 1)
+
+
+def _two_sided_block(start: int, stop: int, reach: int, num_keys: int) -> Blocks:
+    """The queries from start to stop, with the keys that lie at most `reach` positions away from one of them."""
+    first, last = max(0, start - reach), min(stop + reach, num_keys)
+    run = KeyRun(0, last - first, low=start - first - reach, high=start - first + reach)
+    return Blocks(stop - start, (run,), range(start, start + 1), range(first, first + 1))
 
 
 def _attend_blocks(
@@ -224,7 +240,7 @@ def _attend_in_turn(
     blocks: Blocks,
     scale: float,
 ) -> Array:
-    """One block after the other, compiled once: its scores stay in the processor's cache, as those of all do not."""
+    """Attend block by block in a loop that is compiled once: the scores of one block fit into the processor's cache."""
 
     def attend_one(starts: tuple[Array, Array]) -> Array:
         return _attend_block(q_BTHD, k_BSGD, v_BSGD, blocks, *starts, mask=mask, bias=bias, scale=scale, sink=sink)

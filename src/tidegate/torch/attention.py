@@ -205,7 +205,7 @@ class GatedAttention(nn.Module):
             require_tensor("documents", documents)
         if return_trace is not False:
             require_bool("return_trace", return_trace)
-        num_cached = cached_positions(cache, self._cache_owner)
+        num_cached = 0 if cache is None else self.claim(cache)
         context_BSM = x if context is None else context
         try:
             q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
@@ -250,6 +250,10 @@ class GatedAttention(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def claim(self, cache: AttentionCache) -> int:
+        """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
+        return cached_positions(cache, self._cache_owner)
 
     @property
     def scale(self) -> float:

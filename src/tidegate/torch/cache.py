@@ -139,10 +139,8 @@ class KVCache:
         return self._key[:, :, :end], self._value[:, :, :end]
 
 
-def cached_positions(cache: AttentionCache | None, owner: CacheOwner) -> int:
-    """Return how many positions the cache holds, 0 without one; what is no cache, or another layer's, is refused."""
-    if cache is None:
-        return 0
+def cached_positions(cache: AttentionCache, owner: CacheOwner) -> int:
+    """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
     if isinstance(cache, KVCache):
         cache.claim(owner)
     try:

@@ -175,12 +175,11 @@ class TransformerLM(nn.Module):
         return [KVCache(max_length) for _ in self.stack.blocks]
 
     def decode_step(self) -> DecodeStep | None:
-        """A faster way to read one token of each row after the caches; None where the model must be called.
+        """Return a faster way to read one token of each row after the caches, or None where the model must be called.
 
-        That is where a part was replaced or is watched by hooks, with dropout, under autocast and while compiling.
+        That is in a subclass, where a part was replaced or has hooks, with dropout, under autocast and while compiling.
         """
-        drops = self.training and (self.config.dropout or self.config.attention_dropout)
-        if drops or type(self) is not TransformerLM or not can_skip_modules(self):
+        if type(self) is not TransformerLM or not can_skip_modules(self, self.stack):
             return None
         return DecodeStep(self.embedding, self.position_embedding, self.stack, self.head)
 

@@ -1,4 +1,4 @@
-"""A step of a decoder that reads one position of each row: what the model computes, without calling its modules.
+"""A step of a decoder that reads one position of each row: what the model computes, with hardly a module called.
 
 Such a step is so short that calling modules and looking up their parameters takes a good part of it. So the parameters
 are gathered once, for as many steps as follow.
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tidegate._refusals import require_known_positions, require_known_tokens
+from tidegate.config import Rotary
 from tidegate.torch.attention import GatedAttention, normalize_heads
 from tidegate.torch.block import TransformerBlock, TransformerStack
-from tidegate.torch.cache import KVCache
+from tidegate.torch.cache import KVCache, require_caches
+from tidegate.torch.embedding import look_up
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, inside_transform, is_plain
@@ -30,27 +33,31 @@ from tidegate.torch.sink import attend_with_sink
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
 
-_KNOWN_MODULES = (
-    TransformerStack,
-    TransformerBlock,
-    GatedAttention,
-    AttentionGates,
-    AttentionGate,
-    HeadMetric,
-    FeedForward,
-    nn.ModuleList,
-    nn.Linear,
-    nn.Embedding,
-    nn.RMSNorm,
-    nn.LayerNorm,
-    nn.Dropout,
-)
+_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    kind: kind.forward
+    for kind in (
+        TransformerStack,
+        TransformerBlock,
+        GatedAttention,
+        AttentionGates,
+        AttentionGate,
+        HeadMetric,
+        FeedForward,
+        nn.ModuleList,
+        nn.Linear,
+        nn.Embedding,
+        nn.RMSNorm,
+        nn.LayerNorm,
+        nn.Dropout,
+    )
+}
+"""What the parts of a model do when they are called, unless somebody changes it."""
 
 
-def can_skip_modules(model: nn.Module) -> bool:
-    """Whether calling the parts of the model does nothing but what they compute.
+def can_skip_modules(model: nn.Module, stack: TransformerStack) -> bool:
+    """Whether calling the parts of the model does nothing but what `DecodeStep` computes.
 
-    Not so where one was replaced, wrapped or hooked, nor under autocast, transforms and compilers.
+    Not so where one was replaced, wrapped or hooked, with dropout, nor under autocast, transforms and compilers.
     """
     # PyTorch has no public way to ask for hooks on every module.
     if torch.compiler.is_compiling() or nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
@@ -58,15 +65,14 @@ def can_skip_modules(model: nn.Module) -> bool:
     parameters = list(model.parameters())
     if is_under_autocast(parameters[0]) or inside_transform(*parameters) or not is_plain(*parameters):
         return False
+    layers = [block.attention for block in cast("Sequence[TransformerBlock]", stack.blocks)]
+    alike = all(layer.causal and _rotation(layer) == _rotation(layers[0]) for layer in layers)
     parts = list(model.modules())[1:]
-    return not _is_hooked(model) and all(type(part) in _KNOWN_MODULES and not _is_hooked(part) for part in parts)
+    return alike and not _is_hooked(model) and all(_does_no_more(part) for part in parts)
 
 
 class DecodeStep:
-    """Reads one token of each row; as calling the model does, with its options.
-
-    It holds the parameters that the model had when it was made.
-    """
+    """Compute the logits that the model gives for one more token of each row; for inference alone."""
 
     def __init__(
         self,
@@ -76,35 +82,43 @@ class DecodeStep:
         head: nn.Linear | None,
     ) -> None:
         blocks = cast("Sequence[TransformerBlock]", stack.blocks)
-        attention = blocks[0].attention
-        self._token_table = embedding.weight
-        self._position_table = None if position_embedding is None else position_embedding.weight
-        self._rotary, self._rotary_width = attention.rotary, attention.rotary_width
+        self._embedding, self._position_embedding = embedding, position_embedding
+        self._rotary, self._rotary_width = _rotation(blocks[0].attention)
         self._blocks = [_BlockStep(block) for block in blocks]
         self._norm = _norm(stack.norm)
-        self._head = embedding.weight if head is None else head.weight
+        self._head = partial(F.linear, weight=embedding.weight) if head is None else _linear(head)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(
-        self, tokens_B1: Tensor, *, caches: Sequence[KVCache], mask: Tensor | None, positions: Tensor | None
+        self,
+        tokens_B1: Tensor,
+        *,
+        caches: Sequence[KVCache],
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """The logits (B, V) of the tokens that follow.
+        """The logits (B, V) of the tokens that follow; the caches take the position in.
 
-        mask      : bool, (B, 1, 1, S), or None
+        mask      : bool, (B, 1, 1, S), S counting the new position too; None sees all
         positions : (B, 1); None counts on from the caches
         """
-        x_B1M = F.embedding(tokens_B1, self._token_table)
+        if tokens_B1.ndim != 2 or tokens_B1.shape[1] != 1:
+            raise ValueError(
+                f"tokens must have shape (batch, 1); got {tuple(tokens_B1.shape)}. Call the model for more."
+            )
+        require_caches(caches, len(self._blocks))
+        x_B1M = look_up(self._embedding, tokens_B1, require_known_tokens)
         if positions is None:
             start = caches[0].length
             positions = torch.arange(start, start + 1, device=tokens_B1.device)
-        if self._position_table is not None:
-            x_B1M = x_B1M + F.embedding(positions, self._position_table)
+        if self._position_embedding is not None:
+            x_B1M = x_B1M + look_up(self._position_embedding, positions, require_known_positions)
         turn = None
         if self._rotary is not None:
             turn = rotary_turn(positions, self._rotary_width, self._rotary, x_B1M.dtype)
         for block, cache in zip(self._blocks, caches, strict=True):
             x_B1M = block(x_B1M, turn, cache, mask)
-        return F.linear(self._norm(x_B1M[:, 0]), self._head)
+        return self._head(self._norm(x_B1M[:, 0]))
 
 
 class _BlockStep:
@@ -121,23 +135,22 @@ class _AttentionStep:
     def __init__(self, attention: GatedAttention) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         self._q, self._k, self._v, self._o = (_linear(projection) for projection in projections)
-        shape = attention.shape
-        self._query_heads, self._key_heads = (shape.num_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
+        self._by_head = (-1, attention.shape.head_dim)
         self._scale, self._window = attention.scale, attention.window
+        self._claim = attention.claim
         self._q_norm, self._k_norm = attention.q_norm, attention.k_norm
         self._metric = attention.metric
         gates = attention.attn_gate
         self._query_gate, self._key_gate, self._value_gate = gates.at("query"), gates.at("key"), gates.at("value")
         self._output_gate, self._dense_gate = gates.at("output"), gates.at("dense")
         self._is_gated = any(gate.path != "partition" for gate in attention.gates)
-        sink_H = attention.sink_logits()
-        self._kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
+        self._sink_logits = attention.sink_logits
 
     def __call__(self, x_B1M: Tensor, turn: Turn | None, cache: KVCache, mask: Tensor | None) -> Tensor:
-        batch = len(x_B1M)
-        q_B1HD = self._q(x_B1M).view(batch, 1, *self._query_heads)
-        k_B1GD = self._k(x_B1M).view(batch, 1, *self._key_heads)
-        v_B1GD = self._v(x_B1M).view(batch, 1, *self._key_heads)
+        self._claim(cache)
+        q_B1HD = self._q(x_B1M).unflatten(-1, self._by_head)
+        k_B1GD = self._k(x_B1M).unflatten(-1, self._by_head)
+        v_B1GD = self._v(x_B1M).unflatten(-1, self._by_head)
         reads = GateReads(input=x_B1M, context=x_B1M, query=q_B1HD, value=v_B1GD) if self._is_gated else None
         if reads is not None:
             q_B1HD = _apply(self._query_gate, q_B1HD, reads)
@@ -153,7 +166,9 @@ class _AttentionStep:
         if self._window is not None:
             k_BGSD, v_BGSD = k_BGSD[:, :, -self._window :], v_BGSD[:, :, -self._window :]
             mask = mask if mask is None else mask[..., -self._window :]
-        o_BH1D = self._kernel(q_B1HD.transpose(1, 2), k_BGSD, v_BGSD, mask=mask, scale=self._scale)
+        sink_H = self._sink_logits()
+        kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
+        o_BH1D = kernel(q_B1HD.transpose(1, 2), k_BGSD, v_BGSD, mask=mask, scale=self._scale)
         o_B1HD = o_BH1D.transpose(1, 2)
         if reads is None:
             return self._o(o_B1HD.flatten(2))
@@ -183,6 +198,21 @@ def _feedforward(feedforward: FeedForward) -> _Map:
         return lambda x: down(F.gelu(up(x)))
     gate = _linear(feedforward.gate_proj)
     return lambda x: down(F.silu(gate(x)) * up(x))
+
+
+def _rotation(attention: GatedAttention) -> tuple[Rotary | None, int]:
+    return attention.rotary, attention.rotary_width
+
+
+def _does_no_more(part: nn.Module) -> bool:
+    """Whether calling this part does what its kind does, and nothing at random."""
+    if type(part).forward is not _FORWARDS.get(type(part)) or _is_hooked(part):
+        return False
+    if isinstance(part, nn.Embedding):
+        return part.max_norm is None
+    if isinstance(part, nn.Dropout):
+        return not (part.training and part.p)
+    return not (isinstance(part, GatedAttention) and part.training and part.dropout)
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -76,8 +76,16 @@ class GateReads:
     """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
 
     def with_output(self, output: Tensor) -> GateReads:
-        """The same, once the attention output is there."""
-        return GateReads(input=self.input, context=self.context, query=self.query, value=self.value, output=output)
+        """Return the same with the attention output, once it is there."""
+        # Not by `dataclasses.replace`, which takes long beside a step of one position.
+        return GateReads(
+            input=self.input,
+            context=self.context,
+            query=self.query,
+            value=self.value,
+            output=output,
+            partition=self.partition,
+        )
 
 
 class AttentionGate(nn.Module):

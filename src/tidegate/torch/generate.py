@@ -70,11 +70,11 @@ def generate(
     step = model.decode_step()
     for end in range(length, room + 1):
         mask = None if visible is None else visible[:, None, None, :end]
-        own = None if positions is None else positions[:, end - new.shape[1] : end]
+        new_positions = None if positions is None else positions[:, end - new.shape[1] : end]
         if step is None or end == length:
-            logits_BV = model(new, caches=caches, mask=mask, positions=own, num_logits=1)[:, 0]
+            logits_BV = model(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
         else:
-            logits_BV = step(new, caches=caches, mask=mask, positions=own)
+            logits_BV = step(new, caches=caches, mask=mask, positions=new_positions)
         drawn_B1, usable_B1 = _draw(logits_BV, temperature, top_k, top_p, generator)
         broken_B1 = broken_B1 | ~(usable_B1 | stopped_B1)
         if prompt.device.type == "cpu":

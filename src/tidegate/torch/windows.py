@@ -261,7 +261,7 @@ class _AttentionInBlocks(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         sink_H, *saved = ctx.saved_tensors
         do_BTHD, (o_BTHD, L_BTH) = grad_outputs[0], saved[3:]
-        # First, as in `_FusedSink`: its products take as much memory as one of the other gradients.
+        # Before the other gradients, as in `_FusedSink`: its products take as much memory as one of those.
         by_sink = sink_gradient(do_BTHD, o_BTHD, L_BTH, sink_H, over=(0, 1)) if ctx.needs_input_grad[0] else None
         by_inputs = _backward_operator(do_BTHD, *saved, *ctx.options)
         return (by_sink, *by_inputs, *(None for _ in ctx.options))

@@ -2,7 +2,7 @@
 
 Small byte-level models on Python's own sources, one for each gate and seed; those of one seed have the same initial
 weights and batches. Before each window there is a token for its start: that is the first key, on which a head without a
-sink can park its weight. In windows without such a token the first key is any byte, and no head parks there.
+sink can park its weight.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class Shares:
     first_key: float
     strongest: float
     """Weight on the first key in the head with most of it, the mean over seeds."""
-    sink: float
-    """0 where there is none."""
+    sink: float | None
+    """None where there is none."""
     contribution: float
 
     @property
     def other_keys(self) -> float:
         """What is left of the weight."""
-        return 1 - self.first_key - self.sink
+        return 1 - self.first_key - (self.sink or 0.0)
 
 
 def run_sinks(options: SinksOptions, *, tell: Tell = ignore) -> SinksResult:
@@ -115,17 +115,18 @@ def run_sinks(options: SinksOptions, *, tell: Tell = ignore) -> SinksResult:
 
 def shares_of(models: Sequence[TrainedModel]) -> Shares:
     """Return the means of one gate's models."""
+    on_sinks = heads_of(model.sink for model in models)
     return Shares(
         loss=statistics.fmean(model.loss for model in models),
         first_key=statistics.fmean(heads_of(model.first_key for model in models)),
         strongest=statistics.fmean(max(heads_of([model.first_key])) for model in models),
-        sink=statistics.fmean(heads_of(model.sink for model in models) or [0.0]),
+        sink=statistics.fmean(on_sinks) if on_sinks else None,
         contribution=statistics.fmean(heads_of(model.contribution for model in models)),
     )
 
 
 def heads_of(maps: Iterable[LayerByHead | None]) -> list[float]:
-    """Return the values of all heads of all layers, one model after another; of those that have any."""
+    """Return the values of all heads of all layers, model by model; a model without the statistic has none."""
     return [value for rows in maps for row in rows or () for value in row if value is not None]
 
 
@@ -134,10 +135,10 @@ def finding(result: SinksResult) -> str:
     parts = []
     for gate in result.options.gates:
         shares = shares_of(result.of(gate))
-        sink = f", {shares.sink:.3f} on the sink" if shares.sink else ""
+        sink = "" if shares.sink is None else f", {shares.sink:.3f} on the sink"
         parts.append(
-            f"{gate} {shares.first_key:.3f} on the first key ({shares.strongest:.3f} in the head with most){sink}, "
-            f"which adds {shares.contribution:.3f}, loss {shares.loss:.3f}"
+            f"{gate} {shares.first_key:.3f} on the first key ({shares.strongest:.3f} in the head with most), "
+            f"which adds {shares.contribution:.3f}{sink}, loss {shares.loss:.3f}"
         )
     seeds = f"{result.options.num_seeds} seeds" if result.options.num_seeds > 1 else "One seed"
     return (

@@ -47,9 +47,8 @@ def _table(result: SinksResult) -> Table:
     rows = []
     for gate in result.options.gates:
         shares = shares_of(result.of(gate))
-        sink = shares.sink or None
         rows.append(
-            (gate, shares.loss, shares.first_key, shares.strongest, sink, shares.other_keys, shares.contribution)
+            (gate, shares.loss, shares.first_key, shares.strongest, shares.sink, shares.other_keys, shares.contribution)
         )
     return Table(title="Weight of attention, means over seeds", columns=columns, rows=tuple(rows))
 
@@ -100,7 +99,7 @@ def _draw_shares(axes: Any, place: int, shares: Shares) -> None:
     start = 0.0
     for share, colour, ink in (
         (shares.first_key, VERMILION, "black"),
-        (shares.sink, BLUE, "white"),
+        (shares.sink or 0.0, BLUE, "white"),
         (shares.other_keys, _PALE, "black"),
     ):
         axes.barh(place, share, left=start, color=colour, height=0.62)
