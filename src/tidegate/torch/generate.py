@@ -74,7 +74,9 @@ def generate(
         if step is None or end == length:
             logits_BV = model(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
         else:
-            logits_BV = step(new, caches=caches, mask=mask, positions=new_positions)
+            # Nothing of it outlives this call but the tokens, which are put together outside.
+            with torch.inference_mode():
+                logits_BV = step(new, caches=caches, mask=mask, positions=new_positions)
         drawn_B1, usable_B1 = _draw(logits_BV, temperature, top_k, top_p, generator)
         broken_B1 = broken_B1 | ~(usable_B1 | stopped_B1)
         if prompt.device.type == "cpu":
