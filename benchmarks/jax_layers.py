@@ -111,7 +111,7 @@ def _marks(
 
 
 def _marks_of_long_rows(work: str, *, pairs: int) -> Iterator[tuple[str, float, str]]:
-    """The same of a window and of a sink, over full causal attention of a long row without gates."""
+    """Each time of a window and of a sink in a long row, over full causal attention without gates."""
     x = jax.random.normal(jax.random.key(2), (1, WINDOW_LENGTH, D_MODEL))
     runs: dict[str, Callable[[], Any]] = {}
     for name, options in {"none": {}, "window": {"window": WINDOW}, "sink": {"gate": "sink"}}.items():

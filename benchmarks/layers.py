@@ -38,7 +38,7 @@ Mark: TypeAlias = tuple[str, float, str]
 """A figure, what was measured, and the mark that it is held to."""
 
 TIMES_OVER_NONE = {"bma": 1.08, "bma-query": 1.08, "sink": 1.05}
-"""Time over `none` that layers are held to at T = 512 and more; from T = 2048 on none may take more than 1.05."""
+"""Time over `none` that layers are held to at T = 512 and more; from T = 2048 on each is held to 1.05 at most."""
 KEPT_OVER_NONE = {"bma-query recomputed": 1.05, "bma recomputed": 1.2, "sink": 1.05}
 """Bytes kept for the backward pass over those of `none`."""
 PEAKS_OVER_NONE = {"bma": 1.4, "bma-query": 1.4, "sink": 1.05}

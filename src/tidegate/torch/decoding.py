@@ -1,4 +1,4 @@
-"""A step of a decoder that reads one position of each row: what the model computes, with hardly a module called.
+"""A step of a decoder that reads one position of each row: what the model computes, by few calls of modules.
 
 Such a step is so short that calling modules and looking up their parameters takes a good part of it. So the parameters
 are gathered once, for as many steps as follow.

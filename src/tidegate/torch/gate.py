@@ -179,7 +179,7 @@ class AttentionGate(nn.Module):
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
 
     def sink_logits(self) -> Tensor:
-        """(H,): of a gate that reads the partition function, the logit of each head's sink, less its bias."""
+        """(H,): the logit of each head's sink, the negative bias of a gate that reads the partition function."""
         if self.gate.bias is None:
             return torch.zeros(self.num_heads)
         return -self._parameter("bias").squeeze(-1)
