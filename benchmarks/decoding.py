@@ -1,7 +1,8 @@
 """Generating tokens: our decoder with each gate beside a Llama of the same size in transformers, greedily.
 
-`python benchmarks/decoding.py` checks that both models are of one size, times whole calls of `generate` in turns, with
-one thread and with two, and writes `decoding.json` and `decoding.md` to `benchmarks/results/`.
+`python benchmarks/decoding.py` checks that both models are of one size and that each token of ours is the likeliest
+when the whole text is read at once, times whole calls of `generate` in turns, with one thread and with two, and writes
+`decoding.json` and `decoding.md` to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from harness import interleave, machine_record, markdown_table, marks_table, paired_ratio
 from peers import OURS, llama
+from torch import Tensor
 
 from tidegate.config import TransformerConfig
 from tidegate.torch import TransformerLM
@@ -52,20 +54,30 @@ def contenders(request: Request, vocab_size: int) -> dict[str, Callable[[], Any]
         return peer.generate(prompt, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0)
 
     assert theirs().shape == ours(models["none"])().shape
+    for model in models.values():
+        require_likeliest(model, ours(model)())
     return {gate: ours(model) for gate, model in models.items()} | {PEER: theirs}
+
+
+@torch.no_grad()
+def require_likeliest(model: TransformerLM, tokens: Tensor) -> None:
+    """Require that each generated token is what the model finds likeliest after those before it, but for rounding."""
+    logits = model(tokens[:, :-1], num_logits=NUM_NEW)
+    taken = logits.gather(-1, tokens[:, -NUM_NEW:, None])[..., 0]
+    torch.testing.assert_close(taken, logits.amax(dim=-1), rtol=1e-4, atol=1e-4)
 
 
 def config_of(gate: str, vocab_size: int) -> TransformerConfig:
     return TransformerConfig(vocab_size=vocab_size, d_model=512, num_layers=6, num_heads=8, max_length=2048, gate=gate)
 
 
-def measure(threads: list[int], vocab_size: int, rounds: int) -> dict[str, Any]:
+def measure(threads: list[int], requests: list[Request], vocab_size: int, rounds: int) -> dict[str, Any]:
     packages = ("torch", "transformers", "tidegate")
     record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "vocabulary": vocab_size}
     record |= {"marks": [], "milliseconds": {}}
     for num_threads in threads:
         torch.set_num_threads(num_threads)
-        for request in REQUESTS:
+        for request in requests:
             where = f"{request}, {num_threads} thread{'s' * (num_threads > 1)}"
             print(where, flush=True)
             runs = contenders(request, vocab_size)
@@ -100,9 +112,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs behind each median (default 5)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (default 1 2)")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the vocabulary (default 4096)")
+    parser.add_argument("--batch", type=int, nargs="+", help="only requests of these batches (default all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for decoding.json and decoding.md")
     options = parser.parse_args()
-    record = measure(options.threads, options.vocabulary, options.rounds)
+    requests = [request for request in REQUESTS if options.batch is None or request.batch in options.batch]
+    record = measure(options.threads, requests, options.vocabulary, options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "decoding.json").write_text(json.dumps(record, indent=1))
     (options.out / "decoding.md").write_text(report(record))

@@ -8,7 +8,9 @@ from torch import nn
 
 from tidegate import PRESETS
 from tidegate.config import Rotary, TransformerConfig
+from tidegate.torch import decoding
 from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.decoding import pays_to_pack
 from tidegate.torch.gate import AttentionGate
 
 SIZES = {"vocab_size": 31, "d_model": 24, "num_layers": 2, "max_length": 32}
@@ -38,10 +40,10 @@ def make(dtype=torch.float64, **options):
     return model
 
 
-def read_both(model, *, mask=None, positions=None):
+def read_both(model, *, mask=None, positions=None, packed_rows=None):
     """The logits of one more token of three rows, by the step and by the model, each after caches of its own."""
     tokens = torch.randint(31, (3, 7), generator=torch.Generator().manual_seed(1))
-    step, both = model.decode_step(), []
+    step, both = model.decode_step(packed_rows), []
     with torch.no_grad():
         for read in (lambda **seen: step(tokens[:, 6:], **seen), lambda **seen: model(tokens[:, 6:], **seen)[:, 0]):
             caches = model.new_caches(7)
@@ -62,6 +64,41 @@ def test_the_step_rounds_as_the_model_does(dtype):
     stepped, called = read_both(make(dtype, gate="bma", qk_norm=True))
     assert stepped.dtype == dtype
     assert torch.equal(stepped, called)
+
+
+packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of PyTorch packs no weights")
+
+
+@packs
+@pytest.mark.parametrize("build", BUILDS.values(), ids=list(BUILDS))
+@pytest.mark.parametrize("rows", [3, 8])
+def test_the_step_with_packed_weights_gives_the_logits_of_the_model(build, rows):
+    stepped, called = read_both(make(torch.float32, gate="sink+g1", **build), packed_rows=rows)
+    assert_close(stepped, called, what="forward")
+
+
+@packs
+def test_many_tokens_of_a_few_rows_take_packed_weights(monkeypatch):
+    model = make(torch.float32)
+    assert pays_to_pack(model, rows=2, steps=48)
+    assert not pays_to_pack(model, rows=1, steps=48)
+    assert not pays_to_pack(model, rows=2, steps=47)
+    assert not pays_to_pack(model, rows=17, steps=48)
+    assert not pays_to_pack(make(torch.float64), rows=2, steps=48)
+    assert not pays_to_pack(make(torch.bfloat16), rows=2, steps=48)
+    monkeypatch.setattr(decoding, "_BYTES_TO_PACK", 1000)
+    assert not pays_to_pack(model, rows=2, steps=48)
+
+
+@packs
+def test_packed_weights_are_taken_anew_for_each_text():
+    model = make(torch.float32, gate="bma")
+    prompt = torch.randint(31, (2, 5), generator=torch.Generator().manual_seed(1))
+    first = model.generate(prompt, max_new_tokens=60, temperature=0)
+    assert torch.equal(model.generate(prompt, max_new_tokens=30, temperature=0), first[:, :35])
+    with torch.no_grad():
+        model.stack.blocks[0].attention.o_proj.weight.neg_()
+    assert not torch.equal(model.generate(prompt, max_new_tokens=60, temperature=0), first)
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=list(BUILDS))

@@ -32,6 +32,12 @@ from tidegate.torch.rotary import Turn, rotary_turn, rotate
 from tidegate.torch.sink import attend_with_sink
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
+_Product: TypeAlias = Callable[[nn.Linear | nn.Embedding], _Map]
+
+# Read off benchmarks/decoding.py: a copy takes as long as about thirty steps save.
+_ROWS_TO_PACK_FOR = range(2, 17)
+_STEPS_TO_PACK_FOR = 48
+_BYTES_TO_PACK = 2**30
 
 _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     kind: kind.forward
@@ -71,8 +77,28 @@ def can_skip_modules(model: nn.Module, stack: TransformerStack) -> bool:
     return alike and not _is_hooked(model) and all(_does_no_more(part) for part in parts)
 
 
+def pays_to_pack(model: nn.Module, *, rows: int, steps: int) -> bool:
+    """Whether that many steps end sooner with a copy of the weights that is laid out for batches of `rows`.
+
+    So with few rows, where a plain product does not reach the speed at which weights are read, on CPUs and in float32;
+    a copy of more than 1 GiB is not made.
+    """
+    parameters = list(model.parameters())
+    return (
+        rows in _ROWS_TO_PACK_FOR
+        and steps >= _STEPS_TO_PACK_FOR
+        and torch.backends.mkldnn.is_available()
+        and all(parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in parameters)
+        and sum(parameter.nbytes for parameter in parameters) <= _BYTES_TO_PACK
+    )
+
+
 class DecodeStep:
-    """Compute the logits that the model gives for one more token of each row; for inference alone."""
+    """Compute the logits that the model gives for one more token of each row; for inference alone.
+
+    packed_rows : copy the weights in a layout that is fast for batches of that many rows, see `pays_to_pack`; the step
+                  then no longer follows the model when that changes. None reads the model's own
+    """
 
     def __init__(
         self,
@@ -80,13 +106,16 @@ class DecodeStep:
         position_embedding: nn.Embedding | None,
         stack: TransformerStack,
         head: nn.Linear | None,
+        *,
+        packed_rows: int | None = None,
     ) -> None:
         blocks = cast("Sequence[TransformerBlock]", stack.blocks)
+        product = _plain_product if packed_rows is None else partial(_packed_product, packed_rows)
         self._embedding, self._position_embedding = embedding, position_embedding
         self._rotary, self._rotary_width = _rotation(blocks[0].attention)
-        self._blocks = [_BlockStep(block) for block in blocks]
+        self._blocks = [_BlockStep(block, product) for block in blocks]
         self._norm = _norm(stack.norm)
-        self._head = partial(F.linear, weight=embedding.weight) if head is None else _linear(head)
+        self._head = product(embedding if head is None else head)
 
     @torch.no_grad()
     def __call__(
@@ -122,9 +151,10 @@ class DecodeStep:
 
 
 class _BlockStep:
-    def __init__(self, block: TransformerBlock) -> None:
+    def __init__(self, block: TransformerBlock, product: _Product) -> None:
         self._attention_norm, self._feedforward_norm = _norm(block.attention_norm), _norm(block.feedforward_norm)
-        self._attend, self._feed = _AttentionStep(block.attention), _feedforward(block.feedforward)
+        self._attend = _AttentionStep(block.attention, product)
+        self._feed = _feedforward(block.feedforward, product)
 
     def __call__(self, x_B1M: Tensor, turn: Turn | None, cache: KVCache, mask: Tensor | None) -> Tensor:
         x_B1M = x_B1M + self._attend(self._attention_norm(x_B1M), turn, cache, mask)
@@ -132,9 +162,9 @@ class _BlockStep:
 
 
 class _AttentionStep:
-    def __init__(self, attention: GatedAttention) -> None:
+    def __init__(self, attention: GatedAttention, product: _Product) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        self._q, self._k, self._v, self._o = (_linear(projection) for projection in projections)
+        self._q, self._k, self._v, self._o = (product(projection) for projection in projections)
         self._by_head = (-1, attention.shape.head_dim)
         self._scale, self._window = attention.scale, attention.window
         self._claim = attention.claim
@@ -181,8 +211,19 @@ def _apply(gate: AttentionGate | None, target: Tensor, reads: GateReads) -> Tens
     return target if gate is None else gate.apply_to(target, gate.source(reads))
 
 
-def _linear(linear: nn.Linear) -> _Map:
-    return partial(F.linear, weight=linear.weight, bias=linear.bias)
+def _plain_product(factor: nn.Linear | nn.Embedding) -> _Map:
+    return partial(F.linear, weight=factor.weight, bias=_bias(factor))
+
+
+def _packed_product(rows: int, factor: nn.Linear | nn.Embedding) -> _Map:
+    # The product that PyTorch's own compiler calls for weights that are frozen; it has no public name.
+    packed = torch.ops.mkldnn._reorder_linear_weight(factor.weight.detach(), rows)
+    product, bias = torch.ops.mkldnn._linear_pointwise.default, _bias(factor)
+    return lambda x: product(x, packed, bias, "none", [], "")
+
+
+def _bias(factor: nn.Linear | nn.Embedding) -> Tensor | None:
+    return factor.bias if isinstance(factor, nn.Linear) else None
 
 
 def _norm(norm: nn.RMSNorm | nn.LayerNorm) -> _Map:
@@ -192,11 +233,11 @@ def _norm(norm: nn.RMSNorm | nn.LayerNorm) -> _Map:
     return partial(F.layer_norm, normalized_shape=shape, weight=norm.weight, bias=norm.bias, eps=eps)
 
 
-def _feedforward(feedforward: FeedForward) -> _Map:
-    up, down = _linear(feedforward.up_proj), _linear(feedforward.down_proj)
+def _feedforward(feedforward: FeedForward, product: _Product) -> _Map:
+    up, down = product(feedforward.up_proj), product(feedforward.down_proj)
     if feedforward.gate_proj is None:
         return lambda x: down(F.gelu(up(x)))
-    gate = _linear(feedforward.gate_proj)
+    gate = product(feedforward.gate_proj)
     return lambda x: down(F.silu(gate(x)) * up(x))
 
 

@@ -22,6 +22,7 @@ from tidegate._refusals import (
     require_sampling,
     require_tokens,
 )
+from tidegate.torch.decoding import pays_to_pack
 from tidegate.torch.precision import require_tensor, widen
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def generate(
     broken_B1 = torch.zeros_like(stopped_B1)
     visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
     tokens, new = prompt, prompt
-    step = model.decode_step()
+    rows = prompt.shape[0]
+    step = model.decode_step(rows if pays_to_pack(model, rows=rows, steps=max_new_tokens - 1) else None)
     for end in range(length, room + 1):
         mask = None if visible is None else visible[:, None, None, :end]
         new_positions = None if positions is None else positions[:, end - new.shape[1] : end]
