@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tidegate import PRESETS, Gate, Gates, HeadShape, legal_gates
 
 READS_AT = {
-    "output": ("input", "query", "value", "output", "partition"),
-    "value": ("input", "query", "value"),
-    "key": ("input", "query", "value"),
-    "query": ("input", "query", "value"),
-    "dense": ("input", "output"),
+    "output": ("input", "query", "value", "output", "partition", "nothing"),
+    "value": ("input", "query", "value", "nothing"),
+    "key": ("input", "query", "value", "nothing"),
+    "query": ("input", "query", "value", "nothing"),
+    "dense": ("input", "output", "nothing"),
 }
 COMBINATIONS = {
     (site, reads, grain)
@@ -22,7 +22,8 @@ COMBINATIONS = {
     for reads in sources
     for grain in (("element",) if site == "dense" else ("head",) if reads == "partition" else ("element", "head"))
 }
-ACTIVATIONS = ("sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity")
+ACTIVATIONS = ("sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity", "gelu", "tanh")
+STARTS_OPEN = ("sigmoid", "softplus", "tanh1", "twosigmoid")
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -31,18 +32,29 @@ def gates(draw):
     site, reads, grain = draw(st.sampled_from(sorted(COMBINATIONS)))
     bias = draw(st.none() | numbers)
     if reads == "partition":
-        return Gate(site=site, reads=reads, grain=grain, bias=bias)
+        placebo = draw(st.sampled_from([None, "constant"]))
+        return Gate(site=site, reads=reads, grain=grain, bias=bias, placebo=placebo)
+    if reads == site and grain == "element" and draw(st.booleans()):
+        return Gate(site=site, reads=reads, activation=draw(st.sampled_from(ACTIVATIONS)), op="replace")
+    activation = draw(st.sampled_from(ACTIVATIONS))
+    placebos = (None, "constant", *(("shuffled",) if reads != "nothing" else ()))
+    options = {
+        "site": site,
+        "reads": reads,
+        "grain": grain,
+        "share": "head" if site == "dense" else draw(st.sampled_from(["head", "group", "layer"])),
+        "activation": activation,
+        "op": draw(st.sampled_from(["multiply", "add"])),
+        "bias": bias,
+        "placebo": draw(st.sampled_from(placebos if activation in STARTS_OPEN else [None])),
+    }
+    if reads == "nothing":
+        return Gate(**options)
     return Gate(
-        site=site,
-        reads=reads,
-        grain=grain,
-        share="head" if site == "dense" else draw(st.sampled_from(["head", "group", "layer"])),
-        activation=draw(st.sampled_from(ACTIVATIONS)),
-        op=draw(st.sampled_from(["multiply", "add"])),
+        **options,
         rank=draw(st.none() | st.integers(1, 10**6)),
         width=draw(st.none() | st.integers(1, 10**6)),
         init_std=draw(st.just(0.02) | numbers.map(abs)),
-        bias=bias,
     )
 
 
@@ -80,6 +92,13 @@ class TestSpelling:
             "output:input:tanh1": {"activation": "tanh1"},
             "output:input:twosigmoid": {"activation": "twosigmoid"},
             "output:input:identity": {"activation": "identity"},
+            "output:input:gelu": {"activation": "gelu"},
+            "output:input:tanh": {"activation": "tanh"},
+            "output:input:constant": {"placebo": "constant"},
+            "output:input:shuffled": {"placebo": "shuffled"},
+            "output:output:gelu:replace": {"reads": "output", "activation": "gelu", "op": "replace"},
+            "output:nothing": {"reads": "nothing"},
+            "output:nothing:b2": {"reads": "nothing", "bias": 2.0},
             "output:input:shared-group": {"share": "group"},
             "output:input:shared-layer": {"share": "layer"},
             "output:input:add": {"op": "add"},
@@ -159,19 +178,22 @@ def test_the_first_choice_of_each_field_is_the_default():
         "width": None,
         "init_std": 0.02,
         "bias": None,
+        "placebo": None,
     }
 
 
 def test_legal_gates_are_all_that_the_vocabulary_allows():
     found = [(gate.site, gate.reads, gate.grain) for gate in legal_gates()]
-    assert len(found) == 29
+    assert len(found) == 38
     assert set(found) == COMBINATIONS
-    assert all(replace(gate, site="output", reads="input", grain="element") == Gate() for gate in legal_gates())
+    assert all(
+        replace(gate, site="output", reads="input", grain="element", bias=None) == Gate() for gate in legal_gates()
+    )
 
 
 class TestRefusals:
     @pytest.mark.parametrize("site", READS_AT)
-    @pytest.mark.parametrize("reads", ["input", "query", "value", "output", "partition"])
+    @pytest.mark.parametrize("reads", ["input", "query", "value", "output", "partition", "nothing"])
     @pytest.mark.parametrize("grain", ["element", "head"])
     def test_a_combination_is_refused_exactly_if_it_is_not_in_the_table(self, site, reads, grain):
         if (site, reads, grain) in COMBINATIONS:
@@ -249,10 +271,11 @@ class TestRefusals:
             ({"share": "Layer"}, "Gate.share cannot be 'Layer'. Did you mean layer?"),
             (
                 {"activation": "gauss"},
-                "Gate.activation cannot be 'gauss'. Known: sigmoid, silu, softplus, tanh1, twosigmoid, identity.",
+                "Gate.activation cannot be 'gauss'. "
+                "Known: sigmoid, silu, softplus, tanh1, twosigmoid, identity, gelu, tanh.",
             ),
-            ({"op": "times"}, "Gate.op cannot be 'times'. Did you mean multiply or add?"),
-            ({"reads": "mask"}, "Gate.reads cannot be 'mask'. Known: input, query, value, output, partition."),
+            ({"op": "times"}, "Gate.op cannot be 'times'. Did you mean multiply or add or replace?"),
+            ({"reads": "mask"}, "Gate.reads cannot be 'mask'. Known: input, query, value, output, partition, nothing."),
             ({"site": None}, "Gate.site cannot be None. Known: output, value, key, query, dense."),
             ({"reads": ["input"]}, "Gate.reads cannot be ['input']. Did you mean input?"),
         ],
@@ -340,8 +363,8 @@ class TestParsing:
     )
     def test_an_unknown_part_is_named_with_what_could_stand_there(self, part, suggestion):
         known = (
-            "Known: element, head, sigmoid, silu, softplus, tanh1, twosigmoid, identity, multiply, add, "
-            "shared-head, shared-group, shared-layer."
+            "Known: element, head, sigmoid, silu, softplus, tanh1, twosigmoid, identity, gelu, tanh, multiply, add, "
+            "replace, constant, shuffled, shared-head, shared-group, shared-layer."
         )
         text = f"output:input:{part}"
         message = (
@@ -432,16 +455,20 @@ class TestParameters:
             "value": h,
             "output": H * h if dense else h,
             "partition": 1,
+            "nothing": 0,
         }[gate.reads]
         width = None if gate.width is None else max(1, int(share_of_width * read))
-        rank = None if gate.reads == "partition" else rank
+        has_matrix = gate.reads not in ("partition", "nothing") and gate.op != "replace"
+        rank = rank if has_matrix else None
+        has_matrix = has_matrix and gate.placebo != "constant"
         gate = replace(gate, width=width, rank=rank)
         read = width or read
-        gated = 1 if gate.grain == "head" else d if dense else h
+        gated = 1 if gate.grain == "head" or gate.placebo == "constant" else d if dense else h
         matrices = {"head": 1 if dense else groups if source else H, "group": groups, "layer": 1}[gate.share]
 
-        matrix = 0 if gate.reads == "partition" else read * gated if rank is None else rank * (read + gated)
-        each = matrix + (0 if gate.bias is None else gated)
+        matrix = 0 if not has_matrix else read * gated if rank is None else rank * (read + gated)
+        has_bias = gate.bias is not None and gate.placebo != "constant"
+        each = matrix + (gated if has_bias else 0)
         sizes = {"d_model": d, "num_heads": H, "num_kv_heads": groups, "head_dim": h}
         assert gate.num_parameters(**sizes) == matrices * each
 
@@ -451,9 +478,9 @@ class TestParameters:
             if rank is None
             else {"weight_down": (matrices, read, rank), "weight_up": (matrices, rank, gated)}
         )
-        expected = {} if gate.reads == "partition" else expected
-        assert shapes == expected | ({} if gate.bias is None else {"bias": (matrices, gated)})
-        assert list(shapes) == list(expected) + ([] if gate.bias is None else ["bias"])
+        expected = expected if has_matrix else {}
+        assert shapes == expected | ({"bias": (matrices, gated)} if has_bias else {})
+        assert list(shapes) == list(expected) + (["bias"] if has_bias else [])
 
         shape = HeadShape(**sizes)
         assert gate.num_matrices(shape) == matrices
@@ -540,3 +567,74 @@ def test_gates_are_frozen_and_hashable_values(gate):
 def test_fields_are_keywords():
     with pytest.raises(TypeError, match="positional"):
         Gate("value", "query")
+
+
+class TestPlacebos:
+    @pytest.mark.parametrize(
+        ("spelling", "reason"),
+        {
+            "output:input:silu:constant": (
+                "silu starts at 0, and a constant 0 lets nothing pass; give it a bias such as b1, or use the placebo "
+                "'shuffled'."
+            ),
+            "output:nothing:shuffled": "a gate that reads nothing has nothing to shuffle; use the placebo 'constant'.",
+            "output:partition:head:shuffled": (
+                "a sink's placebo is 'constant', which has the number of visible keys for its partition function."
+            ),
+            "output:output:gelu:replace:constant": (
+                "a function that replaces its target has no placebo; compare it with 'none'."
+            ),
+            "output:nothing:r2": "it has no matrix; leave rank, width and init_std as they are.",
+            "output:output:gelu:replace:s0": "it has no matrix; leave rank, width and init_std as they are.",
+            "output:input:gelu:replace": (
+                "a function that replaces its target reads it; use output:output, value:value or query:query."
+            ),
+            "output:output:gelu:replace:b0": (
+                "a function that replaces its target has no parameters; leave grain, share and bias as they are."
+            ),
+        }.items(),
+    )
+    def test_what_makes_no_control_is_refused_with_the_reason(self, spelling, reason):
+        pair = ":".join(spelling.split(":")[:2])
+        with pytest.raises(ValueError, match=exactly(f"Gate {pair} is refused: {reason}")):
+            Gate.parse(spelling)
+
+    @pytest.mark.parametrize(
+        ("spelling", "shapes"),
+        {
+            "output:nothing": {"bias": (4, 8)},
+            "value:nothing:head": {"bias": (2, 1)},
+            "dense:nothing": {"bias": (1, 32)},
+            "output:input:b1:constant": {},
+            "output:partition:head:b0:constant": {},
+            "output:input:shuffled": {"weight": (4, 32, 8)},
+            "output:output:gelu:replace": {},
+        }.items(),
+    )
+    def test_a_placebo_has_the_parameters_of_what_it_stands_for(self, spelling, shapes):
+        assert Gate.parse(spelling).parameter_shapes(d_model=32, num_heads=4, num_kv_heads=2) == shapes
+
+    def test_only_shuffled_gates_need_other_sequences(self):
+        for gate in (*PRESETS.values(), Gate(placebo="constant")):
+            assert gate.require_other_sequences(1, cached=True) is None
+        shuffled = Gate(placebo="shuffled")
+        assert shuffled.require_other_sequences(2) is None
+        with pytest.raises(ValueError, match=r"and the batch has 1\. Give it two or more\.$"):
+            shuffled.require_other_sequences(1)
+        with pytest.raises(ValueError, match=r"Read the whole batch at once, without a cache\.$"):
+            shuffled.require_other_sequences(2, cached=True)
+
+    @pytest.mark.parametrize(
+        ("spelling", "undone"),
+        {
+            "key:input:head": True,
+            "query:nothing:head": True,
+            "key:input:constant": True,
+            "key:input": False,
+            "query:input:head:silu": False,
+            "key:input:head:add": False,
+            "value:input:head": False,
+        }.items(),
+    )
+    def test_a_norm_undoes_one_positive_factor_of_whole_queries_or_keys(self, spelling, undone):
+        assert Gate.parse(spelling).is_undone_by_norm == undone

@@ -53,6 +53,8 @@ def require_layer_inputs(
             raise ValueError(f"{name} must have shape (batch, positions, {d_model}); got {tuple(given)}.")
     if packed is not None and (context is not None or has_cache):
         raise ValueError(f"{packed} are for self-attention over whole rows; use mask with a context or a cache.")
+    for gate in gates:
+        gate.require_other_sequences(x[0], cached=has_cache)
     if context is None:
         return
     if context[0] != x[0]:

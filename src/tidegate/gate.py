@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -17,11 +17,12 @@ from tidegate._text import echo
 from tidegate.sizes import HeadShape, require_size
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
-Reads: TypeAlias = Literal["input", "query", "value", "output", "partition"]
+Reads: TypeAlias = Literal["input", "query", "value", "output", "partition", "nothing"]
 Grain: TypeAlias = Literal["element", "head"]
 Share: TypeAlias = Literal["head", "group", "layer"]
-Activation: TypeAlias = Literal["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
-Op: TypeAlias = Literal["multiply", "add"]
+Activation: TypeAlias = Literal["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity", "gelu", "tanh"]
+Op: TypeAlias = Literal["multiply", "add", "replace"]
+Placebo: TypeAlias = Literal["constant", "shuffled"]
 
 GatePath: TypeAlias = Literal["query", "key", "value", "partition", "output", "dense"]
 
@@ -37,7 +38,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "share": get_args(Share),
     "activation": get_args(Activation),
     "op": get_args(Op),
+    "placebo": get_args(Placebo),
 }
+_ZERO_AT_ZERO: tuple[Activation, ...] = ("silu", "identity", "gelu", "tanh")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +50,9 @@ class Gate:
     site: Site = "output"
     """What it acts on: a head's attention output, its value, key or query, or the output projection's result."""
     reads: Reads = "input"
-    """What it is computed from: the layer's input, the head's own query, the value, the attention output, or the
-    logarithm of the head's partition function, with the weight 1: that gate is a sink in the softmax's denominator."""
+    """What it is computed from: the layer's input, the head's own query, the value, the attention output, nothing (a
+    trained constant), or the logarithm of the head's partition function, with the weight 1: that gate is a sink in the
+    softmax's denominator."""
     grain: Grain = "element"
     """One number per feature, or one number per head."""
     share: Share = "head"
@@ -56,7 +60,8 @@ class Gate:
     activation: Activation = "sigmoid"
     """`tanh1` is 1 + tanh and `twosigmoid` is 2 sigmoid: both are exactly 1 at zero."""
     op: Op = "multiply"
-    """How the gate meets its target."""
+    """How the gate meets its target; `replace` puts the activation of the target itself in its place, without a
+    matrix: a pointwise function instead of a gate."""
     rank: int | None = None
     """Rank of the gate's matrix, stored as two factors; None stores it whole."""
     width: int | None = None
@@ -64,11 +69,17 @@ class Gate:
     init_std: float = _DEFAULT_INIT_STD
     """Standard deviation of the matrix at the start; 0 starts at zero."""
     bias: float | None = None
-    """Starting value of a trainable bias, which sets how open the gate starts; None has no bias."""
+    """Starting value of a trainable bias, which sets how open the gate starts; None has no bias, and is 0 for a gate
+    that reads nothing."""
+    placebo: Placebo | None = None
+    """A control that has all of the gate but what it is meant to do. `constant` stays at the starting value and learns
+    nothing; for the partition function it has the logarithm of the number of visible keys. `shuffled` reads the same
+    position of the next sequence in the batch, without a gradient to it. None is the gate itself."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            _require_choice(name, getattr(self, name), choices)
+            if name != "placebo" or self.placebo is not None:
+                _require_choice(name, getattr(self, name), choices)
         for name in ("rank", "width"):
             require_size(f"Gate.{name}", getattr(self, name), otherwise="or None")
         object.__setattr__(self, "init_std", _finite("init_std", self.init_std))
@@ -76,9 +87,14 @@ class Gate:
             raise ValueError(f"Gate.init_std must not be negative; got {echo(self.init_std)}.")
         if self.bias is not None:
             object.__setattr__(self, "bias", _finite("bias", self.bias))
-        reason = _objection(self.site, self.reads, self.grain, self.share)
-        if reason is None and self.reads == "partition":
-            reason = _sink_objection(self)
+        elif self.reads == "nothing":
+            object.__setattr__(self, "bias", 0.0)
+        reason = (
+            _objection(self.site, self.reads, self.grain, self.share)
+            or _sink_objection(self)
+            or _matrix_objection(self)
+            or _placebo_objection(self)
+        )
         if reason is not None:
             raise ValueError(f"Gate {self.site}:{self.reads} is refused: {reason}")
 
@@ -88,6 +104,38 @@ class Gate:
         return "partition" if self.reads == "partition" else self.site
 
     @property
+    def has_matrix(self) -> bool:
+        """Whether what it reads passes a matrix of its own."""
+        return self.reads not in ("partition", "nothing") and self.op != "replace" and self.placebo != "constant"
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether it learns a bias; a constant placebo keeps the value that its bias would start from."""
+        return self.bias is not None and self.placebo != "constant"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is the same at every position and of every sequence."""
+        return self.reads == "nothing" or (self.placebo == "constant" and self.reads != "partition")
+
+    @property
+    def starting_value(self) -> float | None:
+        """What it multiplies by, or adds, before it has learned anything, but for the noise of its matrix at the start.
+
+        None for a sink, whose value depends on the number of keys, and for a function in the target's place.
+        """
+        if self.reads == "partition" or self.op == "replace":
+            return None
+        return _START[self.activation](self.bias or 0.0)
+
+    @property
+    def is_undone_by_norm(self) -> bool:
+        """Whether it multiplies whole queries or keys by one positive number, which a norm of theirs divides out."""
+        positive = self.activation in ("sigmoid", "softplus", "tanh1", "twosigmoid")
+        is_one_factor = self.op == "multiply" and (self.grain == "head" or self.placebo == "constant")
+        return self.site in ("query", "key") and is_one_factor and positive
+
+    @property
     def on_source(self) -> bool:
         """Whether it acts on the attended position (key and value sites), so before the cache."""
         return self.site in _SOURCE_SITES
@@ -95,6 +143,8 @@ class Gate:
     @property
     def needs_self_attention(self) -> bool:
         """Whether it reads, at the position it acts on, something that only self-attention has there."""
+        if self.is_blind:
+            return False
         return self.reads == "query" if self.on_source else self.reads == "value"
 
     def require_cross_attention(self) -> None:
@@ -103,6 +153,21 @@ class Gate:
             raise ValueError(
                 f"Gate {self} reads the {self.reads} at the position that it gates, which only self-attention has. "
                 "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+            )
+
+    def require_other_sequences(self, num_sequences: int, *, cached: bool = False) -> None:
+        """Refuse, if the gate reads another sequence of the batch, a batch of one and the steps of a cache."""
+        if self.placebo != "shuffled":
+            return
+        if cached:
+            raise ValueError(
+                f"Gate {self} reads the next sequence of the batch, which has nothing to do with the text that a cache "
+                "continues. Read the whole batch at once, without a cache."
+            )
+        if num_sequences < 2:
+            raise ValueError(
+                f"Gate {self} reads the next sequence of the batch, and the batch has {num_sequences}. "
+                "Give it two or more."
             )
 
     @property
@@ -121,10 +186,12 @@ class Gate:
             parts.append(f"r{self.rank}")
         if self.width is not None:
             parts.append(f"w{self.width}")
-        if self.bias is not None:
+        if self.bias is not None and (self.reads, self.bias) != ("nothing", 0.0):
             parts.append(f"b{_spell_number(self.bias)}")
         if self.init_std != _DEFAULT_INIT_STD:
             parts.append(f"s{_spell_number(self.init_std)}")
+        if self.placebo is not None:
+            parts.append(self.placebo)
         return ":".join(parts)
 
     def __str__(self) -> str:
@@ -203,8 +270,8 @@ class Gate:
         return full if self.width is None else self.width
 
     def gated_width(self, shape: HeadShape) -> int:
-        """Numbers that one gate gives at one position."""
-        if self.grain == "head":
+        """Numbers that one gate gives at one position; a constant is one number for all features."""
+        if self.grain == "head" or self.placebo == "constant":
             return 1
         return shape.d_model if self.site == "dense" else shape.head_dim
 
@@ -215,18 +282,19 @@ class Gate:
 
         `weight` is `(matrices, read width, gated width)`; with a rank r it is the product of `weight_down`,
         `(matrices, read width, r)`, and `weight_up`, `(matrices, r, gated width)`. `bias` is `(matrices, gated width)`.
-        A gate that reads the partition function has no matrix, and a bias of each head at most.
+        A gate that reads the partition function or nothing has no matrix, and a bias at most; a constant placebo and
+        the op `replace` have no parameters.
         """
         shape = HeadShape.of(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         matrices, read, gated = self.num_matrices(shape), self.read_width(shape), self.gated_width(shape)
         shapes: dict[str, tuple[int, ...]]
-        if self.reads == "partition":
+        if not self.has_matrix:
             shapes = {}
         elif self.rank is None:
             shapes = {"weight": (matrices, read, gated)}
         else:
             shapes = {"weight_down": (matrices, read, self.rank), "weight_up": (matrices, self.rank, gated)}
-        if self.bias is not None:
+        if self.has_bias:
             shapes["bias"] = (matrices, gated)
         return shapes
 
@@ -251,12 +319,30 @@ class Gate:
                 return shape.head_dim * (shape.num_heads if self.site == "dense" else 1)
             case "partition":
                 return 1
+            case "nothing":
+                return 0
+
+
+def _sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
+
+
+_START: dict[Activation, Callable[[float], float]] = {
+    "sigmoid": _sigmoid,
+    "silu": lambda z: z * _sigmoid(z),
+    "softplus": lambda z: max(z, 0.0) + math.log1p(math.exp(-abs(z))),
+    "tanh1": lambda z: 1 + math.tanh(z),
+    "twosigmoid": lambda z: 2 * _sigmoid(z),
+    "identity": lambda z: z,
+    "gelu": lambda z: z * (1 + math.erf(z * math.sqrt(0.5))) / 2,
+    "tanh": math.tanh,
+}
 
 
 def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | None:
     """Why a combination makes no sense, and what to use instead; None if it does."""
     if site == "dense":
-        if reads not in ("input", "output"):
+        if reads not in ("input", "output", "nothing"):
             return f"the output projection leaves no heads, so no {reads} of a head; use dense:input or dense:output."
         if grain == "head":
             return "the output projection leaves no heads to gate one by one; use grain 'element', or the output site."
@@ -278,6 +364,8 @@ def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | No
 
 def _sink_objection(gate: Gate) -> str | None:
     """Why a gate that reads the partition function is no sink of the softmax, and what to do; None if it is one."""
+    if gate.reads != "partition":
+        return None
     if gate.activation != "sigmoid" or gate.op != "multiply":
         return (
             "only a factor sigmoid(log Z + b) is a sink in the softmax's denominator; "
@@ -285,6 +373,39 @@ def _sink_objection(gate: Gate) -> str | None:
         )
     if (gate.rank, gate.width, gate.init_std) != (None, None, _DEFAULT_INIT_STD):
         return "log Z enters with the weight 1 and not through a matrix; leave rank, width and init_std as they are."
+    return None
+
+
+def _matrix_objection(gate: Gate) -> str | None:
+    """Why a gate without a matrix cannot be what its other fields say; None if it can."""
+    if gate.op == "replace":
+        if gate.reads != gate.site:
+            return "a function that replaces its target reads it; use output:output, value:value or query:query."
+        if (gate.grain, gate.share, gate.bias) != ("element", "head", None):
+            return "a function that replaces its target has no parameters; leave grain, share and bias as they are."
+    if gate.reads != "nothing" and gate.op != "replace":
+        return None
+    if (gate.rank, gate.width, gate.init_std) != (None, None, _DEFAULT_INIT_STD):
+        return "it has no matrix; leave rank, width and init_std as they are."
+    return None
+
+
+def _placebo_objection(gate: Gate) -> str | None:
+    """Why a gate has no such placebo, and what to use instead; None if it has, or is no placebo."""
+    if gate.placebo is None:
+        return None
+    if gate.op == "replace":
+        return "a function that replaces its target has no placebo; compare it with 'none'."
+    if gate.placebo == "shuffled":
+        if gate.reads == "nothing":
+            return "a gate that reads nothing has nothing to shuffle; use the placebo 'constant'."
+        if gate.reads == "partition":
+            return "a sink's placebo is 'constant', which has the number of visible keys for its partition function."
+    elif gate.op == "multiply" and gate.activation in _ZERO_AT_ZERO and not gate.bias:
+        return (
+            f"{gate.activation} starts at 0, and a constant 0 lets nothing pass; give it a bias such as b1, or use the "
+            "placebo 'shuffled'."
+        )
     return None
 
 
@@ -306,7 +427,7 @@ def _finite(name: str, value: float) -> float:
 
 # What each part after site:reads says: a word is a value of a field, a letter and a number is a numeric field.
 _WORDS: dict[str, tuple[str, str]] = {
-    **{word: (field, word) for field in ("grain", "activation", "op") for word in _CHOICES[field]},
+    **{word: (field, word) for field in ("grain", "activation", "op", "placebo") for word in _CHOICES[field]},
     **{f"shared-{word}": ("share", word) for word in _CHOICES["share"]},
 }
 _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {

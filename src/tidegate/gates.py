@@ -47,6 +47,26 @@ class Gates(tuple[Gate, ...]):
         """The gate at a site, or the one that reads the partition function, if there is one."""
         return next((gate for gate in self if gate.path == path), None)
 
+    @property
+    def branch_scale(self) -> float | None:
+        """What the gates multiply the layer's output by at the start; None where they do more than that.
+
+        Gates of queries and keys do not count: they change where a head looks, and not how loud it speaks.
+        """
+        scale = 1.0
+        for gate in self:
+            if gate.site in ("query", "key"):
+                continue
+            if gate.op != "multiply" or gate.starting_value is None:
+                return None
+            scale *= gate.starting_value
+        return scale
+
+    @property
+    def read_other_sequences(self) -> bool:
+        """Whether one of them is a placebo that reads another sequence of the batch."""
+        return any(gate.placebo == "shuffled" for gate in self)
+
     def require_cross_attention(self) -> None:
         """Refuse, with what to use instead, if any of the gates cannot serve cross-attention."""
         for gate in self:

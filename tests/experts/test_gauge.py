@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from covers import axis, over
-from layers import EXOTIC, GATES, TOGETHER, make_layer
+from layers import CONTROLS, EXOTIC, GATES, TOGETHER, make_layer
 
 from tidegate.experts.gauge import gauge_report, gauge_table, head_gauge, random_layer
 from tidegate.experts.gauge_theory import predict_gauge, why_unpredicted
@@ -23,13 +23,14 @@ OPTIONS = {
     "everything": SHARED | {"rotary": Rotary(base=50.0, fraction=0.5), "head_dim": 4, "bias": True, "qk_norm": True},
 }
 EVERY_GATE = ("none", *map(str, GATES), *(spelling for spelling in TOGETHER if "+" in spelling))
+READERS = tuple(spelling for spelling in EVERY_GATE if "nothing" not in spelling)
 ODD = tuple(spelling for spelling in EXOTIC if "w5" not in spelling)
 
 
 FEW_GATES = ("none", "g1", "g1-head", "bma", "g3", "key:value:head", "query:query", "g1+g2+g3+g4+g5")
 
 
-@over(gate=axis(EVERY_GATE, *FEW_GATES), options=axis(OPTIONS, "plain", "everything"))
+@over(gate=axis(READERS, *FEW_GATES), options=axis(OPTIONS, "plain", "everything"))
 def test_theory_and_measurement_agree_for_every_gate(gate, options):
     (row,) = gauge_table([gate], **options)
     measured, predicted = (
@@ -38,6 +39,14 @@ def test_theory_and_measurement_agree_for_every_gate(gate, options):
     )
     assert measured == predicted
     assert row.report.agrees
+
+
+@pytest.mark.parametrize("gate", [*(gate for gate in EVERY_GATE if gate not in READERS), *CONTROLS])
+def test_the_theory_is_silent_where_a_gate_is_a_control(gate):
+    layer = make_layer(gate)
+    assert predict_gauge(layer) is None
+    reason = why_unpredicted(layer)
+    assert any(words in reason for words in ("is a constant", "is a placebo", "is no factor", "adds"))
 
 
 def test_odd_gates_agree_where_the_theory_speaks():

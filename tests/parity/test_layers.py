@@ -8,7 +8,7 @@ import torch
 from closeness import assert_close
 from covers import axis, over
 from jax_layers import COMBINED, GROUPED, as_params, every_combination, quick_jit, side_by_side, twin
-from layers import GATES
+from layers import CONTROLS, GATES
 from torch_layers import OPTIONS, SPELLINGS, gradients, make, sample
 
 from tidegate import PRESETS, Gates
@@ -107,6 +107,12 @@ def test_all_gates_under_all_options_are_the_same_in_every_framework(gate, dtype
     assert_agree(make(gate, **OPTIONS["everything"], dtype=dtype), inputs(2, T, 24, dtype=dtype))
 
 
+@pytest.mark.parametrize("gate", side_by_side(CONTROLS))
+@pytest.mark.parametrize("options", ["everything", "multi-query"])
+def test_placebos_are_the_same_in_every_framework(gate, options):
+    assert_agree(make(gate, **OPTIONS[options]), inputs(3, T, 24))
+
+
 @pytest.mark.parametrize("gate", COMBINED[-3:])
 def test_shared_gates_with_a_single_key_and_value_head_are_the_same_in_every_framework(gate):
     assert_agree(make(gate, **OPTIONS["multi-query"]), inputs(2, T, 24))
@@ -174,6 +180,8 @@ ACROSS = [
     "output:query:head+value:value:head+key:value:head+query:query:head",
     "off-by-one+output:output",
     "sink+output:output:head",
+    "output:nothing+value:nothing+key:nothing+query:nothing+dense:nothing",
+    "output:nothing:head+value:nothing:head+key:nothing:head+query:nothing:head",
 ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from closeness import assert_close
-from layers import GATES
+from layers import CONTROLS, GATES
 from torch_layers import ROTARY, every_option, every_spelling, gradients, make, sample
 
 BOUNDARIES = (0, 2, 3, 6)
@@ -25,6 +25,15 @@ def assert_same_layer(layer, x, *, context=None, **given):
 @every_spelling
 def test_the_layer_is_its_reference(gate, options):
     assert_same_layer(make(gate, **options), sample(2, 5, 24, requires_grad=True))
+
+
+@every_option
+@pytest.mark.parametrize("gate", CONTROLS)
+def test_placebos_are_their_references(gate, options):
+    layer = make(gate, **options)
+    assert_same_layer(layer, sample(3, 5, 24, requires_grad=True))
+    mask = sample(3, 1, 5, 5, seed=3) > -0.3
+    assert_same_layer(layer, sample(3, 5, 24, requires_grad=True), mask=mask)
 
 
 @pytest.mark.parametrize("T", [1, 63, 100])

@@ -96,6 +96,7 @@ LAYERS: dict[str, Layer] = {
             "plots.py": ("matplotlib",),
             "_drawing.py": ("matplotlib",),
             "autodiff.py": ("torch", "jax"),
+            "primitives.py": ("torch", "jax"),
             "random.py": ("torch", "jax"),
         },
         deferred=("torch", "jax"),

@@ -8,8 +8,8 @@ from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
 GATES = tuple(legal_gates())
-WITH_MATRICES = tuple(gate for gate in GATES if gate.reads != "partition")
 """Every site, reads and grain."""
+WITH_MATRICES = tuple(gate for gate in GATES if gate.has_matrix)
 
 EXOTIC = (
     "output:input:r2:w3:b1:shared-group",
@@ -39,14 +39,39 @@ TOGETHER = (
     "output:value:head+value:value:head+key:value:head+query:value:head",
     "off-by-one+output:output",
     "output:output:head",
+    "output:nothing+value:nothing+key:nothing+query:nothing+dense:nothing",
+    "output:nothing:head+value:nothing:head+key:nothing:head+query:nothing:head",
 )
 """Every gate of `GATES` once, as few layers as the sites allow."""
 
 
+CONTROLS = (
+    "output:input:constant",
+    "value:query:twosigmoid:b0.3:constant",
+    "dense:output:tanh1:constant",
+    "output:partition:head:b0.2:constant",
+    "output:input:shuffled",
+    "value:query:head:r2:b1:shuffled",
+    "key:value:add:shuffled",
+    "output:output:w2:shuffled",
+    "dense:input:twosigmoid:shuffled",
+    "output:output:gelu:replace",
+    "value:value:tanh:replace",
+    "query:query:silu:replace",
+)
+"""Placebos of every kind, and functions in a gate's place; those that shuffle take no batch of one."""
+
+
 def gate_parameters(gates, rng, *, d=6, H=4, G=2, h=4, scale=20.0):
-    """Parameters for each gate's path, drawn like the real ones but `scale` times as large."""
+    """Parameters for each gate's path, drawn like the real ones but `scale` times as large.
+
+    Constants that start at 0 are drawn too.
+    """
     sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
     drawn = {gate.path: init_gate_parameters(rng, gate, **sizes) for gate in gates}
+    for gate in gates:
+        if gate.reads == "nothing" and gate.has_bias and gate.bias == 0:
+            drawn[gate.path]["bias"] = rng.standard_normal(drawn[gate.path]["bias"].shape) / scale
     return {path: {name: array * scale for name, array in arrays.items()} for path, arrays in drawn.items()}
 
 

@@ -12,6 +12,8 @@ PHI = {
     "tanh1": lambda z: 1 + math.tanh(z),
     "twosigmoid": lambda z: 2 / (1 + math.exp(-z)),
     "identity": lambda z: z,
+    "gelu": lambda z: z * math.erfc(-z / math.sqrt(2)) / 2,
+    "tanh": math.tanh,
 }
 
 
@@ -36,6 +38,8 @@ def slow_heads(gate, target, parameters, input, context, query, value, output, p
                 reads = value[n, t] if source else value[n // group, t]
             elif gate.reads == "partition":
                 reads = partition[n, t : t + 1]
+            elif gate.reads == "nothing":
+                reads = ()
             else:
                 reads = np.concatenate([o[t] for o in output]) if gate.site == "dense" else output[n, t]
             for c in range(len(features)):
@@ -56,6 +60,8 @@ def slow_logit(gate, parameters, reads, n, group, column):
         m = n
     if gate.reads == "partition":
         matrix = np.ones((1, 1))
+    elif gate.reads == "nothing":
+        matrix = np.ones((0, 1))
     elif gate.rank is None:
         matrix = parameters["weight"][m]
     else:

@@ -27,7 +27,7 @@ from tidegate.tensors.gating import (
 )
 
 ALL = (*GATES, *map(Gate.parse, EXOTIC))
-WITH_MATRICES = [gate for gate in GATES if gate.reads != "partition"]
+WITH_MATRICES = [gate for gate in GATES if gate.has_matrix]
 B, H, G, T, S, h, d = 2, 4, 2, 3, 5, 4, 6
 FEW = tuple(map(Gate.parse, ("bma", "g1-head", "output:value", EXOTIC[0], "dense:output:r3:b1", "sink")))
 

@@ -6,7 +6,7 @@ import torch
 from closeness import assert_close, to_numpy
 from covers import axis, over
 from jax_layers import COMBINED
-from layers import EXOTIC, GATES, TOGETHER, gate_parameters, make_layer
+from layers import CONTROLS, EXOTIC, GATES, TOGETHER, gate_parameters, make_layer
 
 from tidegate import Gate
 from tidegate.tensors import layer_gradients
@@ -49,7 +49,7 @@ SEVERAL = "bma+dense:output+query:query+output:output"
 
 
 @over(
-    gates=axis([SEVERAL, *map(str, GATES), *EXOTIC]),
+    gates=axis([SEVERAL, *map(str, GATES), *EXOTIC, *CONTROLS]),
     full=axis({"plain": False, "everything": True}, "everything"),
 )
 def test_every_gate_has_pytorchs_gradients(gates, full):
@@ -185,7 +185,7 @@ def test_a_gradient_that_does_not_fit_is_refused(E, error, message):
         layer_backward(make_layer(), X, E)
 
 
-@pytest.mark.parametrize("text", [*map(str, GATES), *EXOTIC])
+@pytest.mark.parametrize("text", [*map(str, GATES), *EXOTIC, *CONTROLS])
 def test_a_gate_alone_has_pytorchs_gradients(text):
     gate = Gate.parse(text)
     heads = G if gate.on_source else H
@@ -199,8 +199,11 @@ def test_a_gate_alone_has_pytorchs_gradients(text):
     apply_gate(gate, leaf, GateSources(**sources), parameters).backward(E)
 
     found = gate_backward(gate, to_numpy(E), target, GateSources(**raw), own)
-    assert_close(found.target, leaf.grad, what="gradient")
-    assert_close(found.source, sources[gate.reads].grad, what="gradient")
+    assert_close(found.target, torch.zeros_like(leaf) if gate.op == "replace" else leaf.grad, what="gradient")
+    if found.source is None:
+        assert all(source.grad is None for source in sources.values())
+    else:
+        assert_close(found.source, sources[gate.reads].grad, what="gradient")
     assert set(found.parameters) == set(own)
     for name, gradient in found.parameters.items():
         assert_close(gradient, parameters[name].grad, what="gradient")

@@ -1,20 +1,21 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from closeness import assert_close
-from layers import EXOTIC, GATES
+from layers import CONTROLS, EXOTIC, GATES
 from torch import nn
-from torch_layers import every_dtype, make, sample
+from torch_layers import every_dtype, make, sample, ungated
 
 from tidegate import Gate, HeadShape
+from tidegate.config import TransformerConfig
 from tidegate.tensors import activations
 from tidegate.tensors.gating import GateSources, apply_gate, gate_logits, gate_reads
-from tidegate.torch import GatedAttention, gate_parameters
+from tidegate.torch import GatedAttention, KVCache, TransformerLM, gate_parameters
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads, activate, repeat_heads
 
-ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
-SPELLED = [*map(str, GATES), *EXOTIC]
+ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity", "gelu", "tanh"]
+SPELLED = [*map(str, GATES), *EXOTIC, *CONTROLS]
 SHAPE = HeadShape(d_model=12, num_heads=4, num_kv_heads=2, head_dim=6)
 
 
@@ -205,3 +206,61 @@ def test_gates_that_two_layers_share_are_found_once():
     model[1] = model[0]
     assert len(list(gate_parameters(model))) == 1
     assert list(gate_parameters(make("none"))) == []
+
+
+class TestPlacebos:
+    def test_a_constant_of_1_is_no_gate_to_the_bit(self):
+        layer = make("output:input:twosigmoid:constant", dtype=torch.float32)
+        x = sample(2, 6, 24, dtype=torch.float32)
+        assert torch.equal(layer(x), ungated(layer)(x))
+        assert not list(layer.attn_gate.parameters())
+
+    def test_a_constant_is_a_factor_of_the_branch(self):
+        layer, x = make("output:input:constant"), sample(2, 6, 24)
+        torch.testing.assert_close(layer(x), ungated(layer)(x) / 2)
+
+    def test_what_a_shuffled_gate_reads_is_the_next_sequence(self):
+        shuffled, own = make("g1"), make("g1")
+        shuffled.attn_gate = make("output:input:shuffled").attn_gate
+        shuffled.attn_gate.load_state_dict(own.attn_gate.state_dict())
+        x = sample(3, 6, 24)
+        values = shuffled(x, return_trace=True)[1].gates["output"]
+        torch.testing.assert_close(values, own(x, return_trace=True)[1].gates["output"].roll(-1, dims=0))
+
+    def test_no_gradient_reaches_what_a_shuffled_gate_reads(self):
+        layer = make("output:input:shuffled")
+        x = sample(2, 6, 24, requires_grad=True)
+        layer.o_proj.weight.data.zero_()
+        values = layer(x, return_trace=True)[1].gates["output"]
+        values.sum().backward()
+        assert x.grad is None
+        assert layer.attn_gate.output.weight.grad.any()
+
+    def test_a_shuffled_gate_refuses_one_sequence_and_a_cache(self):
+        layer = make("value:query:shuffled")
+        with pytest.raises(ValueError, match="and the batch has 1"):
+            layer(sample(1, 6, 24))
+        with pytest.raises(ValueError, match="without a cache"):
+            layer(sample(2, 6, 24), cache=KVCache())
+
+    @pytest.mark.parametrize("options", [{}, {"window": 3}, {"causal": False}], ids=str)
+    def test_a_sinks_placebo_counts_the_keys_that_are_seen(self, options):
+        layer, x = make("output:partition:head:b0.7:constant", **options), sample(2, 6, 24)
+        visible = torch.arange(1, 7).clamp(max=options.get("window", 6)) if options.get("causal", True) else 6
+        kept = (torch.log(torch.as_tensor(visible, dtype=torch.float64)) + 0.7).sigmoid().expand(6)
+        y, trace = layer(x, return_trace=True)
+        torch.testing.assert_close(y, ungated(layer)(x) * kept[:, None])
+        torch.testing.assert_close(trace.gates["partition"], kept[:, None, None].expand(2, 6, 4, 1))
+        torch.testing.assert_close(layer(x), y)
+
+    def test_generation_goes_on_with_a_placebo_that_reads_no_other_sequence(self):
+        config = TransformerConfig(vocab_size=31, d_model=24, num_layers=2, gate="off-by-one")
+        constant = replace(config, gate="output:partition:head:constant")
+        model = TransformerLM(constant)
+        assert model.decode_step() is None
+        prompt = torch.randint(31, (2, 5), generator=torch.Generator().manual_seed(0))
+        tokens = model.generate(prompt, max_new_tokens=6, temperature=0)
+        assert torch.equal(model(tokens[:, :-1]).argmax(-1)[:, 4:], tokens[:, 5:])
+        shuffled = TransformerLM(replace(config, gate="output:input:shuffled"))
+        with pytest.raises(ValueError, match="without a cache"):
+            shuffled.generate(prompt, max_new_tokens=6)

@@ -185,6 +185,11 @@ def _gate_parts(arrays: AttentionArrays, path: GatePath, sources: GateSources) -
         return None, None
     heads = gate.num_heads_at_site(arrays.shape)
     values = gate_values(gate, gate_reads(gate, sources), arrays.gate_parameters[path], num_heads=heads)
+    if gate.op == "replace":
+        raise ValueError(
+            f"Gate {gate} replaces the {path} by a function of it, which no factor of an expert says. "
+            "Decompose a layer whose gates multiply or add."
+        )
     return (values, None) if gate.op == "multiply" else (None, values)
 
 

@@ -100,7 +100,7 @@ def basis_gauge(layer: AttentionArrays, side: Side) -> Basis:
     groups together, a metric, or heads wider than the model.
     """
     between = [gate for site in SIDES[side] if (gate := layer.gates.at(site)) is not None]
-    if any(gate.op == "add" for gate in between) or any(_reads_in_part(layer, gate, side) for gate in layer.gates):
+    if any(gate.op != "multiply" for gate in between) or any(_reads_in_part(layer, gate, side) for gate in layer.gates):
         return "fixed"
     metric = layer.metric_diagonal is not None or layer.metric_factor is not None
     if (side == "query-key" and metric) or layer.shape.head_dim > layer.shape.d_model:
@@ -135,8 +135,14 @@ def why_unpredicted(layer: Layer) -> str | None:
 
 
 def _why_gate_unpredicted(gate: Gate, num_groups: int) -> str | None:
-    if gate.op != "multiply":
+    if gate.op == "replace":
+        return f"gate {gate} is no factor"
+    if gate.op == "add":
         return f"gate {gate} adds"
+    if gate.placebo is not None:
+        return f"gate {gate} is a placebo"
+    if gate.reads == "nothing":
+        return f"gate {gate} is a constant, so that its size can be exchanged"
     if gate.activation == "identity":
         return f"gate {gate} is linear, so that its size can be exchanged"
     if gate.reads != "input" and gate.width is not None:

@@ -258,6 +258,7 @@ def _attend(
     k_BSGD, v_BSGD = k_BSGD.astype(q_BTHD.dtype), v_BSGD.astype(q_BTHD.dtype)
     band: _Band = {"causal": is_causal and cache is None, "window": config.window if cache is None else None}
     sink = config.gates.at("partition")
+    is_placebo = sink is not None and sink.placebo is not None
     o_BTHD = attend(
         q_BTHD,
         k_BSGD,
@@ -266,13 +267,18 @@ def _attend(
         bias=bias,
         **band,
         scale=config.scale,
-        sink=None if sink is None else sink_logits(sink, _gate_parameters(params, sink), config.num_heads),
+        sink=None
+        if sink is None or is_placebo
+        else sink_logits(sink, _gate_parameters(params, sink), config.num_heads),
         dropout=0.0 if dropout_key is None else config.dropout,
         dropout_key=dropout_key,
     )
-    if sink is not None and trace:
-        partition_BTH = log_partition(q_BTHD, k_BSGD, mask=allowed, bias=bias, **band, scale=config.scale)
+    if sink is not None and (trace or is_placebo):
+        # A placebo has scores of 0: the logarithm of the number of keys that a query sees.
+        query = jnp.zeros_like(q_BTHD) if is_placebo else q_BTHD
+        partition_BTH = log_partition(query, k_BSGD, mask=allowed, bias=bias, **band, scale=config.scale)
         reads = replace(reads, partition=partition_BTH)
+        o_BTHD = apply_gate(sink, o_BTHD, reads, {}) if is_placebo else o_BTHD
     return replace(reads, output=o_BTHD), cache
 
 

@@ -46,7 +46,14 @@ def init_gate(
 def apply_gate(gate: Gate, target: Array, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
     """The target (B, T, heads, D), or (B, T, M) at the dense site, under the gate; of the target's dtype."""
     values = gate_values(gate, reads, parameters)
-    return (target * values if gate.op == "multiply" else target + values).astype(target.dtype)
+    match gate.op:
+        case "multiply":
+            gated = target * values
+        case "add":
+            gated = target + values
+        case "replace":
+            gated = values
+    return gated.astype(target.dtype)
 
 
 def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
@@ -59,13 +66,19 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
     """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
     matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
     num_heads = _num_heads(gate, reads)
-    # A sink has no matrix: each head reads its own partition function.
-    num_matrices = matrices[0].shape[0] if matrices else num_heads
-    logits = widen(_source(gate, reads, num_heads, num_matrices=num_matrices))
+    if gate.is_blind:
+        positions = (reads.context if gate.on_source else reads.input).shape[:2]
+        logits = widen(jnp.zeros((*positions, 1, 1, 1), reads.input.dtype))
+    else:
+        # Without a matrix each head reads its own, such as its partition function.
+        num_matrices = matrices[0].shape[0] if matrices else num_heads
+        logits = widen(_source(gate, reads, num_heads, num_matrices=num_matrices))
     for weight in matrices:
         logits = _product(logits, widen(weight))
-    if gate.bias is not None:
+    if gate.has_bias:
         logits = logits + widen(parameters["bias"])[:, None, :]
+    elif gate.bias:
+        logits = logits + gate.bias
     *leading, num_matrices, _, width = logits.shape
     every_head = (*leading, num_matrices, num_heads // num_matrices, width)
     return jnp.broadcast_to(logits, every_head).reshape(*leading, num_heads, width)
@@ -73,7 +86,7 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 
 def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> Array:
     """(H,): of a gate that reads the partition function, the logit of each head's sink, less its bias."""
-    return -parameters["bias"][:, 0] if gate.bias is not None else jnp.zeros(num_heads)
+    return -parameters["bias"][:, 0] if gate.has_bias else jnp.zeros(num_heads)
 
 
 def activate(activation: Activation, logits: Array) -> Array:
@@ -91,6 +104,10 @@ def activate(activation: Activation, logits: Array) -> Array:
             return 2 * jax.nn.sigmoid(logits)
         case "identity":
             return logits
+        case "gelu":
+            return jax.nn.gelu(logits, approximate=False)
+        case "tanh":
+            return jnp.tanh(logits)
 
 
 def widen(x: Array) -> Array:
@@ -120,6 +137,10 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
         case "partition":
             assert reads.partition is not None
             source = reads.partition[..., None]
+        case "nothing":
+            raise AssertionError("a gate that reads nothing is blind")
+    if gate.placebo == "shuffled":
+        source = jax.lax.stop_gradient(jnp.roll(source, -1, axis=0))
     source = source if gate.width is None else source[..., : gate.width]
     if source.ndim == reads.input.ndim:
         return source

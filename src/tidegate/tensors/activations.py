@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tidegate.gate import Activation
 from tidegate.tensors.namespace import Array, Namespace, namespace_of
+from tidegate.tensors.primitives import erf
 
 
 def activate(activation: Activation, logits: Array) -> Array:
-    r"""$\phi(z)$: sigmoid, silu $z\sigma(z)$, softplus, tanh1 $1+\tanh z$, twosigmoid $2\sigma(z)$, or identity.
+    r"""$\phi(z)$: sigmoid, silu $z\sigma(z)$, softplus, gelu, tanh, tanh1 $1+\tanh z$, twosigmoid $2\sigma(z)$, or $z$.
 
+    Gelu is $z\Phi(z)$ with the distribution function $\Phi$ of the standard normal, not an approximation of it.
     A sigmoid lies in [0, 1], ends included in floating point; `tanh1` and `twosigmoid` are exactly 1 at zero.
     """
     return _ACTIVATIONS[activation][0](namespace_of(logits), logits)
@@ -31,6 +34,15 @@ def _sigmoid_slope(xp: Namespace, z: Array) -> Array:
     return _sigmoid(xp, z) * _sigmoid(xp, -z)
 
 
+def _normal_below(z: Array) -> Array:
+    """The chance that a standard normal number is below z."""
+    return (1 + erf(z * math.sqrt(0.5))) / 2
+
+
+def _gelu_slope(xp: Namespace, z: Array) -> Array:
+    return _normal_below(z) + z * xp.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+
 _ACTIVATIONS: dict[Activation, tuple[Callable[[Namespace, Array], Array], Callable[[Namespace, Array], Array]]] = {
     "sigmoid": (_sigmoid, _sigmoid_slope),
     "silu": (lambda xp, z: z * _sigmoid(xp, z), lambda xp, z: _sigmoid(xp, z) + z * _sigmoid_slope(xp, z)),
@@ -38,4 +50,6 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[[Namespace, Array], Array], Callab
     "tanh1": (lambda xp, z: 1 + xp.tanh(z), lambda xp, z: 1 - xp.tanh(z) ** 2),
     "twosigmoid": (lambda xp, z: 2 * _sigmoid(xp, z), lambda xp, z: 2 * _sigmoid_slope(xp, z)),
     "identity": (lambda _, z: z, lambda xp, z: xp.ones_like(z)),
+    "gelu": (lambda _, z: z * _normal_below(z), _gelu_slope),
+    "tanh": (lambda xp, z: xp.tanh(z), lambda xp, z: 1 - xp.tanh(z) ** 2),
 }

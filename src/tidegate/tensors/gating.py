@@ -14,7 +14,8 @@ from tidegate.tensors._checks import require_equal, require_floating, require_ra
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.heads import merge_groups, repeat_heads
-from tidegate.tensors.namespace import Array, Namespace, accumulate, unify
+from tidegate.tensors.namespace import Array, Namespace, accumulate, namespace_of, unify
+from tidegate.tensors.primitives import stop_gradient
 from tidegate.tensors.random import normal, split
 
 
@@ -37,7 +38,7 @@ class GateSources:
 
 
 def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
-    r"""Gate a tensor: $x \odot g$, or $x + g$ for the op `add`, with $g = \phi(r W + b)$.
+    r"""Gate a tensor: $x \odot g$, $x + g$ for the op `add`, $g$ for `replace`, with $g = \phi(r W + b)$.
 
     target     : (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
     parameters : arrays by name, of the shapes that `gate.parameter_shapes` gives
@@ -51,63 +52,60 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
     values = gate_values(gate, reads, named, num_heads=1 if dense else target.shape[-3])
     values = values[..., 0, :, :] if dense else values
     require_equal("number of positions", target=target.shape[-2], gate=values.shape[-2])
-    expected = 1 if gate.grain == "head" else target.shape[-1]
+    expected = 1 if gate.grain == "head" or gate.placebo == "constant" else target.shape[-1]
     if values.shape[-1] != expected:
         raise ValueError(f"Gate {gate} must give {expected} numbers for each head; got {values.shape[-1]}.")
     values = xp.astype(values, target.dtype, copy=False)
-    return target * values if gate.op == "multiply" else target + values
+    match gate.op:
+        case "multiply":
+            return target * values
+        case "add":
+            return target + values
+        case "replace":
+            return values
 
 
 def gate_reads(gate: Gate, sources: GateSources) -> Array:
     """What the gate reads, laid out for the heads that it acts on: (..., heads or 1, T, read width).
 
     A gate on the attended side reads the context, its group's queries side by side, or its own value; a gate on the
-    attending side reads the input, its own query or output, or its group's value. The dense site reads all heads.
+    attending side reads the input, its own query or output, or its group's value. The dense site reads all heads. A
+    gate that reads nothing has the width 0. A shuffled one reads the next of the first axis, without a gradient.
     """
     if sources.context is not None:
         gate.require_cross_attention()
-    source_side = gate.on_source
-    match gate.reads:
-        case "input":
-            reads = sources.context if source_side and sources.context is not None else sources.input
-            _require_source(gate, reads)
-            reads = reads[..., None, :, :]
-        case "query":
-            _require_source(gate, sources.query)
-            reads = sources.query
-            if source_side:
-                _require_source(gate, sources.value, name="value")
-                reads = merge_groups(reads, sources.value.shape[-3])
-        case "value":
-            _require_source(gate, sources.value)
-            reads = sources.value
-            if not source_side:
-                _require_source(gate, sources.query, name="query")
-                reads = repeat_heads(reads, sources.query.shape[-3])
-        case "output":
-            _require_source(gate, sources.output)
-            reads = merge_groups(sources.output, 1) if gate.site == "dense" else sources.output
-        case "partition":
-            _require_source(gate, sources.partition)
-            reads = sources.partition[..., None]
+    if gate.is_blind:
+        positions = sources.context if gate.on_source and sources.context is not None else sources.input
+        return positions[..., None, :, :0]
+    reads = _own_reads(gate, sources)
+    if gate.placebo is not None:
+        reads = stop_gradient(reads)
+    if gate.placebo == "shuffled":
+        gate.require_other_sequences(reads.shape[0] if reads.ndim > 3 else 1)
+        reads = namespace_of(reads).roll(reads, -1, axis=0)
     return reads if gate.width is None else reads[..., : gate.width]
 
 
 def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
-    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better; $r + b$ for the partition.
+    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
+
+    $r + b$ for the partition function and for the op `replace`, $b$ for a gate that reads nothing.
 
     reads   : (..., num_heads or 1, T, read width)
     returns : (..., num_heads, T, gated width)
     """
     matrices = {"weight"} if gate.rank is None else {"weight_down", "weight_up"}
-    expected: set[str] = set() if gate.reads == "partition" else matrices
-    expected = expected if gate.bias is None else expected | {"bias"}
+    expected: set[str] = matrices if gate.has_matrix else set()
+    expected = expected | {"bias"} if gate.has_bias else expected
     if set(parameters) != expected:
         raise ValueError(f"parameters of gate {gate} must be {sorted(expected)}; got {sorted(parameters)}.")
     xp, reads, *arrays = unify(reads=reads, **parameters)
     require_floating(reads=reads, **dict(zip(parameters, arrays, strict=True)))
     named = dict(zip(parameters, map(accumulate, arrays), strict=True))
     logits = accumulate(reads)
+    if gate.is_blind:
+        # Of its own width only once the bias is there.
+        logits = xp.zeros_like(xp.sum(logits, axis=-1, keepdims=True) + xp.zeros((num_heads, 1, 1), dtype=logits.dtype))
     for name in ("weight", "weight_down", "weight_up"):
         if name in named:
             require_rank("heads, read width, gated width", exact=True, **{name: named[name]})
@@ -117,9 +115,10 @@ def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, nu
     if "bias" in named:
         require_rank("heads, width", exact=True, bias=named["bias"])
         _require_shared(gate, "bias", named["bias"], num_heads)
-        require_equal("gated width", bias=named["bias"].shape[-1], weight=logits.shape[-1])
+        if gate.has_matrix:
+            require_equal("gated width", bias=named["bias"].shape[-1], weight=logits.shape[-1])
         logits = logits + repeat_heads(named["bias"][:, None, :], num_heads)
-    return logits
+    return logits + gate.bias if gate.placebo == "constant" and gate.bias else logits
 
 
 def gate_values(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
@@ -190,6 +189,37 @@ def init_gate_parameters(
         noise = normal(source, shape)
         parameters[name] = noise * 0 + gate.bias if name == "bias" else noise * deviations[name]
     return parameters
+
+
+def _own_reads(gate: Gate, sources: GateSources) -> Array:
+    """What the gate reads of its own sequence, in full width."""
+    source_side = gate.on_source
+    match gate.reads:
+        case "input":
+            reads = sources.context if source_side and sources.context is not None else sources.input
+            _require_source(gate, reads)
+            reads = reads[..., None, :, :]
+        case "query":
+            _require_source(gate, sources.query)
+            reads = sources.query
+            if source_side:
+                _require_source(gate, sources.value, name="value")
+                reads = merge_groups(reads, sources.value.shape[-3])
+        case "value":
+            _require_source(gate, sources.value)
+            reads = sources.value
+            if not source_side:
+                _require_source(gate, sources.query, name="query")
+                reads = repeat_heads(reads, sources.query.shape[-3])
+        case "output":
+            _require_source(gate, sources.output)
+            reads = merge_groups(sources.output, 1) if gate.site == "dense" else sources.output
+        case "partition":
+            _require_source(gate, sources.partition)
+            reads = sources.partition[..., None]
+        case "nothing":
+            raise AssertionError("a gate that reads nothing is blind")
+    return reads
 
 
 def _query_gate(xp: Namespace, Q: Array, V: Array, W_g: Array) -> Array:

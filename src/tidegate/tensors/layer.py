@@ -184,8 +184,10 @@ class AttentionArrays:
         scores = attention_scores(query, repeat_heads(key, num_heads))
         weights = attention_weights(scores, allowed, layer.temperature)
         raw_output = attention_output(weights, repeat_heads(value, num_heads))
-        if layer.gates.at("partition") is not None:
-            partition = log_partition(accumulate(scores), layer.temperature, allowed)
+        if (sink := layer.gates.at("partition")) is not None:
+            # Its placebo has scores of 0: the logarithm of the number of keys that a query sees.
+            seen = scores if sink.placebo is None else xp.zeros_like(scores)
+            partition = log_partition(accumulate(seen), layer.temperature, allowed)
             sources = replace(sources, partition=partition)
             raw_output = layer.apply_gate_at("partition", raw_output, sources)
         sources = replace(sources, output=raw_output)

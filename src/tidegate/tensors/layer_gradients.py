@@ -31,7 +31,8 @@ class GateGradients(NamedTuple):
     """What a gate hands back: to its target, to the one source that it reads, and to its parameters."""
 
     target: Array
-    source: Array
+    source: Array | None
+    """None where the gate gives no gradient to what it reads."""
     parameters: dict[str, Array]
 
 
@@ -52,7 +53,7 @@ def gate_backward(
     reads = gate_reads(gate, sources)
     logits = gate_logits(gate, reads, parameters, num_heads=target.shape[-3])
     values = activate(gate.activation, logits)
-    dL_dtarget = dL_dgated * values if gate.op == "multiply" else dL_dgated
+    dL_dtarget = {"multiply": dL_dgated * values, "add": dL_dgated, "replace": 0 * dL_dgated}[gate.op]
     dL_dvalues = dL_dgated * target if gate.op == "multiply" else dL_dgated
     if gate.grain == "head":
         dL_dvalues = namespace_of(target).sum(dL_dvalues, axis=-1, keepdims=True)
@@ -60,7 +61,7 @@ def gate_backward(
     dL_dreads, dL_dparameters = _linear_backward(dL_dlogits, reads, parameters)
     return GateGradients(
         target=dL_dtarget[..., 0, :, :] if dense else dL_dtarget,
-        source=_reads_backward(gate, dL_dreads, sources),
+        source=None if gate.is_blind or gate.placebo is not None else _reads_backward(gate, dL_dreads, sources),
         parameters=dL_dparameters,
     )
 
@@ -96,6 +97,8 @@ def layer_backward(
             return dL_dgated
         back = gate_backward(gate, dL_dgated, target, sources, layer.gate_parameters[path])
         found.update({f"gate.{path}.{name}": array for name, array in back.parameters.items()})
+        if back.source is None:
+            return back.target
         source = "context" if gate.reads == "input" and gate.on_source and context is not None else gate.reads
         through_gates[source] = through_gates.get(source, 0) + back.source
         return back.target
@@ -209,6 +212,8 @@ def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array
             return split_groups(dL_dreads, sources.output.shape[-3])
         case "partition":
             return dL_dreads[..., 0]
+        case "nothing":
+            raise AssertionError("a gate that reads nothing has no gradient for it")
         case _:
             return dL_dreads
 

@@ -227,16 +227,18 @@ class GatedAttention(nn.Module):
             self._require_mask(mask, x, num_keys=num_cached + k_BGSD.shape[2])
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
-        attended = self._attend(x, q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=not return_trace)
-        reads = reads.with_output(attended.output.transpose(1, 2))
+        sink = self.attn_gate.at("partition")
+        is_placebo = sink is not None and sink.gate.placebo is not None
+        may_skip_mask = not (return_trace or is_placebo)
+        attended = self._attend(x, q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=may_skip_mask)
+        o_BTHD = attended.output.transpose(1, 2)
+        if sink is not None and not may_skip_mask:
+            reads = replace(reads, partition=self._log_partition(q_BHTD, attended, of_count=is_placebo))
+            o_BTHD = sink.apply_to(o_BTHD, sink.source(reads)) if is_placebo else o_BTHD
+        reads = reads.with_output(o_BTHD)
         y_BTM = self._project_out(reads)
         if not return_trace:
             return y_BTM
-        if self.attn_gate.at("partition") is not None:
-            partition_BHT = log_partition(
-                q_BHTD, attended.key, mask=attended.mask, causal=attended.causal, scale=self.scale
-            )
-            reads = replace(reads, partition=partition_BHT.transpose(1, 2))
         return y_BTM, AttentionTrace(
             query=q_BHTD,
             key=attended.key,
@@ -244,7 +246,7 @@ class GatedAttention(nn.Module):
             mask=attended.mask,
             causal=attended.causal,
             scale=self.scale,
-            output=attended.output.transpose(1, 2),
+            output=o_BTHD,
             gates=self.attn_gate(reads),
         )
 
@@ -261,9 +263,9 @@ class GatedAttention(nn.Module):
         return self.shape.head_dim**-0.5 / self.temperature
 
     def sink_logits(self) -> Tensor | None:
-        """(H,): logits of the sinks in the softmax, if the layer has them."""
+        """(H,): logits of the sinks in the softmax, if the layer has them; a placebo is in no softmax."""
         sink = self.attn_gate.at("partition")
-        return None if sink is None else sink.sink_logits()
+        return None if sink is None or sink.gate.placebo is not None else sink.sink_logits()
 
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
@@ -382,6 +384,16 @@ class GatedAttention(nn.Module):
         kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
         o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         return _Attended(o_BHTD, k_BGSD, v_BGSD, mask, causal)
+
+    def _log_partition(self, q_BHTD: Tensor, attended: _Attended, *, of_count: bool) -> Tensor:
+        """(B, T, H): the logarithm of the partition function, or of the number of keys that a query sees."""
+        B, H, T, _ = q_BHTD.shape
+        key = attended.key
+        if of_count:
+            # Scores of 0, the same for all heads unless the mask says otherwise.
+            q_BHTD, key = q_BHTD.new_zeros(1, 1, T, 1), key.new_zeros(1, 1, key.shape[2], 1)
+        partition = log_partition(q_BHTD, key, mask=attended.mask, causal=attended.causal, scale=self.scale)
+        return partition.expand(B, H, T).transpose(1, 2)
 
     def _combine_masks(
         self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None

@@ -63,13 +63,16 @@ _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
 def can_skip_modules(model: nn.Module, stack: TransformerStack) -> bool:
     """Whether calling the parts of the model does nothing but what `DecodeStep` computes.
 
-    Not so where one was replaced, wrapped or hooked, with dropout, nor under autocast, transforms and compilers.
+    Not so where one was replaced, wrapped or hooked, with dropout and placebos, nor under autocast, transforms and
+    compilers.
     """
     # PyTorch has no public way to ask for hooks on every module.
     if torch.compiler.is_compiling() or nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
         return False
     parameters = list(model.parameters())
     if is_under_autocast(parameters[0]) or inside_transform(*parameters) or not is_plain(*parameters):
+        return False
+    if any(isinstance(part, AttentionGate) and part.gate.placebo is not None for part in model.modules()):
         return False
     layers = [block.attention for block in cast("Sequence[TransformerBlock]", stack.blocks)]
     alike = all(layer.causal and _rotation(layer) == _rotation(layers[0]) for layer in layers)

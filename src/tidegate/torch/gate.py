@@ -130,6 +130,8 @@ class AttentionGate(nn.Module):
 
     def source(self, reads: Readable) -> Tensor:
         """What the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
+        if self.gate.is_blind:
+            return (reads.context if self.gate.on_source else reads.input)[..., :0]
         match self.gate.reads:
             case "input":
                 source = reads.context if self.gate.on_source else reads.input
@@ -147,6 +149,10 @@ class AttentionGate(nn.Module):
             case "partition":
                 assert reads.partition is not None
                 source = reads.partition.unsqueeze(-1)
+            case "nothing":
+                raise AssertionError("a gate that reads nothing is blind")
+        if self.gate.placebo == "shuffled":
+            source = source.detach().roll(-1, dims=0)
         return source if self.gate.width is None else source[..., : self.gate.width]
 
     def forward(self, source: Tensor) -> Tensor:
@@ -160,12 +166,14 @@ class AttentionGate(nn.Module):
         if is_under_autocast(source):
             with without_autocast(source):
                 return self.logits(source)
-        logits = widen(source)
+        logits = self._blank_logits(source) if self.gate.is_blind else widen(source)
         for name in self._matrix_names:
             logits = _product(logits, widen(self._parameter(name)))
-        if self.gate.bias is not None:
+        if self.gate.has_bias:
             bias = widen(self._parameter("bias"))
             logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])
+        elif self.gate.bias:
+            logits = logits + self.gate.bias
         if logits.ndim == 5:
             return logits.flatten(2, 3)
         return logits if self.num_matrices == self.num_heads else repeat_heads(logits, self.num_heads)
@@ -173,9 +181,13 @@ class AttentionGate(nn.Module):
     def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
         values = self(source)
-        if self._may_overwrite(values, target):
-            return values.mul_(target) if self.gate.op == "multiply" else values.add_(target)
-        gated = target * values if self.gate.op == "multiply" else target + values
+        match self.gate.op:
+            case "replace":
+                gated = values
+            case "multiply":
+                gated = values.mul_(target) if self._may_overwrite(values, target) else target * values
+            case "add":
+                gated = values.add_(target) if self._may_overwrite(values, target) else target + values
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
 
     def sink_logits(self) -> Tensor:
@@ -197,6 +209,11 @@ class AttentionGate(nn.Module):
     def extra_repr(self) -> str:
         """The gate as it is spelled."""
         return str(self.gate)
+
+    def _blank_logits(self, source: Tensor) -> Tensor:
+        """(B, T, matrices, D) of zeros, at the positions of the source."""
+        width = self.gate.gated_width(self.shape)
+        return widen(source.new_zeros(())).expand(*source.shape[:2], self.num_matrices, width)
 
     def _by_matrix(self, source: Tensor) -> Tensor:
         """(B, T, matrices, R), or (B, T, matrices, heads of each, R) where heads share a matrix."""
@@ -274,6 +291,10 @@ def activate(activation: Activation, logits: Tensor, *, overwrite: bool = False)
             return 2 * logits.sigmoid()
         case "identity":
             return logits
+        case "gelu":
+            return F.gelu(logits)
+        case "tanh":
+            return logits.tanh_() if overwrite else logits.tanh()
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -285,7 +306,7 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _matrix_names(gate: Gate) -> tuple[str, ...]:
-    if gate.reads == "partition":
+    if not gate.has_matrix:
         return ()
     return ("weight",) if gate.rank is None else ("weight_down", "weight_up")
 

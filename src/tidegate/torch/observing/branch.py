@@ -51,7 +51,7 @@ class AttentionBranch:
 
     def settle(self) -> None:
         """Add up what the heads handed on; if that was not seen, the layer's contributions are unknown."""
-        if self._is_confirmed and self._counted.set_output_BHTD is not None:
+        if self._is_confirmed and self._counted.set_output_BHTD is not None and not self._is_replaced():
             gate, op = (None, "multiply") if self._gate is None else (self._gate[1], self._gate[0].gate.op)
             # What a gate adds is the same whatever the keys.
             from_set = self._counted.set_output_BHTD * (1 if gate is None or op == "add" else gate)
@@ -64,7 +64,13 @@ class AttentionBranch:
         if self._gate is None:
             return self._output_BHTD
         gate, values = self._gate
+        if self._is_replaced():
+            return values
         return self._output_BHTD * values if gate.gate.op == "multiply" else self._output_BHTD + values
+
+    def _is_replaced(self) -> bool:
+        """Whether a function takes the place of the heads' outputs, so that no key's part in them is known."""
+        return self._gate is not None and self._gate[0].gate.op == "replace"
 
     def _compare(self, taken: Tensor) -> None:
         """Compare what a projection took in with what the heads hand on, if it is of that size."""

@@ -302,6 +302,11 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
             "bits, has no gradient and never opens; one that is open changes them. Train with the sink from the start, "
             "or add another gate, such as 'g1'."
         )
+    if placebo := next((each for each in gates if each.placebo is not None or each.op == "replace"), None):
+        raise ValueError(
+            f"gate {placebo} cannot be added to a trained model: it is a control for models that train from the start. "
+            f"As a control for gates that are added, use '{placebo.site}:nothing'."
+        )
     if activation is None:
         return gates
     if activation not in get_args(Activation):
@@ -312,10 +317,15 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
 
 def is_neutral(gate: Gate) -> bool:
     """Tell whether the gate, as it starts, changes nothing."""
-    return gate.activation in _NEUTRAL[gate.op] and gate.init_std == 0 and not gate.bias
+    return gate.activation in _NEUTRAL[gate.op] and _starts_at_zero(gate)
 
 
 def _start_neutral(gate: Gate) -> Gate:
     if gate.activation not in _NEUTRAL[gate.op]:
         return gate
-    return replace(gate, init_std=0.0, bias=None if gate.bias is None else 0.0)
+    bias = None if gate.bias is None else 0.0
+    return replace(gate, init_std=0.0, bias=bias) if gate.has_matrix else replace(gate, bias=bias)
+
+
+def _starts_at_zero(gate: Gate) -> bool:
+    return (gate.init_std == 0 or not gate.has_matrix) and not gate.bias

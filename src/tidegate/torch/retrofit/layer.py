@@ -281,7 +281,7 @@ def _reads_elsewhere(gate: Gate) -> bool:
         case "output":
             return gate.reads in ("query", "value")
         case _:
-            return gate.reads not in ("input", gate.site)
+            return gate.reads not in ("input", "nothing", gate.site)
 
 
 def _projection_hooks(layer: GatedLayer) -> Iterator[_ProjectionHook]:

@@ -67,10 +67,12 @@ def constant_values(gate: AttentionGate) -> Tensor | None:
     """Return the gate's values (H, D), D = 1 for the grain `head`, if they are constant; else None."""
     weights = dict(gate.named_parameters())
     bias = weights.pop("bias", None)
-    if all(weight.any() for weight in weights.values()):
+    if weights and all(weight.any() for weight in weights.values()):
         return None
-    logits = next(reversed(weights.values())).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
-    logits = widen(logits if bias is None else bias.detach())
+    if bias is not None:
+        logits = widen(bias.detach())
+    else:
+        logits = widen(next(reversed(weights.values()))).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
     return activate(gate.gate.activation, logits).repeat_interleave(gate.num_heads // gate.num_matrices, dim=0)
 
 
