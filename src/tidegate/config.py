@@ -277,6 +277,42 @@ def accept_options(options: type[CommonOptions]) -> Callable[[_Init], _Init]:
     return decorate
 
 
+Init: TypeAlias = float | Literal["fan-in", "torch"]
+"""How the matrices of a model start, see `starting_deviation`."""
+
+
+def starting_deviation(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
+    """The standard deviation from which a matrix starts.
+
+    A number is the deviation itself, `fan-in` one over the root of the inputs; both are normal, and divided by √(2n) in
+    matrices that write to the stream of n blocks, so that the stream starts alike at every depth. `torch` is what
+    `nn.Linear` does by itself: one over the root of three times the inputs, uniform, wherever the matrix stands.
+
+    fan_in     : numbers that one result of the matrix is made of
+    num_layers : n
+    writes     : whether it writes to the stream
+    """
+    if init == "torch":
+        return (3 * fan_in) ** -0.5
+    deviation = fan_in**-0.5 if isinstance(init, str) else init
+    return deviation / math.sqrt(2 * num_layers) if writes else deviation
+
+
+def embedding_deviation(init: Init) -> float:
+    """The standard deviation from which embeddings start, always normal: the number, or 0.02 where there is none."""
+    return _DEFAULT_DEVIATION if isinstance(init, str) else init
+
+
+_DEFAULT_DEVIATION = 0.02
+
+
+def _require_init(init: object) -> None:
+    if isinstance(init, int | float) and not isinstance(init, bool) and 0 < init < math.inf:
+        return
+    if init not in ("fan-in", "torch"):
+        raise ValueError(f"init must be a standard deviation above 0, 'fan-in' or 'torch'; got {echo(init)}.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig(LayerOptions, ABC):
     """What every model says of its blocks; small by default."""
@@ -293,6 +329,8 @@ class StackConfig(LayerOptions, ABC):
     """Share of the embeddings and of each residual branch that is dropped in training."""
     attention_dropout: float = default_of("dropout")
     """Share of the attention weights that is dropped in training: the `dropout` of the attention layers."""
+    init: Init = _DEFAULT_DEVIATION
+    """How matrices start: a standard deviation, `fan-in` or `torch`; `starting_deviation` says what each means."""
     checkpoint_blocks: bool = False
     """Keep the input of each block alone, and compute the block again in the backward pass."""
 
@@ -301,6 +339,7 @@ class StackConfig(LayerOptions, ABC):
         self._require_widths()
         self._require_choice("feedforward", get_args(FeedForwardKind))
         self._require_choice("norm", get_args(NormKind))
+        _require_init(self.init)
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1); got {echo(getattr(self, name))}.")

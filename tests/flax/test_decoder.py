@@ -83,6 +83,23 @@ def test_matrices_start_small_and_those_that_write_to_the_stream_smaller():
             assert abs(array.std() / 0.02 - 1) < 0.1, name
 
 
+@pytest.mark.parametrize("init", ["fan-in", "torch"])
+def test_matrices_start_by_their_inputs(init):
+    config = TransformerConfig(d_model=64, d_ff=256, num_layers=2, vocab_size=512, bias=True, init=init, gate="none")
+    params = named(drawn(config))
+    for name, array in params.items():
+        *_, owner, leaf = name.split(".")
+        fan_in = 256 if owner == "down_proj" else 64
+        share = 3**-0.5 if init == "torch" else 0.5 if owner in ("o_proj", "down_proj") else 1.0
+        expected = 0.02 if leaf == "embedding" else share * fan_in**-0.5
+        if leaf in ("kernel", "embedding"):
+            assert abs(array.std() / expected - 1) < 0.05, name
+            assert (abs(array).max() < 2 * expected) == (init == "torch" and leaf == "kernel"), name
+        elif leaf == "bias" and "norm" not in owner:
+            assert array.any() == (init == "torch"), name
+            assert abs(array).max() < fan_in**-0.5, name
+
+
 def test_variants_share_what_they_have_in_common_and_no_two_matrices_are_alike():
     sizes = SIZES | {"vocab_size": 5}
     plain = named(drawn(TransformerConfig(**sizes, gate="none")))

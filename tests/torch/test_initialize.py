@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.torch.decoder import TransformerLM
@@ -151,3 +152,64 @@ def test_feed_forward_layers_of_different_widths_begin_alike():
     for name, weight in narrow.state_dict().items():
         common = tuple(slice(size) for size in weight.shape)
         assert torch.equal(wide.state_dict()[name][common], weight), name
+
+
+def deviations(init, **options):
+    """Deviation of each kind of matrix at the start, in a model wide enough to estimate it."""
+    model = make(0, init=init, d_model=128, d_ff=512, vocab_size=256, num_layers=2, gate="none", **options)
+    block = model.stack.blocks[0]
+    return {
+        "inward": block.attention.q_proj.weight,
+        "outward": block.attention.o_proj.weight,
+        "up": block.feedforward.up_proj.weight,
+        "down": block.feedforward.down_proj.weight,
+        "embedding": model.embedding.weight,
+    }
+
+
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    {
+        0.02: {"inward": 0.02, "outward": 0.01, "up": 0.02, "down": 0.01, "embedding": 0.02},
+        0.1: {"inward": 0.1, "outward": 0.05, "up": 0.1, "down": 0.05, "embedding": 0.1},
+        "fan-in": {
+            "inward": 128**-0.5,
+            "outward": 128**-0.5 / 2,
+            "up": 128**-0.5,
+            "down": 512**-0.5 / 2,
+            "embedding": 0.02,
+        },
+        "torch": {
+            "inward": 384**-0.5,
+            "outward": 384**-0.5,
+            "up": 384**-0.5,
+            "down": 1536**-0.5,
+            "embedding": 0.02,
+        },
+    }.items(),
+)
+def test_every_start_has_the_deviations_that_it_names(init, expected):
+    for name, weight in deviations(init).items():
+        assert weight.std().item() == pytest.approx(expected[name], rel=0.03), name
+        is_uniform = init == "torch" and name != "embedding"
+        assert (weight.abs().max() < 2 * expected[name]) == is_uniform
+
+
+def test_the_torch_start_is_that_of_linear_layers():
+    torch.manual_seed(0)
+    plain = nn.Linear(128, 128)
+    start = make(0, init="torch", d_model=128, bias=True).stack.blocks[0].attention.q_proj
+    for own, other in ((start.weight, plain.weight), (start.bias, plain.bias)):
+        assert own.abs().max().item() == pytest.approx(other.abs().max().item(), rel=0.05)
+
+
+def test_variants_share_their_weights_from_every_start():
+    for init in ("fan-in", "torch"):
+        in_common = shared(make(3, init=init, gate="none"), make(3, init=init, gate="g1"))
+        assert all(torch.equal(first, second) for first, second in in_common.values())
+
+
+@pytest.mark.parametrize("init", [0, -1.0, True, "fan_in", None, float("inf")])
+def test_what_is_no_start_is_refused(init):
+    with pytest.raises(ValueError, match=r"^init must be a standard deviation above 0, 'fan-in' or 'torch'; got "):
+        make(init=init)

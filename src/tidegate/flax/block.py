@@ -44,7 +44,7 @@ def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike =
             key, config.d_model, config.feedforward_width, kind=config.feedforward, bias=config.bias, dtype=dtype
         ),
     }
-    return initialize(key, params, num_layers=config.num_layers)
+    return initialize(key, params, init=config.init, num_layers=config.num_layers)
 
 
 @overload

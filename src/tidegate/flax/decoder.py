@@ -43,7 +43,7 @@ def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DType
     if not config.tie_embeddings:
         tables["head"] = {"kernel": jnp.zeros((config.d_model, config.vocab_size), dtype)}
     stack = init_stack(key, config, dtype=dtype)
-    return initialize(key, tables, num_layers=config.num_layers) | {"stack": stack}
+    return initialize(key, tables, init=config.init, num_layers=config.num_layers) | {"stack": stack}
 
 
 def init_caches(

@@ -61,7 +61,7 @@ class TransformerLM(nn.Module):
 
     def reset_parameters(self, seed: int | None = None) -> None:
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
-        initialize(self, seed=seed)
+        initialize(self, init=self.config.init, seed=seed)
 
     @overload
     def forward(

@@ -9,16 +9,17 @@ import math
 import torch
 from torch import nn
 
+from tidegate.config import Init, embedding_deviation, starting_deviation
 from tidegate.torch.block import TransformerBlock
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.metric import HeadMetric
 
 
-def initialize(model: nn.Module, *, seed: int | None = None) -> None:
+def initialize(model: nn.Module, *, init: Init, seed: int | None = None) -> None:
     """Start a model of transformer blocks anew.
 
-    Matrices and embeddings come from N(0, 0.02²), those that write to the residual stream of n blocks from
-    N(0, 0.02² / 2n); biases are 0; gates, norms and metrics start as they say themselves.
+    Matrices and embeddings start as `tidegate.config.starting_deviation` and `embedding_deviation` say; biases are 0,
+    and uniform like the matrix beside them with `torch`; gates, norms and metrics start as they say themselves.
 
     Without a seed all is drawn from PyTorch's global generators. With one, each module draws from a generator of its
     own, on the CPU and in float32, that depends on the seed and on the module's name alone: models of any device and
@@ -30,39 +31,46 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     for name, module in model.named_modules():
         if not isinstance(module, _RESET_HERE):
             continue
-        std = _STD / math.sqrt(2 * len(blocks)) if module in writers else _STD
+        writes = module in writers
         if seed is None:
-            _reset(module, std, writes=module in writers)
+            _reset(module, init, num_layers=len(blocks), writes=writes)
             continue
         twin = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(_module_seed(seed, name))
-            _reset(twin, std, writes=module in writers)
+            _reset(twin, init, num_layers=len(blocks), writes=writes)
         module.load_state_dict(twin.state_dict())
 
 
-_STD = 0.02
 _RESET_HERE = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm, AttentionGate, HeadMetric)
 
 
-def _reset(module: nn.Module, std: float, *, writes: bool) -> None:
+def _reset(module: nn.Module, init: Init, *, num_layers: int, writes: bool) -> None:
     assert isinstance(module, _RESET_HERE)
     if not isinstance(module, nn.Linear | nn.Embedding):
         module.reset_parameters()
         return
+    is_matrix = isinstance(module, nn.Linear)
+    uniform = is_matrix and init == "torch"
+    if is_matrix:
+        std = starting_deviation(init, fan_in=module.in_features, num_layers=num_layers, writes=writes)
+    else:
+        std = embedding_deviation(init)
     with torch.no_grad():
-        weight = module.weight
-        weight.copy_(_rows_in_turn(weight.t(), std).t() if writes else _rows_in_turn(weight, std))
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+        weight = module.weight.t() if writes else module.weight
+        weight.copy_(_rows_in_turn(weight, std, uniform=uniform))
+        if is_matrix and module.bias is not None:
+            module.bias.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std) if uniform else module.bias.zero_()
 
 
-def _rows_in_turn(like: torch.Tensor, std: float) -> torch.Tensor:
-    """Normal numbers, of which the first rows do not depend on how many follow."""
+def _rows_in_turn(like: torch.Tensor, std: float, *, uniform: bool) -> torch.Tensor:
+    """Random numbers, of which the first rows do not depend on how many follow."""
     rows, columns = like.shape
     # PyTorch draws sixteen at a time, and the last sixteen anew if the number is no multiple.
     padded = 16 * math.ceil(columns / 16)
-    return torch.empty(rows, padded, device=like.device, dtype=like.dtype).normal_(std=std)[:, :columns]
+    drawn = torch.empty(rows, padded, device=like.device, dtype=like.dtype)
+    drawn = drawn.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std) if uniform else drawn.normal_(std=std)
+    return drawn[:, :columns]
 
 
 def _module_seed(seed: int, name: str) -> int:

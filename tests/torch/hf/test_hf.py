@@ -255,6 +255,19 @@ def test_a_gate_that_a_file_has_in_part_keeps_that_part(tmp_path):
     assert all((one == 3).all() for one in gates if one.ndim == 2)
 
 
+@pytest.mark.parametrize("init", [0.1, "fan-in", "torch"])
+def test_a_new_model_starts_as_its_configuration_says(init):
+    torch.manual_seed(0)
+    config = TransformerConfig(d_model=96, num_heads=4, num_layers=8, bias=True, init=init)
+    model = TidegateForCausalLM(TidegateConfig.from_transformer_config(config))
+    ours = TransformerLM(config)
+    for name, weight in ours.stack.named_parameters():
+        if weight.ndim == 2:
+            started = model.model.stack.get_parameter(name)
+            assert started.std().item() == pytest.approx(weight.std().item(), rel=0.1), name
+    assert bool(model.model.stack.blocks[0].attention.q_proj.bias.any()) == (init == "torch")
+
+
 def test_a_new_model_starts_as_ours_does():
     torch.manual_seed(0)
     options = {"d_model": 96, "num_heads": 4, "num_layers": 8, "gate": "output:input:b2", "metric": "learned"}

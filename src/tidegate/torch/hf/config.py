@@ -8,7 +8,7 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from tidegate._refusals import require_bool
-from tidegate.config import FeedForwardKind, MetricKind, NormKind, PositionKind, Rotary, TransformerConfig
+from tidegate.config import FeedForwardKind, Init, MetricKind, NormKind, PositionKind, Rotary, TransformerConfig
 from tidegate.gates import GateLike, Gates
 
 _DEFAULT = TransformerConfig()
@@ -52,6 +52,7 @@ class TidegateConfig(PreTrainedConfig):
     dropout: float = _DEFAULT.dropout
     attention_dropout: float = _DEFAULT.attention_dropout
     recompute_gate: bool = _DEFAULT.recompute_gate
+    init: Init = _DEFAULT.init
     checkpoint_blocks: bool = _DEFAULT.checkpoint_blocks
     vocab_size: int = _DEFAULT.vocab_size
     max_position_embeddings: int = _DEFAULT.max_length

@@ -27,6 +27,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tidegate._refusals import require_known_positions, require_known_tokens, require_learned_positions
+from tidegate.config import Init, embedding_deviation, starting_deviation
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.embedding import look_up
 from tidegate.torch.gate import AttentionGate
@@ -34,6 +35,17 @@ from tidegate.torch.hf.cache import CachedKeys
 from tidegate.torch.hf.config import TidegateConfig
 from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.metric import HeadMetric
+
+
+def _start_matrix(linear: nn.Linear, init: Init, *, num_layers: int, writes: bool) -> None:
+    std = starting_deviation(init, fan_in=linear.in_features, num_layers=num_layers, writes=writes)
+    bound = math.sqrt(3) * std
+    if init == "torch":
+        initialization.uniform_(linear.weight, -bound, bound)
+    else:
+        initialization.normal_(linear.weight, std=std)
+    if linear.bias is not None:
+        initialization.uniform_(linear.bias, -bound, bound) if init == "torch" else initialization.zeros_(linear.bias)
 
 
 class TidegatePreTrainedModel(PreTrainedModel):
@@ -66,11 +78,11 @@ class TidegatePreTrainedModel(PreTrainedModel):
             if module.kind == "learned":
                 start = torch.eye(start.shape[-1], dtype=start.dtype, device=start.device).expand_as(start)
             initialization.copy_(module.weight, start)
-        elif any(module is writer for writer in writers):
-            assert isinstance(module, nn.Linear)
-            initialization.normal_(module.weight, std=0.02 / math.sqrt(len(writers)))
-            if module.bias is not None:
-                initialization.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            writes = any(module is writer for writer in writers)
+            _start_matrix(module, self.config.init, num_layers=len(blocks), writes=writes)
+        elif isinstance(module, nn.Embedding):
+            initialization.normal_(module.weight, std=embedding_deviation(self.config.init))
         else:
             super()._init_weights(module)
 
