@@ -197,7 +197,7 @@ def test_help_teaches_every_option():
         "seeds",
         "tokens",
         "match",
-        "tune-lr",
+        "tune",
         "out",
         "executor",
         "retries",

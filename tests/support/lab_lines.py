@@ -45,7 +45,7 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
         num_seeds=num_seeds,
         match="tokens",
         margin=0.005,
-        tuned_lr=False,
+        grid=None,
         task=data.facts,
         description=data.description,
         preset="tiny",

@@ -37,8 +37,10 @@ def compare(
         str,
         typer.Option(
             help="What to compare, the control first: gates (none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga, "
-            "or spelled as docs/gates.md says), or name=gate@lr=3e-3 for one with a name and training options of its "
-            "own (lr, gate_lr, weight_decay, warmup, final_lr, clip, first_seed)."
+            "or spelled as docs/gates.md says), or name=gate@option=value for one with a name and options of its own: "
+            "lr, gate_lr, weight_decay, warmup, final_lr, clip, first_seed; init (a deviation, fan-in, torch), d_ff, "
+            "qk_norm (yes, no), params (another variant, to whose number of parameters it is widened); placebo "
+            "(constant, shuffled)."
         ),
     ] = "none,g1,bma,bma-query",
     data: Annotated[
@@ -89,10 +91,13 @@ def compare(
         Literal["tokens", "params", "flops", "time"],
         typer.Option(help="What is made equal; the rest is reported.", rich_help_panel=_BUDGET),
     ] = "tokens",
-    tune_lr: Annotated[
+    tune: Annotated[
         bool,
         typer.Option(
-            "--tune-lr", help="Give each variant its best learning rate of one grid.", rich_help_panel=_BUDGET
+            "--tune",
+            help="Give each variant its best of three learning rates and three starts of the weights, chosen inside "
+            "each block on seeds of its own. Ten times the runs.",
+            rich_help_panel=_BUDGET,
         ),
     ] = False,
     margin: Annotated[
@@ -144,7 +149,7 @@ def compare(
         # Output is not a terminal: do not wrap.
         console.width = _WIDE
     from tidegate.lab.compare.page import comparison_page
-    from tidegate.lab.compare.request import PRESETS, Request, parse_variants
+    from tidegate.lab.compare.request import GRID, PRESETS, Request, parse_variants
     from tidegate.lab.compare.run import Failed
     from tidegate.lab.compare.run import compare as run_comparison
     from tidegate.lab.compare.summary import summarise
@@ -167,7 +172,7 @@ def compare(
                     num_seeds=seeds,
                     budget=tokens,
                     match=match,
-                    tune_lr=tune_lr,
+                    grid=GRID if tune else None,
                     device=device,
                     margin=margin,
                     command=command,
@@ -197,7 +202,7 @@ _OPTIONS = {
     "num_seeds": "--seeds",
     "budget": "--tokens",
     "margin": "--margin",
-    "tune_lr": "--tune-lr",
+    "tune": "--tune",
     "device": "--device",
     "retries": "--retries",
 }
@@ -232,11 +237,11 @@ def _print_summary(console: Console, summary: Summary) -> None:
     for variant in summary.variants:
         table.add_row(*_cells(variant, summary))
     console.print(table)
-    for result in summary.comparison.variants:
-        console.print(result.sentence, soft_wrap=True)
-    if summary.plan.tuned_lr:
-        rates = (f"{variant.name} {variant.records[0].run['training']['lr']:g}" for variant in summary.variants)
-        console.print(f"Learning rates chosen: {', '.join(rates)}", soft_wrap=True)
+    for variant in summary.variants:
+        console.print(variant.result.sentence, soft_wrap=True)
+    for variant in summary.variants:
+        if variant.effect_sentence:
+            console.print(variant.effect_sentence, soft_wrap=True)
     for sentence in violations_in_words(fairness_checks(summary)):
         console.print(sentence, soft_wrap=True)
 

@@ -1,15 +1,16 @@
-import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import product
 
 import pytest
 from lab_runs import run_of
 
-from tidegate.lab.compare.design import GRID, choose_rates, tuning_runs
+from tidegate.lab.compare.design import Setting, choose_settings, design_runs, tuning_runs
+from tidegate.lab.compare.request import GRID
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.training.records import Record
+from tidegate.lab.training.records import Grid, Record
 
 TASK = RecallTask()
+SMALL = Grid(rates=(0.5, 2.0), starts=(0.02, "torch"))
 
 
 def base(**first_seeds):
@@ -24,56 +25,76 @@ def recorded(run, loss):
 @pytest.mark.parametrize("first_seeds", [{"a": 0, "b": 0}, {"a": 0, "b": 100}, {"a": 0, "b": 1_000_003}, {"a": 10**7}])
 def test_no_seed_of_the_comparison_is_used(num_seeds, first_seeds):
     compared = {seed + block for seed in first_seeds.values() for block in range(num_seeds)}
-    assert not compared & {run.seed for run in tuning_runs(base(**first_seeds), num_seeds=num_seeds)}
+    assert not compared & {run.seed for run in tuning_runs(base(**first_seeds), SMALL, num_seeds=num_seeds)}
 
 
-def test_every_variant_has_the_same_grid_seeds_and_steps():
-    runs = tuning_runs(base(a=0, b=7), num_seeds=5)
+def test_every_variant_has_the_whole_grid_in_every_block_at_full_length():
+    runs = tuning_runs(base(a=0, b=7), GRID, num_seeds=3)
     for own in ("a", "b"):
-        trials = sorted((run.seed, run.training.lr) for run in runs if run.variant == own)
-        seeds = sorted({seed for seed, _ in trials})
-        assert len(seeds) == 2
-        assert trials == [(seed, pytest.approx(1e-2 * multiple)) for seed in seeds for multiple in GRID]
-    assert len({run.seed for run in runs}) == 2
-    assert {(run.role, run.training.steps, run.training.num_evaluations) for run in runs} == {("tuning", 20, 1)}
+        tried = {(run.block, run.training.lr, run.model.init) for run in runs if run.variant == own}
+        rates = [1e-2 * rate for rate in GRID.rates]
+        assert tried == set(product(range(3), rates, GRID.starts))
+    assert len(runs) == 2 * 3 * len(GRID.rates) * len(GRID.starts)
     assert len({run.id for run in runs}) == len(runs)
+    assert {(run.role, run.training.steps, run.training.num_evaluations) for run in runs} == {("tuning", 100, 1)}
 
 
-def test_only_seed_block_role_and_the_short_training_differ_from_the_run():
+def test_a_block_has_one_seed_of_its_own_for_all_variants():
+    seeds = {(run.block, run.seed) for run in tuning_runs(base(a=0, b=7), SMALL, num_seeds=3)}
+    assert len(seeds) == len({block for block, _ in seeds}) == len({seed for _, seed in seeds}) == 3
+
+
+def test_nothing_else_differs_from_the_run():
     original = base(a=0)["a"]
-    for run in tuning_runs({"a": original}, num_seeds=5):
-        rest = {"block": 0, "seed": 0, "role": "comparison", "training": original.training}
+    for run in tuning_runs({"a": original}, SMALL, num_seeds=2):
+        assert replace(run.training, lr=1e-2, num_evaluations=8, num_observations=4) == replace(
+            original.training, num_evaluations=8, num_observations=4
+        )
+        rest = {"block": 0, "seed": 0, "role": "comparison", "training": original.training, "model": original.model}
         assert replace(run, **rest) == original
+        assert replace(run.model, init=original.model.init) == original.model
 
 
-def test_the_shortest_run_is_tried_for_a_step():
-    short = replace(base(a=0)["a"], training=replace(base(a=0)["a"].training, steps=1))
-    assert {run.training.steps for run in tuning_runs({"a": short}, num_seeds=1)} == {1}
-
-
-def losses(table):
-    """Records of tuning runs whose loss for each multiple, of all seeds alike or one each, is in a table."""
-    for run in tuning_runs({name: base(**{name: 0})[name] for name in table}, num_seeds=3):
-        loss = table[run.variant][GRID.index(round(run.training.lr / 1e-2, 6))]
+def losses(table, *, num_seeds=2):
+    """Records of tuning runs, their losses by (rate, start), for all blocks or one each."""
+    for run in tuning_runs({name: base(**{name: 0})[name] for name in table}, SMALL, num_seeds=num_seeds):
+        loss = table[run.variant][run.training.lr / 1e-2, run.model.init]
         yield recorded(run, loss[run.block] if isinstance(loss, tuple) else loss)
 
 
-def test_each_variant_gets_the_rate_of_its_lowest_mean_loss():
-    table = {"a": (3, 2, 1, 2, 3), "b": (5, 4, 3, (1.0, 4.0), (3.0, 1.0)), "c": (1, 2, 3, 4, 5)}
-    chosen = choose_rates(losses(table))
-    assert chosen == {name: pytest.approx(1e-2 * multiple) for name, multiple in {"a": 1, "b": 4, "c": 0.25}.items()}
+def test_each_block_of_each_variant_gets_the_setting_of_its_own_lowest_loss():
+    table = {
+        "a": {(0.5, 0.02): 3.0, (2.0, 0.02): (1.0, 5.0), (0.5, "torch"): 2.0, (2.0, "torch"): 4.0},
+        "b": {(0.5, 0.02): 3.0, (2.0, 0.02): 4.0, (0.5, "torch"): 5.0, (2.0, "torch"): (2.0, 1.0)},
+    }
+    assert choose_settings(losses(table)) == {
+        ("a", 0): Setting(lr=2e-2, init=0.02),
+        ("a", 1): Setting(lr=0.5e-2, init="torch"),
+        ("b", 0): Setting(lr=2e-2, init="torch"),
+        ("b", 1): Setting(lr=2e-2, init="torch"),
+    }
 
 
-def test_a_rate_at_which_one_run_diverged_is_never_chosen():
-    assert choose_rates(losses({"a": (3, 2.5, 2.9, (0.1, None), None)})) == {"a": pytest.approx(0.5e-2)}
+def test_a_setting_that_diverged_is_not_chosen_and_if_all_did_the_lowest_rate_is():
+    table = {"a": {(0.5, 0.02): (3.0, None), (2.0, 0.02): None, (0.5, "torch"): 4.0, (2.0, "torch"): None}}
+    chosen = choose_settings(losses(table))
+    assert chosen == {("a", 0): Setting(lr=0.5e-2, init=0.02), ("a", 1): Setting(lr=0.5e-2, init="torch")}
+    nowhere = {"a": dict.fromkeys(product((0.5, 2.0), (0.02, "torch")))}
+    assert {setting.lr for setting in choose_settings(losses(nowhere)).values()} == {0.5e-2}
 
 
-def test_if_every_rate_diverges_the_lowest_is_left_for_the_comparison_to_show():
-    records = list(losses({"a": (None, (1, None), None, (None, 2), None)}))
-    assert choose_rates(records) == {"a": min(record.run["training"]["lr"] for record in records)}
+def test_the_runs_of_a_block_have_what_was_chosen_there():
+    chosen = {("a", 0): Setting(lr=0.5, init="torch"), ("a", 1): Setting(lr=0.25, init="fan-in")}
+    runs = design_runs(base(a=0, b=7), num_seeds=2, chosen=chosen)
+    found = [(run.variant, run.block, run.seed, run.training.lr, run.model.init) for run in runs]
+    assert found == [
+        ("a", 0, 0, 0.5, "torch"),
+        ("b", 0, 7, 1e-2, 0.02),
+        ("a", 1, 1, 0.25, "fan-in"),
+        ("b", 1, 8, 1e-2, 0.02),
+    ]
 
 
 def test_the_grid_is_even_in_logarithms_around_the_variants_own_rate():
-    steps = {round(math.log2(later / earlier), 12) for earlier, later in pairwise(GRID)}
-    assert steps == {1.0}
-    assert GRID[len(GRID) // 2] == 1.0
+    low, middle, high = GRID.rates
+    assert (low * high, middle) == (1.0, 1.0)

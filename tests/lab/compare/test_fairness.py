@@ -5,7 +5,7 @@ from lab_runs import tampered
 
 from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.training.records import Plan, Record
+from tidegate.lab.training.records import Grid, Plan, Record
 
 
 def checks(lines):
@@ -222,17 +222,18 @@ class TestANote:
 
     @pytest.mark.parametrize(("tried", "state"), [(0.5, "holds"), (0.05, "warning")])
     def test_of_rates_that_were_not_tuned_and_that_they_were_if_they_were(self, compared, tried, state):
-        assert states(compared)["Learning rates not tuned"] == "note"
-        lines = everywhere(replanned(compared, tuned_lr=True), with_training(lr=0.125), variants=["g1"])
+        assert states(compared)["Not tuned"] == "note"
+        grid = Grid(rates=(0.5, 1.0), starts=(0.02,))
+        lines = everywhere(replanned(compared, grid=grid), with_training(lr=0.125), variants=["g1"])
         first = next(line for line in lines if isinstance(line, Record))
         trials = [
             with_training(lr=rate)(replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"}))
             for rate in (0.001, 0.01, 0.125, tried)
         ]
-        found = checks([*lines, *trials])["Learning rates tuned"]
+        found = checks([*lines, *trials])["Tuned alike"]
         assert found.state == state
-        assert found.detail.startswith("one grid, other seeds; chosen: none 0.01, g1 0.125, bma-query 0.01")
-        assert ("g1 at an end of the grid" in found.detail) == (state == "warning")
+        assert "none lr 0.01, init 0.02; g1 lr 0.125, init 0.02; bma-query lr 0.01, init 0.02" in found.detail
+        assert ("g1 mostly at an end of the rates" in found.detail) == (state == "warning")
 
     def test_of_the_gates_group(self, compared):
         assert "learning rate times 1, no weight decay" in checks(compared)["Gates' parameters"].detail

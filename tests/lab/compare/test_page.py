@@ -8,7 +8,7 @@ from lab_runs import tampered
 from tidegate.lab.compare.page import main_table
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
-from tidegate.lab.training.records import Costs, LayerMeasurements, Record
+from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Record
 from tidegate.report import html_page, markdown_page
 from tidegate.report.page import Page
 
@@ -27,6 +27,7 @@ SECTIONS = [
 BEFORE_THE_METRIC = [
     "variant",
     "verdict",
+    "branch starts at",
     "parameters",
     "over control",
     "training FLOPs",
@@ -177,6 +178,7 @@ class TestMainTable:
         for variant in summary.variants:
             row, result = rows[variant.name], variant.result
             assert row["verdict"] == result.verdict
+            assert row["branch starts at"] == {"none": 1.0, "g1": 0.5, "bma-query": 0.5}[variant.name]
             assert row["parameters"] == variant.num_parameters
             assert row["over control"] == 100 * (variant.num_parameters / summary.control.num_parameters - 1)
             assert row["training FLOPs"] == variant.records[0].flops / 1e12
@@ -340,15 +342,23 @@ class TestTuning:
         ]
         last = max(place for place, trial in enumerate(trials) if trial.run["variant"] == "g1")
         trials[last] = replace(trials[last], status="diverged", loss=None)
-        return [*replanned(compared, tuned_lr=True), *trials]
+        return [*replanned(compared, grid=Grid(rates=(1.0, 2.0), starts=(0.02,))), *trials]
 
-    def test_is_a_table_of_mean_losses_by_variant_and_rate(self, lines):
-        _, table = section_of(page_of(lines), "Was it fair?").panels
-        assert [column.title for column in table.columns] == ["variant", "lr 0.25", "lr 0.5"]
-        assert table.rows == (("none", 0.75, 1.0), ("g1", 0.75, None), ("bma-query", 0.75, None))
-        assert "Empty: not tried, or a run diverged." in table.note
+    def test_is_drawn_as_mean_loss_against_rate_for_each_start(self, lines):
+        _, views = section_of(page_of(lines), "Was it fair?").panels
+        (view,) = views.views
+        assert view.label == "init 0.02"
+        drawn = {series.label: (series.x, series.y) for series in view.panel.series}
+        assert drawn == {
+            "none": ((0.25, 0.5), (0.75, 1.0)),
+            "g1": ((0.25, 0.5), (0.75, None)),
+            "bma-query": ((0.25,), (0.75,)),
+        }
+        assert view.panel.title == "Starting from 0.02, lowest: none 0.7500 at 0.25, g1 0.7500 at 0.25, bma-query " + (
+            "0.7500 at 0.25"
+        )
 
-    def test_has_no_table_where_nothing_was_tried(self, compared):
+    def test_is_not_drawn_where_nothing_was_tried(self, compared):
         assert len(section_of(page_of(compared), "Was it fair?").panels) == 1
 
 

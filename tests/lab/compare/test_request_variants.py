@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.gates import Gates
-from tidegate.lab.compare.request import OVERRIDES, Variant, parse_variants
+from tidegate.lab.compare.request import TRAINING_OPTIONS, Variant, parse_variants
 
 
 @pytest.mark.parametrize("gate", ["none", "g1", "bma-query", "g1+bma", "output:input:head:silu", "value:query:r8:b1.5"])
@@ -10,7 +10,7 @@ def test_every_gate_that_can_be_spelled_is_a_variant_under_its_spelling(gate):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "gate", "overrides"),
+    ("text", "name", "gate", "training"),
     [
         ("low=bma@lr=3e-3", "low", "bma", {"lr": 3e-3}),
         ("bma@lr=1e-5", "bma@lr=1e-5", "bma", {"lr": 1e-5}),
@@ -19,13 +19,50 @@ def test_every_gate_that_can_be_spelled_is_a_variant_under_its_spelling(gate):
         ("two words=none", "two words", "none", {}),
     ],
 )
-def test_a_name_and_options_are_read(text, name, gate, overrides):
-    assert Variant.parse(text) == Variant(name=name, gates=Gates.parse(gate), overrides=overrides)
+def test_a_name_and_options_are_read(text, name, gate, training):
+    assert Variant.parse(text) == Variant(name=name, gates=Gates.parse(gate), training=training)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "recorded"),
+    [
+        ("none@init=fan-in", {"init": "fan-in"}, {"init": "fan-in"}),
+        ("none@init=torch", {"init": "torch"}, {"init": "torch"}),
+        ("none@init=0.1", {"init": 0.1}, {"init": 0.1}),
+        ("none@d_ff=240", {"d_ff": 240}, {"d_ff": 240}),
+        ("none@qk-norm=yes", {"qk_norm": True}, {"qk_norm": "yes"}),
+        ("none@qk_norm=no", {"qk_norm": False}, {"qk_norm": "no"}),
+    ],
+)
+def test_options_of_the_model_are_read(text, model, recorded):
+    variant = Variant.parse(text)
+    assert (variant.model, variant.training) == (model, {})
+    assert variant.plan().overrides == recorded
+
+
+@pytest.mark.parametrize(
+    ("text", "gate"),
+    [
+        ("g1@placebo=constant", "output:input:constant"),
+        ("half=g1@placebo=constant", "output:input:constant"),
+        ("bma+g1@placebo=shuffled", "value:query:shuffled+output:input:shuffled"),
+        ("sink@placebo=constant", "output:partition:head:b0:constant"),
+    ],
+)
+def test_a_placebo_is_the_gate_with_a_placebo(text, gate):
+    variant = Variant.parse(text)
+    assert variant.gates == Gates.parse(gate)
+    assert variant.options == {}
+
+
+def test_a_variant_may_be_widened_to_the_size_of_another():
+    variant = Variant.parse("wide=none@params=g1")
+    assert (variant.params, variant.options) == ("g1", {"params": "g1"})
 
 
 def test_seeds_may_begin_elsewhere():
     variant = Variant.parse("again=none@first_seed=100@lr=0.1")
-    assert (variant.first_seed, variant.overrides) == (100, {"lr": 0.1})
+    assert (variant.first_seed, variant.training) == (100, {"lr": 0.1})
     assert variant.plan().overrides == {"lr": 0.1, "first_seed": 100}
 
 
@@ -35,7 +72,7 @@ def test_the_plan_says_all_that_was_set_and_no_more():
     assert Variant.parse("none").plan().overrides == {}
 
 
-@pytest.mark.parametrize("option", OVERRIDES)
+@pytest.mark.parametrize("option", TRAINING_OPTIONS)
 def test_each_option_is_taken(option):
     plan = Variant.parse(f"none@{option}=1").plan()
     assert plan.overrides == {option: 1.0}
@@ -55,6 +92,13 @@ def test_each_option_is_taken(option):
         ("none@first_seed=1.5", "first_seed must be a whole number of at least 0; got 1.5"),
         ("none@first_seed=inf", "must be a finite number; got 'inf'"),
         ("none@first_seed=nan", "must be a finite number; got 'nan'"),
+        ("none@init=large", "init of the variant 'none@init=large' must be a finite number; got 'large'"),
+        ("none@qk_norm=1", "qk_norm of the variant 'none@qk_norm=1' must be yes or no; got '1'"),
+        ("none@d_ff=2.5", "d_ff must be a whole number of at least 0; got 2.5"),
+        ("none@placebo=constant", "has no gate, and so no placebo"),
+        ("output:input:shuffled@placebo=constant", "names its placebo twice"),
+        ("g1@placebo=random", "Gate.placebo cannot be 'random'"),
+        ("output:input:silu@placebo=constant", "silu starts at 0, and a constant 0 lets nothing pass"),
     ],
 )
 def test_what_is_wrong_with_a_variant_is_said(text, complaint):

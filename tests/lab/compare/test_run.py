@@ -18,11 +18,12 @@ from tidegate.lab.training.events import Ended, Phase, Progress
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
-from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile
+from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Plan, Record, RecordFile
 from tidegate.lab.training.run import Training
 from tidegate.lab.training.train import RunContext
 
 STEP = 4 * LENGTH
+TRIED = Grid(rates=(1.0, 2.0), starts=(0.02, "torch"))
 
 
 def planned(request):
@@ -84,7 +85,7 @@ def diverged(in_miniature, tmp_path_factory):
 def tuned(in_miniature, tmp_path_factory):
     """A request that tunes learning rates, the lines that it gives, their folder, and how often the file was read."""
     folder = tmp_path_factory.mktemp("tuned")
-    request = request_of(text_of(folder), tune_lr=True, budget=2 * STEP, num_seeds=1)
+    request = request_of(text_of(folder), grid=TRIED, budget=2 * STEP, num_seeds=1)
     original, calls = RecordFile.read, []
     with pytest.MonkeyPatch.context() as patch:
         in_miniature(patch)
@@ -180,9 +181,9 @@ class TestALineThatIsRemoved:
 
     @pytest.mark.parametrize("number", [0, 1, 2, 9, 10, 13])
     def test_is_made_anew_by_the_same_command(self, task, tmp_path, miniatures, number):
-        request = request_of(task, budget=STEP, num_seeds=1, tune_lr=True)
+        request = request_of(task, budget=STEP, num_seeds=1, grid=TRIED)
         if number == 0:
-            request = replace(request, tune_lr=False)
+            request = replace(request, grid=None)
         before = pretend_lines(request, tmp_path / "out")
         number = min(number, len(before) - 1)
         lines = records_path(tmp_path / "out").read_text().splitlines(keepends=True)
@@ -264,7 +265,7 @@ class TestAFolder:
             {"num_seeds": 4},
             {"budget": 2 * STEP},
             {"match": "params"},
-            {"tune_lr": True},
+            {"grid": TRIED},
             {"margin": 0.01},
             {"preset": "small"},
             {"variants": parse_variants("none,g1")},
@@ -491,13 +492,19 @@ class TestLayers:
 
 
 class TestTuning:
-    def test_uses_the_best_rate_of_each_variant_on_seeds_of_its_own(self, task, tmp_path, miniatures):
-        best = {"none": 2e-2, "bma": 2.5e-3}
-        request = request_of(task, tune_lr=True)
-        runs = pretended(request, tmp_path, lambda run: 1 + abs(run.training.lr - best[run.variant]))
+    def test_uses_the_best_setting_of_each_variant_on_seeds_of_its_own(self, task, tmp_path, miniatures):
+        best = {"none": (2e-2, 0.02), "bma": (1e-2, "torch")}
+        request = request_of(task, grid=TRIED)
+
+        def loss(run):
+            rate, start = best[run.variant]
+            return 1 + abs(run.training.lr - rate) + (run.model.init != start)
+
+        runs = pretended(request, tmp_path, loss)
         tuned = [run for run in runs if run.role == "comparison"]
         tried = [run for run in runs if run.role == "tuning"]
-        assert {(run.variant, run.training.lr) for run in tuned} == {("none", 2e-2), ("bma", 2.5e-3)}
+        chosen = {(run.variant, run.training.lr, run.model.init) for run in tuned}
+        assert chosen == {("none", 2e-2, 0.02), ("bma", 1e-2, "torch")}
         assert not {run.seed for run in tuned} & {run.seed for run in tried}
         assert runs == tried + tuned
 

@@ -25,8 +25,8 @@ def batch():
     return Batch(tokens[:, :-1], targets)
 
 
-@pytest.mark.parametrize(("limit", "rows"), [(1, [1] * 7), (3 * ROW_BYTES, [3, 3, 1]), (7 * ROW_BYTES, [7])])
-def test_logits_of_a_part_keep_to_the_limit_but_for_a_single_row(model, batch, monkeypatch, limit, rows):
+@pytest.mark.parametrize(("limit", "rows"), [(1, [3, 2, 2]), (4 * ROW_BYTES, [4, 3]), (7 * ROW_BYTES, [7])])
+def test_logits_of_a_part_keep_to_the_limit_but_no_row_stands_alone(model, batch, monkeypatch, limit, rows):
     monkeypatch.setattr(models, "_LOGIT_BYTES", limit)
     parts = list(row_parts(model, batch))
     assert [len(part.inputs) for part in parts] == rows
@@ -44,7 +44,7 @@ def test_images_have_one_row_of_logits_each(monkeypatch):
     config = VisionConfig(d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
     monkeypatch.setattr(models, "_LOGIT_BYTES", 2 * config.num_classes * 4)
     batch = Batch(torch.zeros(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64))
-    assert [len(part.inputs) for part in row_parts(build_model(config, seed=0), batch)] == [2, 2, 1]
+    assert [len(part.inputs) for part in row_parts(build_model(config, seed=0), batch)] == [3, 2]
 
 
 def test_what_is_measured_does_not_depend_on_the_limit(model, batch, monkeypatch):

@@ -45,6 +45,7 @@ OTHER_MODEL = {
     "bias": True,
     "dropout": 0.1,
     "attention_dropout": 0.1,
+    "init": "fan-in",
     "recompute_gate": True,
     "checkpoint_blocks": True,
     "vocab_size": 300,

@@ -211,10 +211,16 @@ class TestTheRecord:
         assert [observation.tokens for observation in record.observations] == [6 * 4 * LENGTH, 12 * 4 * LENGTH]
         assert len(record.timing.seconds) == 4
 
-    def test_ends_with_the_loss_of_its_curve(self, record):
-        assert record.loss == record.curve[-1].loss
+    def test_ends_with_the_loss_on_all_held_out_text(self, run, record):
+        final = run.task.load().final()
+        assert record.num_evaluated == sum(batch.targets.numel() for batch in final)
+        assert record.num_evaluated > sum(batch.targets.numel() for batch in run.task.load().validation())
         assert record.metrics == {"bits_per_byte": record.loss / math.log(2)}
-        assert record.num_evaluated == 256 // LENGTH * LENGTH
+
+    def test_ends_with_the_loss_of_its_curve_where_both_are_of_the_same_text(self, run):
+        task = replace(run.task, num_final_tokens=run.task.num_validation_tokens)
+        record = executed(replace(run, task=task))
+        assert record.loss == record.curve[-1].loss
 
     def test_shows_that_something_was_learned(self, record):
         assert record.loss < record.curve[0].loss < math.log(256)
@@ -226,7 +232,7 @@ class TestTheRecord:
             train_step(model, optimizer, data.batch(seed=run.seed, step=step, size=4), run, step)
             for step in range(STEPS)
         ]
-        assert record.loss == evaluate(model, data.validation()).loss
+        assert record.loss == evaluate(model, data.final()).loss
         assert record.observations[-1] == observe_probe(model, data.probe(), tokens=record.tokens)
         means = torch.tensor(figures, dtype=torch.float64).unflatten(0, (4, 3)).mean(dim=1)
         noted = [(p.train_loss, p.gradient_norm, p.gate_gradient_norm) for p in record.curve]

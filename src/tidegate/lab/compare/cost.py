@@ -94,7 +94,7 @@ def _step(run: Run) -> Callable[[], object]:
 def _decoding_step(run: Run) -> Callable[[], object] | None:
     """Return a function that decodes one token after a full context, with a cache; None for models that cannot."""
     model = build_model(run.model, seed=run.seed).to(run.training.device).eval()
-    if not isinstance(model, TransformerLM):
+    if not isinstance(model, TransformerLM) or model.config.gates.read_other_sequences:
         return None
     # A table of learned positions has none beyond the training length.
     length = max(1, run.task.length - 1)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import torch
 
 from tidegate._json import content_hash
+from tidegate.config import Init
 from tidegate.lab.compare.request import PRESETS, Request
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
-from tidegate.lab.training.records import Costs, Plan, Record
+from tidegate.lab.training.records import Costs, Grid, Plan, Record
 from tidegate.lab.training.run import ModelConfig, Run
 
 
@@ -26,7 +27,7 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         "base": [run.id for run in base.values()],
         "num_seeds": request.num_seeds,
         "match": request.match,
-        "tune_lr": request.tune_lr,
+        "grid": None if request.grid is None else asdict(request.grid),
         "margin": request.margin,
         "runs": [run.id for run in request.runs],
     }
@@ -37,7 +38,7 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         num_seeds=request.num_seeds,
         match="runs" if request.runs else request.match,
         margin=request.margin,
-        tuned_lr=request.tune_lr,
+        grid=request.grid,
         task=data.facts,
         description=data.description,
         preset="runs" if request.runs else request.preset,
@@ -59,29 +60,42 @@ def base_runs(request: Request) -> dict[str, Run]:
             variant=variant.name,
             block=0,
             seed=variant.first_seed,
-            model=preset.model(request.task, data, variant.gates),
+            model=replace(preset.model(request.task, data, variant.gates), **variant.model),
             task=request.task,
-            training=replace(training, device=request.device, **variant.overrides),
+            training=replace(training, device=request.device, **variant.training),
         )
         for variant in request.variants
     }
     if request.match == "params":
         target = num_parameters(runs[request.control.name].model)
-        runs = {name: replace(run, model=match_parameters(run.model, target)) for name, run in runs.items()}
-    return runs
+        return {name: replace(run, model=match_parameters(run.model, target)) for name, run in runs.items()}
+    targets = {
+        variant.name: num_parameters(runs[variant.params].model)
+        for variant in request.variants
+        if variant.params is not None
+    }
+    return {
+        name: replace(run, model=match_parameters(run.model, targets[name])) if name in targets else run
+        for name, run in runs.items()
+    }
 
 
-def design_runs(request: Request, base: dict[str, Run], costs: Costs) -> list[Run]:
-    """Every variant under every seed, block by block, with the steps that make them equal in FLOPs or time."""
+def match_steps(request: Request, base: dict[str, Run], costs: Costs) -> dict[str, Run]:
+    """Give the runs the steps that make them equal in FLOPs or time, if that is asked for."""
     control = base[request.control.name]
     if request.match == "flops":
-        base = {name: match_flops(run, control) for name, run in base.items()}
+        return {name: match_flops(run, control) for name, run in base.items()}
     if request.match == "time":
         ratios = {cost.variant: cost.time_ratio for cost in costs.items}
-        base = {name: match_time(run, control, time_ratio=ratios[name]) for name, run in base.items()}
-    return [
-        replace(run, block=block, seed=run.seed + block) for block in range(request.num_seeds) for run in base.values()
-    ]
+        return {name: match_time(run, control, time_ratio=ratios[name]) for name, run in base.items()}
+    return base
+
+
+def design_runs(base: Mapping[str, Run], *, num_seeds: int, chosen: Mapping[tuple[str, int], Setting]) -> list[Run]:
+    """Every variant under every seed, block by block, at the settings that were chosen for it there, if any were."""
+    runs = [replace(run, block=block, seed=run.seed + block) for block in range(num_seeds) for run in base.values()]
+    settings = ((run, chosen.get((run.variant, run.block))) for run in runs)
+    return [run if setting is None else setting.given_to(run) for run, setting in settings]
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -124,54 +138,58 @@ def _with_steps(run: Run, steps: float) -> Run:
     return replace(run, training=replace(run.training, steps=max(1, round(steps))))
 
 
-GRID = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Multiples of a variant's own learning rate."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One point of the grid that every variant is tuned over."""
 
-_SHARE = 0.2
-"""Of a run's steps."""
-_NUM_SEEDS = 2
+    lr: float
+    init: Init
+
+    def given_to(self, run: Run) -> Run:
+        """The same run with these in place of its own."""
+        return replace(run, model=replace(run.model, init=self.init), training=replace(run.training, lr=self.lr))
+
+
 _FIRST_TUNING_SEED = 1_000_000
 """Seeds of tuning begin here, or after those of the comparison if they reach as far."""
 
 
-def tuning_runs(base: Mapping[str, Run], *, num_seeds: int) -> list[Run]:
-    """Short runs of every variant over the grid.
+def tuning_runs(base: Mapping[str, Run], grid: Grid, *, num_seeds: int) -> list[Run]:
+    """Every variant at every point of the grid, once in each block, at full length and on a seed of the block's own.
+
+    Each block chooses for itself, so that the luck of choosing differs between blocks and widens the intervals. One
+    choice for all blocks would be a difference between variants that no number of seeds could tell from an effect.
 
     base      : the first run of each variant
     num_seeds : how many the comparison takes, from the first run's on
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
+    settings = [(start, rate) for start in grid.starts for rate in grid.rates]
+    looked_at_once = {
+        name: replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
+        for name, run in base.items()
+    }
     return [
         replace(
-            run,
-            block=trial,
-            seed=first + trial,
-            role="tuning",
-            training=replace(
-                run.training,
-                lr=run.training.lr * multiple,
-                steps=max(1, round(_SHARE * run.training.steps)),
-                num_evaluations=1,
-                num_observations=1,
-            ),
+            Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(run),
+            block=block,
+            seed=first + block,
         )
-        for trial in range(_NUM_SEEDS)
-        for run in base.values()
-        for multiple in GRID
+        for block in range(num_seeds)
+        for start, rate in settings
+        for run in looked_at_once.values()
     ]
 
 
-def choose_rates(records: Iterable[Record]) -> dict[str, float]:
-    """Choose for each variant the learning rate of the lowest mean loss, one at which no run diverged.
+def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]:
+    """Choose for each variant in each block the setting of the lowest loss, of those at which no run diverged.
 
-    A variant that diverged at every rate gets the lowest: that it diverges is for the comparison to show.
+    A variant that diverged at every one gets the lowest rate: that it diverges is for the comparison to show.
     """
-    losses: dict[str, dict[float, list[float]]] = {}
+    tried: dict[tuple[str, int], list[tuple[float, float, Init]]] = {}
     for record in records:
-        rate = record.run["training"]["lr"]
         loss = math.inf if record.loss is None else record.loss
-        losses.setdefault(record.run["variant"], {}).setdefault(rate, []).append(loss)
-    chosen: dict[str, float] = {}
-    for variant, by_rate in losses.items():
-        chosen[variant] = min(sorted(by_rate), key=lambda rate: sum(by_rate[rate]))
-    return chosen
+        key = record.run["variant"], record.run["block"]
+        tried.setdefault(key, []).append((loss, record.run["training"]["lr"], record.run["model"]["init"]))
+    best = {key: min(points, key=lambda point: point[:2]) for key, points in tried.items()}
+    return {key: Setting(lr=lr, init=init) for key, (_, lr, init) in best.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -172,21 +173,11 @@ def _amounts(summary: Summary) -> Iterator[Check]:
 def _settings(summary: Summary) -> Iterator[Check]:
     own = {plan.name: plan.overrides for plan in summary.plan.variants if plan.overrides}
     for name, overrides in own.items():
-        words = ", ".join(f"{option} = {value:g}" for option, value in overrides.items())
+        words = ", ".join(f"{option} = {_spelled(value)}" for option, value in overrides.items())
         yield Check(
             name=f"Options of {name}'s own", state="warning", detail=f"{words}: asked for, and not equal to all"
         )
-    rates = {variant.name: variant.records[0].run["training"]["lr"] for variant in summary.variants}
-    words = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
-    if summary.plan.tuned_lr:
-        tried = [record.run["training"]["lr"] for record in summary.tuning]
-        ends = [name for name, rate in rates.items() if tried and rate in (min(tried), max(tried))]
-        advice = f"; {_join(ends)} at an end of the grid: a better one may lie beyond" if ends else ""
-        detail = f"one grid, other seeds; chosen: {words}{advice}"
-        yield Check(name="Learning rates tuned", state="warning" if ends else "holds", detail=detail)
-    else:
-        detail = f"{words}; --tune-lr gives each variant its best from one grid"
-        yield Check(name="Learning rates not tuned", state="note", detail=detail)
+    yield _tuning(summary)
     training = summary.control.records[0].run["training"]
     detail = f"an optimiser group of their own: learning rate times {training['gate_lr']:g}, no weight decay"
     yield Check(name="Gates' parameters", state="note", detail=detail)
@@ -194,6 +185,43 @@ def _settings(summary: Summary) -> Iterator[Check]:
     yield _check(
         "One machine, one set of versions", len(places) == 1, "for all runs", f"{len(places)} different ones, see below"
     )
+
+
+def _tuning(summary: Summary) -> Check:
+    """What each variant was trained with, and whether the grid that it was chosen from is wide enough."""
+    chosen = {variant.name: Counter(map(_setting, variant.records)) for variant in summary.variants}
+    words = "; ".join(f"{name} {_listed(settings)}" for name, settings in chosen.items())
+    if summary.plan.grid is None:
+        detail = f"{words}; --tune gives each variant its best of one grid"
+        return Check(name="Not tuned", state="note", detail=detail)
+    tried = [record.run["training"]["lr"] for record in summary.tuning]
+    ends = [name for name, settings in chosen.items() if _is_at_end(settings, tried)]
+    advice = f". {_join(ends)} mostly at an end of the rates: a better one may lie beyond" if ends else ""
+    detail = f"one grid for all, inside each block, on seeds of its own. Blocks by what was chosen: {words}{advice}"
+    return Check(name="Tuned alike", state="warning" if ends else "holds", detail=detail)
+
+
+def _setting(record: Record) -> tuple[float, str]:
+    """Learning rate and start; records of before the start was an option began at 0.02."""
+    return record.run["training"]["lr"], _spelled(record.run["model"].get("init", 0.02))
+
+
+def _listed(settings: Counter[tuple[float, str]]) -> str:
+    several = len(settings) > 1
+    parts = (f"lr {lr:g}, init {init}" + f" ({count})" * several for (lr, init), count in settings.most_common())
+    return ", ".join(parts)
+
+
+def _is_at_end(settings: Counter[tuple[float, str]], rates: Sequence[float]) -> bool:
+    """Whether more than half of a variant's blocks chose the lowest or the highest of several rates."""
+    if len(set(rates)) < 2:
+        return False
+    ends = sum(count for (lr, _), count in settings.items() if lr in (min(rates), max(rates)))
+    return 2 * ends > settings.total()
+
+
+def _spelled(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _check(name: str, holds: bool, good: str, bad: str) -> Check:

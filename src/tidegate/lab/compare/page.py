@@ -11,6 +11,7 @@ from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
 from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.lab.compare.tuning_panels import tuning_panels
 from tidegate.lab.judging import rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record
@@ -58,7 +59,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(
         title="Was it fair?",
         lead="What was to be equal, read off the records.",
-        panels=(Checks(items=checks), *_tuning_panels(summary)),
+        panels=(Checks(items=checks), *tuning_panels(summary)),
     )
     if panels := mechanism_panels(summary):
         lead = (
@@ -149,6 +150,8 @@ def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, .
         for result in comparison.variants
     )
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
+    if effects := tuple(variant.effect_sentence for variant in summary.variants if variant.effect_sentence):
+        panels.append(Prose(paragraphs=(_EFFECT_RULE, *effects)))
     if cautions := (*comparison.warnings, *violations_in_words(checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)
@@ -165,11 +168,23 @@ def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, .
     return tuple(panels)
 
 
+_EFFECT_RULE = (
+    "Is it the mechanism? A gate is said to help if its variant is below the control and below its placebo, which has "
+    "all of the gate but the mechanism (95 % intervals, paired by seeds). Both must hold, so that neither is adjusted "
+    "for the other."
+)
+
+
 def main_table(summary: Summary) -> Table:
     """One row a variant, the control first."""
     columns = [
         Column(title="variant"),
         Column(title="verdict"),
+        Column(
+            title="branch starts at",
+            digits=3,
+            help="What the gate multiplies the attention branch by at the start; empty where that depends on the keys.",
+        ),
         Column(title="parameters", better="low"),
         Column(title="over control", unit="%", digits=2, signed=True, help="Parameters over the control's."),
         Column(title="training FLOPs", unit="10¹²", digits=3, better="low"),
@@ -196,7 +211,7 @@ def main_table(summary: Summary) -> Table:
 def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     result, cost = variant.result, variant.cost
     own, control = variant.num_parameters, summary.control.num_parameters
-    yield from (variant.name, result.verdict, own, 100 * (own / control - 1))
+    yield from (variant.name, result.verdict, variant.branch_scale, own, 100 * (own / control - 1))
     yield variant.longest.flops / 1e12
     # The mean of those that were left would flatter a variant of which some diverged.
     whole = not result.num_diverged
@@ -223,28 +238,6 @@ def _metric_columns(summary: Summary) -> Iterator[Column]:
             yield Column(title="± sd, accuracy", digits=4)
         case _:
             return
-
-
-def _tuning_panels(summary: Summary) -> Iterator[Panel]:
-    """Loss of the short runs by variant and learning rate."""
-    if not summary.tuning:
-        return
-    losses: dict[tuple[str, float], list[float | None]] = {}
-    for record in summary.tuning:
-        losses.setdefault((record.run["variant"], record.run["training"]["lr"]), []).append(record.loss)
-    rates = sorted({rate for _, rate in losses})
-    rows = tuple(
-        (variant.name, *(_mean_or_none(losses.get((variant.name, rate), [])) for rate in rates))
-        for variant in summary.variants
-    )
-    columns = (Column(title="variant"), *(Column(title=f"lr {rate:g}", unit="nats", digits=4) for rate in rates))
-    note = "Short runs on seeds of their own; the lowest of each row was chosen. Empty: not tried, or a run diverged."
-    yield Table(title="Learning rates tried", columns=columns, rows=rows, note=note)
-
-
-def _mean_or_none(losses: Sequence[float | None]) -> float | None:
-    known = [loss for loss in losses if loss is not None]
-    return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
 def _caution(summary: Summary) -> Prose:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, cast
 
 from tidegate._text import echo
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
 from tidegate.lab.training.machine import require_device
-from tidegate.lab.training.records import Match, VariantPlan
+from tidegate.lab.training.records import Grid, Match, VariantPlan
 from tidegate.lab.training.run import ModelConfig, Run, Training
 
-OVERRIDES = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
-"""The options that a variant may set for itself."""
+TRAINING_OPTIONS = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
+"""Numbers of the training that a variant may set for itself."""
+OPTIONS = (*TRAINING_OPTIONS, "init", "d_ff", "qk_norm", "params", "placebo")
+"""All that a variant may set for itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """A gate under a name, perhaps with training options of its own."""
+    """A gate under a name, perhaps with options of its own."""
 
     name: str
     gates: Gates
-    overrides: dict[str, float] = field(default_factory=dict)
+    training: dict[str, float] = field(default_factory=dict)
+    """Of `Training`."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Of the model's configuration: `init`, `d_ff`, `qk_norm`."""
+    params: str | None = None
+    """A variant whose number of parameters it is widened to; None leaves its width."""
     first_seed: int = 0
     """Its seeds begin here; the control's begin at 0, and only equal seeds share initial values and batches."""
 
@@ -36,21 +43,30 @@ class Variant:
         name, named, gate = spelled.rpartition("=")
         if named and not name.strip():
             raise ValueError(f"The variant {echo(text)} has an empty name. Write name=gate, or the gate alone.")
-        overrides = dict(_override(option, text) for option in options)
-        first_seed = overrides.pop("first_seed", 0.0)
-        if not first_seed.is_integer() or first_seed < 0:
-            raise ValueError(f"first_seed must be a whole number of at least 0; got {first_seed:g} in {echo(text)}.")
+        given = dict(_option(option, text) for option in options)
+        gates = Gates.parse(gate.strip())
+        if placebo := given.pop("placebo", None):
+            gates = _as_placebo(gates, placebo, text)
         return cls(
             name=name.strip() or text.strip(),
-            gates=Gates.parse(gate.strip()),
-            overrides=overrides,
-            first_seed=int(first_seed),
+            gates=gates,
+            model={option: given.pop(option) for option in ("init", "d_ff", "qk_norm") if option in given},
+            params=given.pop("params", None),
+            first_seed=given.pop("first_seed", 0),
+            training=given,
         )
+
+    @property
+    def options(self) -> dict[str, float | str]:
+        """All options of its own, as the records have them."""
+        apart: dict[str, float | str] = {} if self.params is None else {"params": self.params}
+        apart |= {"first_seed": self.first_seed} if self.first_seed else {}
+        apart |= {option: _as_word(value) for option, value in self.model.items()}
+        return {**self.training, **apart}
 
     def plan(self) -> VariantPlan:
         """As the records have it."""
-        seeds = {"first_seed": self.first_seed} if self.first_seed else {}
-        return VariantPlan(name=self.name, gate=str(self.gates), overrides=self.overrides | seeds)
+        return VariantPlan(name=self.name, gate=str(self.gates), overrides=self.options)
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
@@ -62,21 +78,56 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     return variants
 
 
-def _override(option: str, text: str) -> tuple[str, float]:
+def _option(option: str, text: str) -> tuple[str, Any]:
     name, equals, value = option.partition("=")
-    name = name.strip().replace("-", "_")
-    if name not in OVERRIDES or not equals:
+    name, value = name.strip().replace("-", "_"), value.strip()
+    if name not in OPTIONS or not equals:
         raise ValueError(
-            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=number, name one of "
-            f"{', '.join(OVERRIDES)}."
+            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=value, name one of "
+            f"{', '.join(OPTIONS)}."
         )
+    match name:
+        case "placebo" | "params":
+            return name, value
+        case "init" if value in ("fan-in", "torch"):
+            return name, value
+        case "qk_norm":
+            if value not in ("yes", "no"):
+                raise ValueError(f"qk_norm of the variant {echo(text)} must be yes or no; got {echo(value)}.")
+            return name, value == "yes"
+        case "first_seed" | "d_ff":
+            return name, _whole_number(name, value, text)
+        case _:
+            return name, _number(name, value, text)
+
+
+def _number(name: str, value: str, text: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} of the variant {echo(text)} must be a finite number; got {echo(value)}.")
-    return name, number
+    return number
+
+
+def _whole_number(name: str, value: str, text: str) -> int:
+    number = _number(name, value, text)
+    if not number.is_integer() or number < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0; got {number:g} in {echo(text)}.")
+    return int(number)
+
+
+def _as_word(value: Any) -> float | str:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _as_placebo(gates: Gates, placebo: str, text: str) -> Gates:
+    if not gates:
+        raise ValueError(f"The variant {echo(text)} has no gate, and so no placebo. Leave @placebo out.")
+    if any(gate.placebo is not None for gate in gates):
+        raise ValueError(f"The variant {echo(text)} names its placebo twice. Leave one of them out.")
+    return Gates(replace(gate, placebo=cast("Any", placebo)) for gate in gates)
 
 
 def _require_distinct(names: Sequence[str]) -> None:
@@ -164,7 +215,8 @@ class Request:
     budget: int | None = None
     """Tokens, or images, that the control is trained on; None takes the preset's."""
     match: Match = "tokens"
-    tune_lr: bool = False
+    grid: Grid | None = None
+    """Tune every variant over this, inside each block; None tunes nothing."""
     device: str = "cpu"
     """Where models are trained, as PyTorch names it."""
     margin: float = 0.005
@@ -185,8 +237,10 @@ class Request:
             raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
         if len(self.variants) < 2:
             raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
-        if self.tune_lr and (own := [variant.name for variant in self.variants if "lr" in variant.overrides]):
-            raise ValueError(f"tune_lr chooses learning rates that {', '.join(own)} has set. Leave one of them out.")
+        if self.grid is not None and (own := [v.name for v in self.variants if {"lr", "init"} & set(v.options)]):
+            raise ValueError(f"tune chooses rates and starts, which {', '.join(own)} has set. Leave one of them out.")
+        for variant in self.variants:
+            _require_sense(variant, [other.name for other in self.variants])
         _require_design(self.runs)
         require_device(self.device)
 
@@ -194,6 +248,25 @@ class Request:
     def control(self) -> Variant:
         """What the others are compared with."""
         return self.variants[0]
+
+
+GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))
+"""What `--tune` tries."""
+
+
+def _require_sense(variant: Variant, names: Sequence[str]) -> None:
+    """Refuse a variant that cannot differ from another, or that refers to none."""
+    if variant.params is not None and variant.params not in (name for name in names if name != variant.name):
+        raise ValueError(
+            f"params of the variant {variant.name} must name another variant whose parameters it is to have; got "
+            f"{echo(variant.params)}."
+        )
+    undone = [str(gate) for gate in variant.gates if gate.is_undone_by_norm]
+    if undone and variant.model.get("qk_norm"):
+        raise ValueError(
+            f"The variant {variant.name} normalises queries and keys, which undoes its gate {undone[0]}: a factor of a "
+            "whole query or key. Use grain 'element', another site, or leave qk_norm out."
+        )
 
 
 def _require_design(runs: Sequence[Run]) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
-from tidegate.lab.compare.design import base_runs, choose_rates, design_runs, make_plan, tuning_runs
+from tidegate.lab.compare.design import (
+    Setting,
+    base_runs,
+    choose_settings,
+    design_runs,
+    make_plan,
+    match_steps,
+    tuning_runs,
+)
 from tidegate.lab.compare.request import Request
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
@@ -56,9 +64,12 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     if not any(isinstance(line, Plan) for line in work.lines):
         work.append(plan)
     costs = _costs(base, plan, work)
-    if request.tune_lr:
-        base = _tune_rates(request, base, work)
-    runs = list(request.runs) or design_runs(request, base, costs)
+    base = match_steps(request, base, costs)
+    chosen: dict[tuple[str, int], Setting] = {}
+    if request.grid is not None:
+        trials = tuning_runs(base, request.grid, num_seeds=request.num_seeds)
+        chosen = choose_settings(work.run_missing("tuning", trials))
+    runs = list(request.runs) or design_runs(base, num_seeds=request.num_seeds, chosen=chosen)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
     firsts = [run for run in runs if run.block == 0]
     before = {line.id for line in work.lines if isinstance(line, Record)}
@@ -169,13 +180,6 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
         work.append(measure_run(run, checkpoint_path(work.checkpoints, run.id)))
     for run in runs:
         forget_checkpoint(work.checkpoints, run.id)
-
-
-def _tune_rates(request: Request, base: dict[str, Run], work: _Work) -> dict[str, Run]:
-    """Give each variant the learning rate that did best for it, on seeds that the comparison does not use."""
-    trials = tuning_runs(base, num_seeds=request.num_seeds)
-    rates = choose_rates(work.run_missing("tuning learning rates", trials))
-    return {name: replace(run, training=replace(run.training, lr=rates[name])) for name, run in base.items()}
 
 
 def _require_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:

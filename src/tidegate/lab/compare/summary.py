@@ -6,9 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tidegate._verdict import Effect
+from tidegate.gates import Gates
+from tidegate.lab.compare.placebos import placebos_of
 from tidegate.lab.compare.record_checks import require_records_of_a_comparison
-from tidegate.lab.judging import Comparison, VariantResult, compare_to_control, mean_and_sd
-from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, last_costs
+from tidegate.lab.judging import (
+    Comparison,
+    PlaceboResult,
+    VariantResult,
+    compare_to_control,
+    effect_of,
+    effect_sentence,
+    judge_placebo,
+    mean_and_sd,
+)
+from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, VariantPlan, last_costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +35,16 @@ class VariantSummary:
     cost: Cost | None
     layers: LayerMeasurements
     """Of the trained model of its first record."""
+    placebos: tuple[PlaceboResult, ...]
+    """Against what has all of its gate but the mechanism."""
+    effect: Effect
+    effect_sentence: str
+    """What that says of its gate; empty for what has no placebo."""
+
+    @property
+    def branch_scale(self) -> float | None:
+        """What the gate multiplies the attention branch by at the start, see `Gates.branch_scale`."""
+        return Gates.parse(self.gate).branch_scale
 
     @property
     def num_parameters(self) -> int:
@@ -95,6 +117,10 @@ class Summary:
                     "training_flops": variant.flops,
                     "tokens": variant.tokens,
                     "losses": [record.loss for record in variant.records],
+                    "branch_scale": variant.branch_scale,
+                    "placebos": [asdict(placebo) for placebo in variant.placebos],
+                    "effect": variant.effect,
+                    "effect_sentence": variant.effect_sentence,
                     **{name: mean[0] for name in _METRICS if (mean := variant.metric(name)) is not None},
                     "cost": None if variant.cost is None else asdict(variant.cost),
                 }
@@ -151,11 +177,27 @@ def summarise(lines: Sequence[Line]) -> Summary:
                 result=comparison[variant.name],
                 cost=costs.get(variant.name),
                 layers=_layers(records[variant.name][0], layers),
+                **_effect(variant, plan, records, comparison),
             )
             for variant in plan.variants
         ),
         tuning=tuple(sorted((r for r in runs if r.run["role"] == "tuning"), key=lambda r: r.id)),
     )
+
+
+def _effect(
+    variant: VariantPlan, plan: Plan, records: Mapping[str, Sequence[Record]], comparison: Comparison
+) -> dict[str, Any]:
+    """What the placebos say of a variant, under the names that `VariantSummary` has."""
+    losses = {name: [record.loss for record in own] for name, own in records.items()}
+    placebos = tuple(
+        judge_placebo(losses[variant.name], losses[name], name=name, confidence=comparison.confidence)
+        for name in placebos_of(variant, plan.variants, control=plan.control)
+    )
+    result = comparison[variant.name]
+    effect = effect_of(result, placebos)
+    sentence = effect_sentence(result, placebos, effect, comparison)
+    return {"placebos": placebos, "effect": effect, "effect_sentence": sentence}
 
 
 def _layers(record: Record, measured: Mapping[str, LayerMeasurements]) -> LayerMeasurements:

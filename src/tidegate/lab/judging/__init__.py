@@ -1,6 +1,7 @@
 """Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`, then `judge`, which decides by them, then `words`, which writes sentences.
+Reads in one direction: `distributions`, then `judge` and `placebos`, which decide by them, then `words`, which writes
+sentences.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
 from tidegate.lab.judging.judge import Comparison, VariantResult, false_positive_rate, judge_variants
-from tidegate.lab.judging.words import RULE, add_sentences, rule_text
+from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
+from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rule_text
 
 __all__ = [
     "RULE",
     "Comparison",
+    "PlaceboResult",
     "VariantResult",
     "add_sentences",
     "compare_to_control",
     "dunnett_critical_value",
     "dunnett_p_value",
+    "effect_of",
+    "effect_sentence",
     "false_positive_rate",
+    "judge_placebo",
     "judge_variants",
     "mean_and_sd",
     "rule_text",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+from tidegate._verdict import Effect
 from tidegate.lab.judging.judge import Comparison, VariantResult
+from tidegate.lab.judging.placebos import PlaceboResult
 
 RULE = (
     "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
@@ -49,6 +52,36 @@ def add_sentences(comparison: Comparison) -> Comparison:
     return replace(
         comparison, variants=tuple(replace(v, sentence=_sentence(v, comparison)) for v in comparison.variants)
     )
+
+
+def effect_sentence(
+    variant: VariantResult, placebos: Sequence[PlaceboResult], effect: Effect, comparison: Comparison
+) -> str:
+    """Say whether it is the mechanism that makes the difference, and what that rests on; empty without a placebo."""
+    if not placebos:
+        return ""
+    show, control = _Writer(comparison), comparison.control
+    parts = [f"{_side(variant.low, variant.high)} {control}{_interval(variant.low, variant.high, show)}"]
+    for placebo in placebos:
+        if placebo.placebo != control:
+            against = f"its placebo {placebo.placebo}{_interval(placebo.low, placebo.high, show)}"
+            parts.append(f"{_side(placebo.low, placebo.high)} {against}")
+    words = " and ".join(parts)
+    head = {"helps": "helps", "harms": "harms", "unproven": "is not shown to help or to harm"}[effect]
+    last = "; at the start it is no different from the control" if placebos[0].placebo == control else ""
+    return f"The gate of {variant.name} {head}: its loss is {words}{last}."
+
+
+def _side(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return "not comparable with that of"
+    return "above that of" if low > 0 else "below that of" if high < 0 else "not told apart from that of"
+
+
+def _interval(low: float | None, high: float | None, show: _Writer) -> str:
+    if low is None or high is None:
+        return ""
+    return f" (difference {show(low, sign='+', unit=False)} to {show(high, sign='+')})"
 
 
 def _sentence(variant: VariantResult, comparison: Comparison) -> str:

@@ -52,6 +52,9 @@ def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements
 
     run : the id of the run that trained it
     """
+    if model.config.gates.read_other_sequences:
+        reason = "its gate reads another sequence, so that no layer is a function of its own input"
+        return LayerMeasurements(id=run, curvature_reason=reason, gauge_reason=reason)
     examples = probe.inputs[:_NUM_SEQUENCES].cpu()
     curvature, curvature_reason = _curvature(model, examples)
     gauge_reason = _why_no_gauge(model, examples)

@@ -16,7 +16,7 @@ import torch
 
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
 from tidegate.lab.tasks.seeding import draws
-from tidegate.lab.tasks.task import BATCH_ROWS, PROBE_ROWS, Batch, DataError
+from tidegate.lab.tasks.task import PROBE_ROWS, Batch, DataError, in_batches
 from tidegate.sizes import require_size
 
 _DIGITS_SIZE = 8
@@ -142,8 +142,11 @@ class ImageData:
 
     def validation(self) -> list[Batch]:
         """All that is held out, 64 images a batch but for the last."""
-        starts = range(0, len(self._held_out), BATCH_ROWS)
-        return [self._examples(self._held_out[first : first + BATCH_ROWS]) for first in starts]
+        return [self._examples(rows) for rows in in_batches(self._held_out)]
+
+    def final(self) -> list[Batch]:
+        """All that is held out."""
+        return self.validation()
 
     def probe(self) -> Batch:
         """Eight held-out images, evenly spread over the classes, or all if there are fewer."""

@@ -120,6 +120,10 @@ class RecallData:
         steps = range(_VALIDATION_ROWS // BATCH_ROWS)
         return [self._examples("validation", seed=0, step=step, size=BATCH_ROWS) for step in steps]
 
+    def final(self) -> list[Batch]:
+        """The same: what is made on the fly has no end."""
+        return self.validation()
+
     def probe(self) -> Batch:
         """Eight examples."""
         return self._examples("probe", seed=0, step=0, size=PROBE_ROWS)

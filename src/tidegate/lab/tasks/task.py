@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy.typing as npt
 from torch import Tensor
 
 TaskKind: TypeAlias = Literal["lm", "image", "recall"]
@@ -73,7 +74,11 @@ class TaskData(Protocol):
         ...
 
     def validation(self) -> Sequence[Batch]:
-        """The same held-out examples for every run."""
+        """The same held-out examples for every run, few enough to be looked at in the course of the training."""
+        ...
+
+    def final(self) -> Sequence[Batch]:
+        """The held-out examples that a run's last loss is taken on: all that there are, the same for every run."""
         ...
 
     def probe(self) -> Batch:
@@ -83,6 +88,14 @@ class TaskData(Protocol):
     def long(self) -> Batch | None:
         """Held-out rows of four times the training length, if the task has a length to go beyond."""
         ...
+
+
+def in_batches(rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Cut rows into batches, none of a single row unless it is the only one."""
+    cuts = list(range(0, len(rows), BATCH_ROWS))
+    if len(cuts) > 1 and len(rows) - cuts[-1] == 1:
+        cuts.pop()
+    return [rows[start:end] for start, end in zip(cuts, [*cuts[1:], len(rows)], strict=True)]
 
 
 class Task(Protocol):

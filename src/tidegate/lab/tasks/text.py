@@ -17,7 +17,7 @@ import torch
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
-from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, PROBE_ROWS, Batch, DataError
+from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
 from tidegate.lab.tasks.tokenizer import num_merged_tokens
 from tidegate.sizes import require_size
 
@@ -43,13 +43,15 @@ class TextTask:
     validation_share: float = 0.05
     """Approximate share of the text that is held out, at least one window; the embedded corpus has a fixed list."""
     num_validation_tokens: int = 32_768
-    """How much of what is held out is evaluated, at most."""
+    """How much of what is held out is evaluated in the course of the training, at most."""
+    num_final_tokens: int = 4_194_304
+    """How much of it is evaluated at the end, at most: all, unless that would take longer than to train."""
     fingerprint: str = ""
     """What the text must be; empty takes what is there."""
     kind: Literal["lm"] = "lm"
 
     def __post_init__(self) -> None:
-        for name in ("length", "num_validation_tokens"):
+        for name in ("length", "num_validation_tokens", "num_final_tokens"):
             require_size(name, getattr(self, name), error=DataError)
         if not 0 < self.validation_share <= 0.5:
             raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
@@ -92,7 +94,6 @@ class TextData:
 
     def __init__(self, task: TextTask, streams: Streams) -> None:
         self._length = task.length
-        self._budget = task.num_validation_tokens
         self._streams = streams
         self._task = task
         self._require_windows()
@@ -104,11 +105,11 @@ class TextData:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Mean over the targets of the validation batches; None for tokens of which the text is not known."""
+        """Mean over the targets of the last evaluation; None for tokens of which the text is not known."""
         lengths = self._streams.token_bytes
         if lengths is None:
             return None
-        targets = torch.cat([batch.targets.flatten() for batch in self.validation()])
+        targets = torch.cat([batch.targets.flatten() for batch in self.final()])
         return float(lengths[targets.numpy()].mean())
 
     @property
@@ -134,6 +135,7 @@ class TextData:
             "num_training_tokens": len(streams.training),
             "num_held_out_tokens": len(streams.held_out),
             "num_validation_tokens": sum(batch.targets.numel() for batch in self.validation()),
+            "num_final_tokens": sum(batch.targets.numel() for batch in self.final()),
             "bytes_per_token": self.bytes_per_token,
             "held_out": streams.rule,
             "missing": list(streams.missing),
@@ -158,11 +160,11 @@ class TextData:
 
     def validation(self) -> list[Batch]:
         """Windows of the held-out stream that do not overlap, evenly spread over it, (64, T) each but the last."""
-        starts = self._window_starts(self._length)
-        return [
-            _windows(self._streams.held_out, starts[first : first + BATCH_ROWS], self._length)
-            for first in range(0, len(starts), BATCH_ROWS)
-        ]
+        return self._batches(self._task.num_validation_tokens)
+
+    def final(self) -> list[Batch]:
+        """All such windows of the held-out stream, unless they are very many."""
+        return self._batches(self._task.num_final_tokens)
 
     def probe(self) -> Batch:
         """Eight of the validation windows, or all if there are fewer."""
@@ -171,15 +173,20 @@ class TextData:
         return _windows(self._streams.held_out, starts[rows], self._length)
 
     def long(self) -> Batch | None:
-        """Windows of four times the length, as much text as the validation has; None if not even one is held out."""
+        """Windows of four times the length, as much text as the validation has; None if not even two are held out."""
         length = LONGER * self._length
         starts = self._window_starts(length)
-        return _windows(self._streams.held_out, starts, length) if len(starts) else None
+        return _windows(self._streams.held_out, starts, length) if len(starts) > 1 else None
 
-    def _window_starts(self, length: int) -> npt.NDArray[np.int64]:
-        """Starts of windows within the budget, evenly spread over the held-out stream."""
+    def _batches(self, budget: int) -> list[Batch]:
+        starts = self._window_starts(self._length, budget)
+        return [_windows(self._streams.held_out, part, self._length) for part in in_batches(starts)]
+
+    def _window_starts(self, length: int, budget: int | None = None) -> npt.NDArray[np.int64]:
+        """Starts of windows within a number of tokens, the validation's if None, evenly spread over the stream."""
+        budget = self._task.num_validation_tokens if budget is None else budget
         available = (len(self._streams.held_out) - 1) // length
-        count = min(available, max(self._budget // length, 1))
+        count = min(available, max(budget // length, 1))
         return np.arange(count) * available // max(count, 1) * length
 
     def _require_windows(self) -> None:

@@ -47,6 +47,9 @@ class TrainingState:
     """Steps in these sums."""
     batches: str = ""
     """Hash of all batches so far."""
+    last_losses: list[float] = field(default_factory=list[float])
+    """Of the last steps, by which a spike is told."""
+    num_spikes: int = 0
     curve: list[Point] = field(default_factory=list[Point])
     seconds: list[float] = field(default_factory=list[float])
     observations: list[ObservationSummary] = field(default_factory=list[ObservationSummary])

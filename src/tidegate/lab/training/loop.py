@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -70,6 +71,27 @@ def train(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for step, batch in enumerate(batches):
         take_step(lambda batch=batch: loss_of(batch), optimizer, share=schedule(step), clip=clip, parameters=parameters)
+
+
+NUM_BEFORE_SPIKE = 64
+"""Steps whose losses say what is usual."""
+
+
+def is_spike(loss: float, before: Sequence[float]) -> bool:
+    """Whether the loss of a step lies five deviations above the median of the steps right before it.
+
+    The deviation is taken from the median distance to the median, so that one spike does not hide the next. With fewer
+    than `NUM_BEFORE_SPIKE` steps before it, none is called a spike.
+    """
+    if len(before) < NUM_BEFORE_SPIKE:
+        return False
+    middle = median(before)
+    spread = median(abs(value - middle) for value in before)
+    return loss > middle + 5 * _NORMAL_DEVIATION * spread
+
+
+_NORMAL_DEVIATION = 1.4826
+"""Of normal numbers, the standard deviation over the median distance to the median."""
 
 
 def warmup_and_linear_decay(num_steps: int, *, warmup: int = 20) -> Schedule:

@@ -45,15 +45,17 @@ def batch_loss(model: Model, batch: Batch) -> Tensor:
 
 
 def row_parts(model: Model, batch: Batch) -> Iterator[Batch]:
-    """The batch by rows, so that the logits of a part stay small, but for a row that is larger alone.
+    """The batch by rows, so that the logits of a part stay small, but for two rows that are larger alone.
 
-    A batch that fits is one part: what comes of it does not depend on the limit.
+    A batch that fits is one part: what comes of it does not depend on the limit. No part has a single row, unless it is
+    the only one: some gates read the next.
     """
     config = model.config
     num_outputs = config.vocab_size if isinstance(config, TransformerConfig) else config.num_classes
     row_bytes = batch.targets[0].numel() * num_outputs * _FLOAT_BYTES
-    rows = max(_LOGIT_BYTES // row_bytes, 1)
-    return map(Batch, batch.inputs.split(rows), batch.targets.split(rows))
+    num_rows, fitting = len(batch.inputs), max(_LOGIT_BYTES // row_bytes, 1)
+    num_parts = max(1, min(math.ceil(num_rows / fitting), num_rows // 2))
+    return map(Batch, batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts))
 
 
 @torch.no_grad()

@@ -28,8 +28,18 @@ class VariantPlan:
     name: str
     gate: str
     """As it is spelled."""
-    overrides: dict[str, float] = field(default_factory=dict)
-    """Training options of its own."""
+    overrides: dict[str, float | str] = field(default_factory=dict)
+    """Options of its own, of the training and of the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """What is tried for every variant alike: all pairs of a learning rate and a start."""
+
+    rates: tuple[float, ...]
+    """Multiples of a variant's own learning rate."""
+    starts: tuple[float | str, ...]
+    """Values of the models' `init`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +55,8 @@ class Plan:
     match: Match
     margin: float
     """Differences below this share of the control's loss do not matter."""
-    tuned_lr: bool
+    grid: Grid | None
+    """What was tuned over, inside each block; None if nothing was."""
     task: dict[str, Any]
     """Kind, source, fingerprint and sizes of the data."""
     description: str
@@ -136,19 +147,22 @@ class Record:
     """Of the whole training."""
     tokens: int = 0
     """Tokens, or images, that it was trained on."""
+    num_spikes: int | None = None
+    """Steps whose loss leapt up, see `tidegate.lab.training.loop.is_spike`; None in older records."""
     loss: float | None = None
-    """On the validation set at the end, nats; None unless finished."""
+    """On all held-out examples at the end, nats; None unless finished."""
     metrics: dict[str, float] = field(default_factory=dict)
     """`bits_per_byte`, `accuracy`: what the task reports besides the loss."""
     num_evaluated: int = 0
-    """Targets of the validation set."""
+    """Targets of the held-out examples."""
     curve: tuple[Point, ...] = ()
     observations: tuple[ObservationSummary, ...] = ()
     """What gates and attention did, in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Of what the variants of a block share: `batches`, `validation`, `weights:<name>` of each at the start.
+    """Of what the variants of a block share: `batches`, `validation` for what is held out, `weights:<name>` of each at
+    the start.
 
     A gate's weights have its spelling in their name: another gate at the same site has none in common with it.
     """

@@ -113,9 +113,9 @@ class Run:
 
 
 def run_label(run: Mapping[str, Any]) -> str:
-    """What a run is called while it is under way, from its plain values; those that tune differ by learning rate."""
-    rate = f" at lr {run['training']['lr']:g}" if run["role"] == "tuning" else ""
-    return f"{run['variant']}{rate}"
+    """What a run is called while it is under way, from its plain values; those that tune differ in their settings."""
+    setting = f" at lr {run['training']['lr']:g}, init {run['model']['init']}" if run["role"] == "tuning" else ""
+    return f"{run['variant']}{setting}"
 
 
 def _marks(step: int, times: int, steps: int) -> bool:

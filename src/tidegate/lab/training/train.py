@@ -19,10 +19,9 @@ from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, load_checkpoint, save_checkpoint
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
-from tidegate.lab.training.loop import StepFigures, take_step
+from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
-    Evaluation,
     Model,
     batch_loss,
     build_model,
@@ -111,7 +110,6 @@ class _Trainer:
         self.checkpoint = None if folder is None else checkpoint_path(folder, run.id)
         self.state = self._load_state()
         self.saved_step = self.state.step
-        self.evaluation: Evaluation | None = None
 
     def record(self) -> Record:
         """Train to the end, or to divergence, and return the record."""
@@ -149,6 +147,8 @@ class _Trainer:
                 total + figure for total, figure in zip(state.sums_since_point, figures, strict=True)
             ]
             state.num_summed += 1
+            state.num_spikes += is_spike(figures.loss, state.last_losses)
+            state.last_losses = [*state.last_losses, figures.loss][-NUM_BEFORE_SPIKE:]
             state.step += 1
             self._evaluate_and_observe(state.step - 1)
             self._report_progress(figures[0])
@@ -168,8 +168,7 @@ class _Trainer:
             state.observations += [] if observation is None else [observation]
         if not options.evaluates_after(step):
             return
-        self.evaluation = evaluate(self.model, self.validation)
-        loss = self.evaluation.loss
+        loss = evaluate(self.model, self.validation).loss
         means = [total / state.num_summed for total in state.sums_since_point]
         state.curve.append(
             Point(
@@ -186,8 +185,7 @@ class _Trainer:
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _final_record(self) -> Record:
-        # The last step is always evaluated, unless it was before a stop.
-        evaluation = self.evaluation or evaluate(self.model, self.validation)
+        evaluation = evaluate(self.model, map(self._to_device, self.data.final()))
         # Untrained, a model spreads its guess over the whole vocabulary.
         blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
         if not evaluation.loss <= _DIVERGED * blind:
@@ -217,11 +215,12 @@ class _Trainer:
             num_gate_parameters=sum(gate.numel() for gate in gate_parameters(self.model)),
             flops=self.flops_per_token * tokens,
             tokens=tokens,
+            num_spikes=state.num_spikes,
             curve=tuple(state.curve),
             observations=tuple(state.observations),
             fingerprints={
                 "batches": state.batches,
-                "validation": batches_fingerprint(self.data.validation()),
+                "validation": batches_fingerprint(self.data.final()),
                 **self.weights,
             },
             environment=environment(),

@@ -1,0 +1,59 @@
+"""Is it the mechanism? A variant held against what has all of it but that.
+
+A mechanism helps if the variant is better than the control and better than its placebo. Both have to hold, so that the
+chance to say so wrongly is at most that of the more likely error of the two: no further correction is needed
+(intersection and union of tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tidegate._verdict import Effect
+from tidegate.lab.judging.distributions import t_interval
+from tidegate.lab.judging.judge import MIN_BLOCKS, VariantResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceboResult:
+    """One variant against one of its placebos."""
+
+    placebo: str
+    difference: float | None = None
+    """The variant's mean minus the placebo's; None, like the interval, where one of them diverged."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the paired t interval of the differences, seed by seed."""
+
+
+def judge_placebo(
+    own: Sequence[float | None], placebo: Sequence[float | None], *, name: str, confidence: float = 0.95
+) -> PlaceboResult:
+    """Compare a variant with a placebo, seed by seed.
+
+    name : of the placebo
+    """
+    pairs = [(one, other) for one, other in zip(own, placebo, strict=True) if one is not None and other is not None]
+    if len(pairs) < len(own) or len(pairs) < MIN_BLOCKS:
+        return PlaceboResult(placebo=name)
+    differences = [one - other for one, other in pairs]
+    low, high = t_interval(differences, confidence)
+    return PlaceboResult(placebo=name, difference=float(np.mean(differences)), low=low, high=high)
+
+
+def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower_is_better: bool = True) -> Effect:
+    """What is known of a variant's mechanism."""
+    signs = {_sign(result.low, result.high), *(_sign(placebo.low, placebo.high) for placebo in placebos)}
+    if not placebos or len(signs) > 1 or signs == {0}:
+        return "unproven"
+    return "helps" if (signs == {-1}) == lower_is_better else "harms"
+
+
+def _sign(low: float | None, high: float | None) -> int:
+    """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
+    if low is None or high is None:
+        return 0
+    return 1 if low > 0 else -1 if high < 0 else 0

@@ -1,0 +1,84 @@
+import pytest
+
+from tidegate.lab.judging import compare_to_control, effect_of, effect_sentence, judge_placebo, t_interval
+
+NONE = [1.62, 1.60, 1.65, 1.61, 1.63]
+GOOD = [1.60, 1.58, 1.62, 1.60, 1.61]
+BAD = [1.66, 1.63, 1.69, 1.64, 1.67]
+
+
+def judged(own, placebo, name="placebo"):
+    """A variant's result, what its placebo says, and the comparison of both with the control."""
+    comparison = compare_to_control({"none": NONE, "gate": own, "placebo": placebo}, control="none", unit="nats")
+    return comparison["gate"], (judge_placebo(own, {"none": NONE}.get(name, placebo), name=name),), comparison
+
+
+def test_the_interval_is_that_of_the_pairs():
+    found = judge_placebo(GOOD, NONE, name="none")
+    differences = [own - other for own, other in zip(GOOD, NONE, strict=True)]
+    assert (found.low, found.high) == pytest.approx(t_interval(differences))
+    assert found.difference == pytest.approx(sum(differences) / 5)
+    assert found.placebo == "none"
+
+
+@pytest.mark.parametrize("broken", [[None, *NONE[1:]], NONE[:2]])
+def test_there_is_none_where_a_run_diverged_nor_with_two_seeds(broken):
+    assert judge_placebo(GOOD[: len(broken)], broken, name="x").low is None
+    assert judge_placebo(broken, GOOD[: len(broken)], name="x").difference is None
+
+
+@pytest.mark.parametrize(
+    ("own", "placebo", "effect"),
+    [
+        (GOOD, BAD, "helps"),
+        (BAD, GOOD, "harms"),
+        # Better than no gate, but so is the placebo.
+        (GOOD, [value - 0.03 for value in GOOD], "unproven"),
+        (GOOD, [value + (-1) ** place * 0.02 for place, value in enumerate(GOOD)], "unproven"),
+        # Better than the placebo, but not than no gate.
+        (
+            [value + (-1) ** place * 0.01 for place, value in enumerate(NONE)],
+            [value + 0.2 for value in NONE],
+            "unproven",
+        ),
+        (GOOD, [None, *BAD[1:]], "unproven"),
+    ],
+)
+def test_a_mechanism_helps_or_harms_if_control_and_placebo_agree(own, placebo, effect):
+    result, placebos, _ = judged(own, placebo)
+    assert effect_of(result, placebos) == effect
+
+
+def test_where_more_is_better_the_other_side_helps():
+    result, placebos, _ = judged(BAD, GOOD)
+    assert effect_of(result, placebos, lower_is_better=False) == "helps"
+
+
+def test_every_placebo_must_agree_and_without_one_nothing_is_shown():
+    result, (placebo,), _ = judged(GOOD, BAD)
+    other = judge_placebo(GOOD, GOOD[::-1], name="other")
+    assert effect_of(result, (placebo, other)) == "unproven"
+    assert effect_of(result, ()) == "unproven"
+
+
+def test_sentences_say_what_it_rests_on():
+    result, placebos, comparison = judged(GOOD, BAD)
+    sentence = effect_sentence(result, placebos, "helps", comparison)
+    assert sentence.startswith("The gate of gate helps: its loss is below that of none (difference -0.0")
+    assert " and below that of its placebo placebo (difference -0.0" in sentence
+    assert sentence.endswith(" nats).")
+    assert effect_sentence(result, (), "unproven", comparison) == ""
+
+
+def test_a_gate_that_starts_as_the_control_is_told_so():
+    result, placebos, comparison = judged(GOOD, BAD, name="none")
+    sentence = effect_sentence(result, placebos, effect_of(result, placebos), comparison)
+    assert "its placebo" not in sentence
+    assert sentence.endswith("; at the start it is no different from the control.")
+
+
+def test_what_cannot_be_compared_is_told_so():
+    result, placebos, comparison = judged(GOOD, [None, *BAD[1:]])
+    sentence = effect_sentence(result, placebos, "unproven", comparison)
+    assert "is not shown to help or to harm" in sentence
+    assert "not comparable with that of its placebo placebo." in sentence
