@@ -191,6 +191,9 @@ def test_legal_gates_are_all_that_the_vocabulary_allows():
     )
 
 
+USE = "'sink', which learns a logit, or 'off-by-one', whose logit is 0."
+
+
 class TestRefusals:
     @pytest.mark.parametrize("site", READS_AT)
     @pytest.mark.parametrize("reads", ["input", "query", "value", "output", "partition", "nothing"])
@@ -241,9 +244,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("spelling", "reason"),
         {
-            "query:partition:head": "a head's partition function belongs to its attention output; "
-            "use output:partition:head.",
-            "output:partition": "a head has one partition function for all its features; use output:partition:head.",
+            "query:partition:head": "a head's partition function belongs to its attention output; use " + USE,
+            "output:partition": "a head has one partition function for all its features; use " + USE,
             "output:partition:head:shared-group": "each head has a sink of its own; leave share at 'head'.",
             **{
                 f"output:partition:head:{part}": "only a factor sigmoid(log Z + b) is a sink in the softmax's "
@@ -335,6 +337,7 @@ class TestParsing:
             ("g1+g2", "'g1+g2' names several gates: use Gates.parse('g1+g2')."),
             ("g1:b1e+2", "'g1:b1e+2' names several gates: use Gates.parse('g1:b1e+2')."),
             ("g1:head", "A preset's name stands alone; got 'g1:head'. Spell it 'output:input:head'."),
+            ("sink:b1", "A preset's name stands alone; got 'sink:b1'. Spell it 'output:partition:head:b1'."),
             ("bma:silu:r8", "A preset's name stands alone; got 'bma:silu:r8'. Spell it 'value:query:silu:r8'."),
             ("valu:query", "Gate.site cannot be 'valu'. Did you mean value?"),
             ("value:qery", "Gate.reads cannot be 'qery'. Did you mean query?"),

@@ -217,7 +217,7 @@ class Gate:
             raise ValueError(f"Unknown gate {echo(text)}. {_suggest(text, ('none', *PRESETS))} Or spell it site:reads.")
         site, reads, *rest = text.split(":")
         if site in PRESETS:
-            spelled = ":".join((PRESETS[site].spelling, reads, *rest))
+            spelled = _with_parts(PRESETS[site], (reads, *rest))
             raise ValueError(f"A preset's name stands alone; got {echo(text)}. Spell it {echo(spelled)}.")
         options: dict[str, Any] = {"site": site, "reads": reads}
         for part in rest:
@@ -350,9 +350,15 @@ def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | No
             return "the output projection leaves no heads to share between; leave share at 'head'."
     elif reads == "partition":
         if site != "output":
-            return "a head's partition function belongs to its attention output; use output:partition:head."
+            return (
+                "a head's partition function belongs to its attention output; use 'sink', which learns a logit, or "
+                "'off-by-one', whose logit is 0."
+            )
         if grain == "element":
-            return "a head has one partition function for all its features; use output:partition:head."
+            return (
+                "a head has one partition function for all its features; use 'sink', which learns a logit, or "
+                "'off-by-one', whose logit is 0."
+            )
         if share != "head":
             return "each head has a sink of its own; leave share at 'head'."
     elif reads == "output" and site != "output":
@@ -452,6 +458,18 @@ def _parse_part(part: str, text: str) -> tuple[str, Any]:
         f"Gate {echo(text)} has the unknown part {echo(part)}. {_suggest(part, _WORDS)} "
         "Numbers are written r8 (rank), w12 (width), b1.5 (bias) and s0.02 (starting deviation)."
     )
+
+
+def _with_parts(gate: Gate, parts: Iterable[str]) -> str:
+    """The gate's spelling with more parts, those that say the same field left out of it."""
+    own, added = gate.spelling.split(":"), list(parts)
+    try:
+        fields = {_parse_part(part, "")[0] for part in added}
+        own = own[:2] + [part for part in own[2:] if _parse_part(part, "")[0] not in fields]
+    except ValueError:
+        # An unknown part is named when the new spelling is read.
+        pass
+    return ":".join((*own, *added))
 
 
 def _spell_number(value: float) -> str:

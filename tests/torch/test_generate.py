@@ -300,3 +300,17 @@ def test_a_row_that_has_stopped_may_break():
 def test_many_broken_rows_are_not_all_named():
     with pytest.raises(ValueError, match="in row 0, 1, 2, 3, 4, … of prompt"):
         require_finite_logits(list(range(1000)))
+
+
+@pytest.mark.parametrize("stop_tokens", [5, None, 2.5])
+def test_stop_tokens_that_are_not_several_are_refused(stop_tokens):
+    model, prompt = make(), sample(1, 3)
+    with pytest.raises(TypeError, match=r"^stop_tokens must be several token ids, such as \[5\]; got "):
+        model.generate(prompt, max_new_tokens=2, stop_tokens=stop_tokens)
+
+
+def test_stop_tokens_may_be_a_tensor():
+    model, prompt = make(), sample(2, 3)
+    expected = model.generate(prompt, max_new_tokens=6, temperature=0, stop_tokens=[3, 4])
+    found = model.generate(prompt, max_new_tokens=6, temperature=0, stop_tokens=torch.tensor([3, 4]))
+    assert torch.equal(found, expected)

@@ -5,7 +5,7 @@ Legend: B batch, T positions of the prompt, N new tokens, V tokens of the vocabu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ from tidegate._refusals import (
     require_sampling,
     require_tokens,
 )
+from tidegate._text import echo
 from tidegate.torch.decoding import pays_to_pack
 from tidegate.torch.precision import require_tensor, widen
 
@@ -60,6 +61,9 @@ def generate(
     pad_token      : what follows in a row that has stopped
     """
     require_sampling(temperature, top_k, top_p)
+    if isinstance(stop_tokens, int) or not isinstance(stop_tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"stop_tokens must be several token ids, such as [5]; got {echo(stop_tokens)}.")
+    stop_tokens = [int(token) for token in stop_tokens]
     _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
     length, room = prompt.shape[1], prompt.shape[1] + max_new_tokens - 1
     caches = model.new_caches(room)

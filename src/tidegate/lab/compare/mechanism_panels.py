@@ -83,7 +83,7 @@ def _weight_table(variants: Sequence[VariantSummary]) -> Table:
 def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
     figures: list[tuple[str, str, Callable[[ObservationSummary], LayerByHead | None]]] = [
         ("sink mass", "Attention weight on the first token", lambda seen: seen.sink_mass),
-        ("sink logit", "Attention weight on the sink in the softmax's denominator", lambda seen: seen.sink_logit),
+        ("weight on sink", "Attention weight on the sink in the softmax's denominator", lambda seen: seen.sink_logit),
         ("sink impact", "The first token's share in what heads take in", lambda seen: seen.sink_impact),
         (
             "sink contribution",
@@ -103,7 +103,11 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
 def _courses(summary: Summary) -> Iterator[View | None]:
     figures: list[tuple[str, str, Callable[[ObservationSummary], float | None]]] = [
         ("sink mass", "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
-        ("sink logit", "weight on the sink logit, mean over heads", lambda seen: _mean(seen.sink_logit or ())),
+        (
+            "weight on sink",
+            "weight on the sink of the softmax, mean over heads",
+            lambda seen: _mean(seen.sink_logit or ()),
+        ),
         ("sink impact", "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
         (
             "sink contribution",

@@ -31,7 +31,7 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
 
 STATISTIC_NAMES: dict[str, str] = {
     "mass": "sink mass",
-    "sink": "sink logit",
+    "sink": "weight on sink",
     "impact": "sink impact",
     "contribution": "sink contribution",
     "entropy": "entropy (nats)",
@@ -136,7 +136,7 @@ class Observation:
         names = ("mass", "impact", "contribution")
         header = ("layer", "head", "entropy", "effective keys", *(f"{sink}{name}" for name in names))
         has_sink = any("sink" in layer.heads for layer in self.layers)
-        rows = [(*header, *(("sink logit",) if has_sink else ()), *(f"{site} gate" for site in sites))]
+        rows = [(*header, *(("weight on sink",) if has_sink else ()), *(f"{site} gate" for site in sites))]
         statistics = [name for name in _TABLE_DIGITS if name != "sink" or has_sink]
         for layer in self.layers:
             rows += [_row(layer, head, statistics, sites) for head in range(layer.num_heads)]

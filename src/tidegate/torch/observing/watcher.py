@@ -170,7 +170,8 @@ class Watcher:
             raise RuntimeError(
                 f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`. Attention "
                 "that does not go through scaled_dot_product_attention cannot be watched: load a transformers model "
-                'with attn_implementation="sdpa".'
+                'with attn_implementation="sdpa", or, for one without it such as GPT-OSS, convert its layers with '
+                "from_gpt_oss."
             )
         gates = tally.gates.summaries(dict.fromkeys(name for name, _ in tally.layers))
         return Observation(
