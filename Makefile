@@ -30,7 +30,7 @@ $(BENCH_READY): $(READY)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-demo: $(DEMO_READY) ## the main job: compare four gates on Python's own sources; the page is demo/report.html
+demo: $(DEMO_READY) ## the main job: compare gates on Python's own sources; the page is demo/report.html
 	$(BIN)/tidegate compare --out demo
 
 tour: $(DEMO_READY) ## a short tour of the mathematics, with pictures in tour/

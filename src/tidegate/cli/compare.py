@@ -42,7 +42,13 @@ def compare(
             "qk_norm (yes, no), params (another variant, to whose number of parameters it is widened); placebo "
             "(constant, shuffled)."
         ),
-    ] = "none,g1,bma,bma-query",
+    ] = "none,g1,bma",
+    placebos: Annotated[
+        bool,
+        typer.Option(
+            help="Add the constant that a gate starts from, where that is not 1: what its scale alone does.",
+        ),
+    ] = True,
     data: Annotated[
         str | None,
         typer.Option(
@@ -137,7 +143,8 @@ def compare(
 ) -> None:
     """Train attention variants under equal conditions, and write a page that says what differs, and how surely.
 
-    With no options: four gates, five seeds, byte-level models of Python's own sources, ten minutes on two cores.
+    With no options: no gate, two gates and their placebo, five seeds, byte-level models of Python's own sources, ten
+    minutes on two cores.
 
     Ctrl-C stops; the same command goes on, and ends with the same numbers.
 
@@ -149,6 +156,7 @@ def compare(
         # Output is not a terminal: do not wrap.
         console.width = _WIDE
     from tidegate.lab.compare.page import comparison_page
+    from tidegate.lab.compare.placebos import with_constants
     from tidegate.lab.compare.request import GRID, PRESETS, Request, parse_variants
     from tidegate.lab.compare.run import Failed
     from tidegate.lab.compare.run import compare as run_comparison
@@ -165,8 +173,9 @@ def compare(
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
             with _options_named():
+                asked = parse_variants(variants)
                 request = Request(
-                    variants=parse_variants(variants),
+                    variants=with_constants(asked) if placebos else asked,
                     task=task_of(task, data, tokenizer=tokenizer, field=field, length=length),
                     preset=preset,
                     num_seeds=seeds,

@@ -98,6 +98,15 @@ class TestRed:
         assert found["Shared weights start alike"].state == "violated"
         assert found["Shared weights start alike"].detail == "1 weights differ at the start"
 
+    def test_another_start_of_a_variant_with_another_init_is_none(self, compared):
+        def started(record):
+            record = with_print("weights:embedding.weight leading")(record)
+            return replace(record, run=record.run | {"model": record.run["model"] | {"init": "torch"}})
+
+        found = checks(tampered(compared, "g1", started, block=2))["Shared weights start alike"]
+        assert found.state == "holds"
+        assert found.detail.startswith("every weight that variants of one `init` have in common")
+
     def test_another_start_of_a_weight_that_nobody_shares_is_none(self, compared):
         assert states(tampered(compared, "g1", with_print("weights:own")))["Shared weights start alike"] == "holds"
 

@@ -14,6 +14,7 @@ from tidegate.lab.training.checkpoint import (
     forget_checkpoint,
     load_checkpoint,
     previous_path,
+    remove_if_empty,
     save_checkpoint,
 )
 from tidegate.lab.training.model import build_model
@@ -102,7 +103,20 @@ def test_its_folder_is_made_and_holds_the_last_two_and_nothing_else(task, traine
     path.unlink()
     assert loaded_step(path, task) == (2, ())
     forget_checkpoint(path.parent, "a")
-    assert not path.parent.exists()
+    assert not any(path.parent.iterdir())
+
+
+def test_its_folder_stays_while_others_save_and_goes_when_asked_for(tmp_path):
+    other = tmp_path / "b.safetensors"
+    other.touch()
+    forget_checkpoint(tmp_path, "a")
+    remove_if_empty(tmp_path)
+    assert other.exists()
+    forget_checkpoint(tmp_path, "b")
+    assert tmp_path.exists()
+    remove_if_empty(tmp_path)
+    remove_if_empty(tmp_path)
+    assert not tmp_path.exists()
 
 
 def test_one_that_was_not_written_to_its_end_leaves_those_before(task, trained, two, monkeypatch):

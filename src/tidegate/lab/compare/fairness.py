@@ -59,14 +59,15 @@ def _equal_conditions(summary: Summary) -> Iterator[Check]:
 def _shared_starts_and_batches(summary: Summary) -> Iterator[Check]:
     unequal_weights, unequal_batches = 0, 0
     for block in range(summary.plan.num_seeds):
-        fingerprints = [variant.records[block].fingerprints for variant in summary.variants]
-        names = {name for own in fingerprints for name in own if name.startswith("weights:")}
-        unequal_weights += sum(len({own[name] for own in fingerprints if name in own}) > 1 for name in names)
-        unequal_batches += len({own["batches"] for own in fingerprints}) > 1
+        records = [variant.records[block] for variant in summary.variants]
+        unequal_weights += sum(map(_num_unequal_weights, _by_start(records)))
+        unequal_batches += len({record.fingerprints["batches"] for record in records}) > 1
+    several = len({_setting(record)[1] for record in _records(summary)}) > 1
+    whose = "variants of one `init` have" if several else "variants have"
     yield _check(
         "Shared weights start alike",
         unequal_weights == 0,
-        "every weight that variants have in common has one start for each seed; wider layers begin like narrower ones",
+        f"every weight that {whose} in common has one start for each seed; wider layers begin like narrower ones",
         f"{unequal_weights} weights differ at the start",
     )
     if len({variant.records[0].tokens for variant in summary.variants}) > 1 or _diverged_counts(summary):
@@ -79,6 +80,21 @@ def _shared_starts_and_batches(summary: Summary) -> Iterator[Check]:
         "the fingerprint of all batches is one for each seed",
         f"batches differ under {unequal_batches} of {summary.plan.num_seeds} seeds",
     )
+
+
+def _by_start(records: Sequence[Record]) -> list[list[Record]]:
+    """The records whose weights are drawn alike: of one `init` and, where that looks at inputs, of one width."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        init, width = record.run["model"].get("init", 0.02), record.run["model"].get("d_ff")
+        groups.setdefault((str(init), str(width) if isinstance(init, str) else ""), []).append(record)
+    return list(groups.values())
+
+
+def _num_unequal_weights(records: Sequence[Record]) -> int:
+    fingerprints = [record.fingerprints for record in records]
+    names = {name for own in fingerprints for name in own if name.startswith("weights:")}
+    return sum(len({own[name] for own in fingerprints if name in own}) > 1 for name in names)
 
 
 def _budgets(summary: Summary) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from tidegate.lab.compare.design import (
 )
 from tidegate.lab.compare.request import Request
 from tidegate.lab.models.measure import measure_run
-from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint
+from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint, remove_if_empty
 from tidegate.lab.training.events import Ended, Event, Phase
 from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import (
@@ -75,6 +75,7 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     before = {line.id for line in work.lines if isinstance(line, Record)}
     work.run_missing("comparing", runs, keep={run.id for run in firsts})
     _measure_layers(firsts, before, work)
+    remove_if_empty(work.checkpoints)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,9 +76,13 @@ def previous_path(path: Path) -> Path:
 
 
 def forget_checkpoint(folder: Path, run: str) -> None:
-    """Remove a run's checkpoints, what a kill in the middle of saving has left, and the folder if it is empty."""
+    """Remove a run's checkpoints, and what a kill in the middle of saving has left."""
     for file in folder.glob(f"{run}.*"):
         file.unlink(missing_ok=True)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove the folder of checkpoints if there is none left; not while runs save, which need it there."""
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
 
