@@ -15,7 +15,7 @@ from tidegate.lab.models import measure
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.checkpoint import checkpoint_path
-from tidegate.lab.training.records import Costs, Plan
+from tidegate.lab.training.records import Costs, Plan, Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import RunContext, execute_run
 
@@ -103,3 +103,19 @@ def diverged(record):
         loss_by_position=(),
         error="The loss or its gradient was no longer finite.",
     )
+
+
+def everywhere(lines, change, *, variants=("none", "g1", "bma-query")):
+    """The lines, with a change of every record of some variants."""
+    return [change(line) if isinstance(line, Record) and line.run["variant"] in variants else line for line in lines]
+
+
+def with_curve(*shares):
+    """A curve that ends with these losses, as shares of the first, evenly spread over the training."""
+
+    def change(record):
+        point, number = record.curve[0], len(shares)
+        curve = (replace(point, tokens=record.tokens * (n + 1) // number, loss=share) for n, share in enumerate(shares))
+        return replace(record, curve=tuple(curve))
+
+    return change

@@ -229,10 +229,11 @@ def _options_named() -> Generator[None]:
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
+    from tidegate.lab.compare.answer import answer
     from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 
     table = Table(
-        title="Validation loss (nats)",
+        title="Loss on held-out data (nats)",
         title_justify="left",
         title_style="bold",
         box=SIMPLE,
@@ -246,6 +247,7 @@ def _print_summary(console: Console, summary: Summary) -> None:
     for variant in summary.variants:
         table.add_row(*_cells(variant, summary))
     console.print(table)
+    console.print(answer(summary), soft_wrap=True)
     for variant in summary.variants:
         console.print(variant.result.sentence, soft_wrap=True)
     for variant in summary.variants:

@@ -147,25 +147,32 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
     if chance > 0:
         detail = f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}"
         yield _check("Better than guessing", loss < 0.9 * chance, detail, f"{detail}: under-trained")
-    yield _late_gain(control)
+    yield _plateau(control, summary.plan.margin)
     yield from _amounts(summary)
 
 
-def _late_gain(control: VariantSummary) -> Check:
-    """Check that the loss hardly fell any more in the last fifth of the training."""
+def late_gain(control: VariantSummary) -> float | None:
+    """The share by which the loss fell in the last fifth of the training; None if too few evaluations tell."""
     gains: list[float] = []
     for record in control.finished:
         late = [point for point in record.curve if point.tokens >= 0.79 * record.tokens]
         if len(late) > 1 and late[0].loss and late[-1].loss:
             gains.append(1 - late[-1].loss / late[0].loss)
-    if not gains:
-        detail = "the last fifth of the training has too few evaluations to tell"
-        return Check(name="Trained to a plateau", state="note", detail=detail)
-    gain = fmean(gains)
-    falling = gain > _LATE_GAIN
+    return fmean(gains) if gains else None
+
+
+def _plateau(control: VariantSummary, margin: float) -> Check:
+    """Check that the loss fell by less than the margin in the last fifth of the training."""
+    name, gain = "Trained to a plateau", late_gain(control)
+    if gain is None:
+        return Check(name=name, state="note", detail="the last fifth of the training has too few evaluations to tell")
     detail = f"in the last fifth of its training the control's loss still fell by {gain:.1%}"
-    advice = ": under-trained; what differs now may not differ later" if falling else ""
-    return Check(name="Trained to a plateau", state="violated" if falling else "holds", detail=detail + advice)
+    if gain < margin:
+        return Check(name=name, state="holds", detail=f"{detail}, less than the margin")
+    advice = "verdicts hold at this budget, and what differs now may not differ later"
+    if gain > _LATE_GAIN:
+        return Check(name=name, state="violated", detail=f"{detail}: under-trained; {advice}")
+    return Check(name=name, state="warning", detail=f"{detail}, more than the margin of {margin:.1%}: {advice}")
 
 
 def _amounts(summary: Summary) -> Iterator[Check]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tidegate.lab.compare.answer import answer
 from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
@@ -49,7 +50,7 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield Section(
         title="All numbers",
         lead="Means over seeds; empty where a run diverged. Costs were measured side by side before the runs began.",
-        panels=(main_table(summary),),
+        panels=(main_table(summary), cost_table(summary)),
     )
     yield Section(
         title="Training",
@@ -114,7 +115,7 @@ def _summary_words(summary: Summary) -> str:
     plan, record = summary.plan, summary.control.longest
     seeds = "one seed" if plan.num_seeds == 1 else f"{plan.num_seeds} seeds"
     return (
-        f"{len(plan.variants)} variants, {seeds} each, equal in {_MATCHED[plan.match]}. "
+        f"{answer(summary)} {len(plan.variants)} variants, {seeds} each, equal in {_MATCHED[plan.match]}. "
         f"The control, {plan.control}, has {record.num_parameters:,} parameters and saw "
         f"{record.tokens:,} {summary.examples}. {plan.description}"
     )
@@ -160,7 +161,7 @@ def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, .
             Intervals(
                 title=f"Left of zero is better than {control}; inside the band a difference does not matter",
                 alternative=" ".join(item.sentence for item in judged),
-                x_label=f"difference to {control} in validation loss (nats)",
+                x_label=f"difference to {control} in held-out loss (nats)",
                 items=judged,
                 margin=comparison.margin,
             )
@@ -176,25 +177,43 @@ _EFFECT_RULE = (
 
 
 def main_table(summary: Summary) -> Table:
-    """One row a variant, the control first."""
-    columns = [
+    """What each variant came to, one row each, the control first."""
+    columns = (
         Column(title="variant"),
         Column(title="verdict"),
+        Column(title="its gate", help="Whether it helps or harms, against the control and against its placebos."),
         Column(
-            title="branch starts at",
+            title="starts at",
             digits=3,
             help="What the gate multiplies the attention branch by at the start; empty where that depends on the keys.",
         ),
-        Column(title="parameters", better="low"),
-        Column(title="over control", unit="%", digits=2, signed=True, help="Parameters over the control's."),
-        Column(title="training FLOPs", unit="10¹²", digits=3, better="low"),
-        Column(title="validation loss", unit="nats", digits=4, better="low"),
+        Column(title="held-out loss", unit="nats", digits=4, better="low"),
         Column(title="± sd", unit="nats", digits=4, help="Between seeds, which all variants share."),
-        *_metric_columns(summary),
         Column(title="difference", unit="nats", digits=4, signed=True, help="To the control, within seeds."),
         Column(title="from", unit="nats", digits=4, signed=True, help="Lower end of the adjusted interval."),
         Column(title="to", unit="nats", digits=4, signed=True, help="Upper end of the adjusted interval."),
         Column(title="adjusted p", digits=4),
+    )
+    rows = tuple(tuple(_row(variant)) for variant in summary.variants)
+    return Table(title="Every variant against the control", columns=columns, rows=rows)
+
+
+def _row(variant: VariantSummary) -> Iterator[CellValue]:
+    result = variant.result
+    yield from (variant.name, result.verdict, variant.effect if variant.placebos else None, variant.branch_scale)
+    # The mean of those that were left would flatter a variant of which some diverged.
+    yield from (None, None) if result.num_diverged else (result.mean, result.sd)
+    yield from (result.difference, result.low, result.high, result.p_value)
+
+
+def cost_table(summary: Summary) -> Table:
+    """What each variant takes, and what the task reports besides the loss."""
+    columns = (
+        Column(title="variant"),
+        Column(title="parameters", better="low"),
+        Column(title="over control", unit="%", digits=2, signed=True, help="Parameters over the control's."),
+        Column(title="training FLOPs", unit="10¹²", digits=3, better="low"),
+        *_metric_columns(summary),
         Column(title="diverged", digits=0, better="low"),
         # Times and memory are measured with noise: no best is marked among them.
         Column(title="speed", unit="tokens/s" if summary.examples == "tokens" else "images/s"),
@@ -203,22 +222,18 @@ def main_table(summary: Summary) -> Table:
         Column(title="peak memory", unit="MiB", digits=1, help="Of a training step, above rest."),
         Column(title="decode", unit="ms/token", digits=3, help="After a full context, with a cache."),
         Column(title="cache", unit="bytes/token", better="low"),
-    ]
-    rows = tuple(tuple(_row(variant, summary)) for variant in summary.variants)
-    return Table(title="Every variant against the control", columns=tuple(columns), rows=rows)
+    )
+    rows = tuple(tuple(_cost_row(variant, summary)) for variant in summary.variants)
+    return Table(title="Sizes, costs and other figures", columns=columns, rows=rows)
 
 
-def _row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
+def _cost_row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     result, cost = variant.result, variant.cost
     own, control = variant.num_parameters, summary.control.num_parameters
-    yield from (variant.name, result.verdict, variant.branch_scale, own, 100 * (own / control - 1))
-    yield variant.longest.flops / 1e12
-    # The mean of those that were left would flatter a variant of which some diverged.
-    whole = not result.num_diverged
-    yield from (result.mean, result.sd) if whole else (None, None)
+    yield from (variant.name, own, 100 * (own / control - 1), variant.longest.flops / 1e12)
     if summary.metric is not None:
-        yield from (variant.metric(summary.metric) if whole else None) or (None, None)
-    yield from (result.difference, result.low, result.high, result.p_value, result.num_diverged)
+        yield from (None if result.num_diverged else variant.metric(summary.metric)) or (None, None)
+    yield result.num_diverged
     if cost is None:
         yield from [None] * 6
         return

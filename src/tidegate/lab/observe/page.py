@@ -239,12 +239,18 @@ def _explanations(observation: Observation) -> Iterator[str]:
             "contribution is a size: the length of what a head hands on from the sink, after its output gate, over the "
             "root mean square length, over queries, of what all heads of the layer hand on together."
         )
+    if any("sink" in layer.heads for layer in observation.layers):
+        yield (
+            "Weight on sink is the share of the extra logit in the softmax's denominator, which a gate of this model "
+            f"puts there; all other shares are of {observation.keys} and the other keys. Sink mass, weight on sink and "
+            "the other keys make up 1, and entropy counts the extra logit as one more key."
+        )
     yield (
         "Entropy says how evenly a query spreads its weight, in nats; its exponential is the effective number of keys: "
         "n for equal weights on n keys. All of it is computed query by query, and then averaged over queries and "
         "sequences. A query that may see a single key, as the first of a causal model sees itself alone, has all its "
-        "weight there, whatever the model does: it is left out of means and distributions, and kept in curves by "
-        "position."
+        "weight on keys there, whatever the model does: it is left out of means and distributions, and kept in curves "
+        "by position."
     )
     if any("heat_capacity" in layer.heads for layer in observation.layers):
         yield (

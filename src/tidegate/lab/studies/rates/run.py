@@ -121,7 +121,9 @@ def _rates(options: RatesOptions, tell: Tell) -> tuple[PlacementRates, ...]:
 def _gauge(options: RatesOptions, tell: Tell) -> tuple[GaugeCount, ...]:
     """Every legal gate on the plain layer, those with names on the others."""
     named = ("none", *PRESETS)
-    every = (*named, *(str(gate) for gate in legal_gates() if str(gate) not in PRESETS))
+    # The theory is silent on constants, which are no experts' gates.
+    readers = (str(gate) for gate in legal_gates() if gate.reads != "nothing")
+    every = (*named, *(gate for gate in readers if gate not in PRESETS))
     asked = [(layout, gate) for layout in options.layouts for gate in (every if layout == "plain" else named)]
 
     def count(layout: str, gate: str) -> GaugeCount:
