@@ -45,7 +45,7 @@ def summary(compared):
     ],
 )
 def test_it_says_first_what_was_found(summary, changes, words):
-    assert answer(with_variant(summary, "g1", **changes)).lower().startswith(words)
+    assert answer(with_variant(summary, "g1", **changes)).startswith(f"In short: {words}")
 
 
 def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):

@@ -14,7 +14,7 @@ def answer(summary: Summary) -> str:
     if comparison.refusal:
         return f"No verdict: {comparison.refusal}."
     found = "; ".join(_finding(variant, summary.plan.control) for variant in _of_interest(summary))
-    return f"{found[:1].upper()}{found[1:]}. {_basis(summary)}"
+    return f"In short: {found}. {_basis(summary)}"
 
 
 def _of_interest(summary: Summary) -> Iterator[VariantSummary]:
