@@ -37,10 +37,10 @@ def compare(
         str,
         typer.Option(
             help="What to compare, the control first: gates (none, bma, bma-query, g1, g1-head, g2, g3, g4, g5, vga, "
-            "or spelled as docs/gates.md says), or name=gate@option=value for one with a name and options of its own: "
-            "lr, gate_lr, weight_decay, warmup, final_lr, clip, first_seed; init (a deviation, fan-in, torch), d_ff, "
-            "qk_norm (yes, no), params (another variant, to whose number of parameters it is widened); placebo "
-            "(constant, shuffled)."
+            "sink, off-by-one, or spelled as docs/gates.md says), or name=gate@option=value for one with a name and "
+            "options of its own: lr, gate_lr, weight_decay, warmup, final_lr, clip, first_seed; init (a deviation, "
+            "fan-in, torch), d_ff, qk_norm (yes, no), params (another variant, to whose number of parameters it is "
+            "widened); placebo (constant, shuffled)."
         ),
     ] = "none,g1,bma",
     placebos: Annotated[

@@ -85,7 +85,7 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 
 
 def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> Array:
-    """(H,): of a gate that reads the partition function, the logit of each head's sink, less its bias."""
+    """(H,): the logit of each head's sink, the negative bias of a gate that reads the partition function."""
     return -parameters["bias"][:, 0] if gate.has_bias else jnp.zeros(num_heads)
 
 

@@ -53,6 +53,10 @@ def test_a_placebo_has_all_of_the_gate_but_its_mechanism(variants, name, expecte
         ("none,g1,bma", {"constant 0.5": "output:input:constant"}),
         (f"none,g1,{HALF}", {}),
         (f"none,{ONE}", {}),
+        (
+            "none,g1,slow=bma@lr=1e-3,slower=g1@lr=1e-3",
+            {"constant 0.5": "output:input:constant", "constant 0.5@lr=0.001": "value:query:constant"},
+        ),
         ("none,g3", {}),
         ("none,sink", {}),
         ("none,output:input:silu", {}),

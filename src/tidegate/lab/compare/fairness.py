@@ -86,8 +86,10 @@ def _by_start(records: Sequence[Record]) -> list[list[Record]]:
     """The records whose weights are drawn alike: of one `init` and, where that looks at inputs, of one width."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        init, width = record.run["model"].get("init", 0.02), record.run["model"].get("d_ff")
-        groups.setdefault((str(init), str(width) if isinstance(init, str) else ""), []).append(record)
+        init = _init(record)
+        groups.setdefault((str(init), str(record.run["model"]["d_ff"]) if isinstance(init, str) else ""), []).append(
+            record
+        )
     return list(groups.values())
 
 
@@ -225,8 +227,13 @@ def _tuning(summary: Summary) -> Check:
 
 
 def _setting(record: Record) -> tuple[float, str]:
-    """Learning rate and start; records of before the start was an option began at 0.02."""
-    return record.run["training"]["lr"], _spelled(record.run["model"].get("init", 0.02))
+    """Learning rate and start."""
+    return record.run["training"]["lr"], _spelled(_init(record))
+
+
+def _init(record: Record) -> float | str:
+    """How the weights started; records that are older than the option began at 0.02."""
+    return record.run["model"].get("init", 0.02)
 
 
 def _listed(settings: Counter[tuple[float, str]]) -> str:

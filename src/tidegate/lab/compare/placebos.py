@@ -25,21 +25,25 @@ def placebos_of(variant: VariantPlan, variants: Sequence[VariantPlan], *, contro
         for other in variants
         if other.overrides == variant.overrides and _stands_for(Gates.parse(other.gate), gates)
     ]
-    starts_at_one = gates.branch_scale == 1 and not any(gate.site in ("query", "key") for gate in gates)
-    return tuple([*names, control] if starts_at_one and not names else names)
+    starts_as_control = _can_be_scaled(gates) and gates.branch_scale == 1
+    return (control,) if starts_as_control and not names else tuple(names)
 
 
 def with_constants(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Add, once for each scale, the constant that a gate starts from, where it is not 1 and nobody asked for it."""
-    known = {variant.gates.branch_scale for variant in variants if _is_constant(variant.gates)}
+    """Add the constant that a gate starts from, where it is not 1 and nobody asked for it.
+
+    One is added for each scale and set of options.
+    """
+    known = [(variant.gates.branch_scale, variant.options) for variant in variants if _is_constant(variant.gates)]
     added: list[Variant] = []
     for variant in variants:
-        scale = variant.gates.branch_scale
-        if not _can_be_scaled(variant.gates) or scale in (None, 0.0, 1.0) or scale in known:
+        scale, options = variant.gates.branch_scale, variant.options
+        if not _can_be_scaled(variant.gates) or scale in (None, 0.0, 1.0) or (scale, options) in known:
             continue
-        known.add(scale)
+        known.append((scale, options))
         constants = Gates(replace(gate, placebo="constant") for gate in variant.gates)
-        added.append(replace(variant, name=f"constant {scale:g}", gates=constants))
+        own = "".join(f"@{option}={value}" for option, value in options.items())
+        added.append(replace(variant, name=f"constant {scale:g}{own}", gates=constants))
     return (*variants, *added)
 
 
