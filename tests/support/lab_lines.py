@@ -119,3 +119,26 @@ def with_curve(*shares):
         return replace(record, curve=tuple(curve))
 
     return change
+
+
+def with_trials(lines, grid, loss):
+    """The lines, with a trial of every variant in every block at each point of a grid.
+
+    loss : of variant, block, rate and start; None if the trial diverged, "not tried" if there was none
+    """
+    trials = []
+    for record in [line for line in lines if line.kind == "run"]:
+        run = record.run
+        for rate, start in ((rate, start) for rate in grid.rates for start in grid.starts):
+            found = loss(run["variant"], run["block"], rate, start)
+            if found == "not tried":
+                continue
+            tried = {
+                **run,
+                "role": "tuning",
+                "training": {**run["training"], "lr": run["training"]["lr"] * rate},
+                "model": {**run["model"], "init": start},
+            }
+            name = f"{record.id}-{rate}-{start}"
+            trials.append(replace(diverged(record) if found is None else record, id=name, run=tried, loss=found))
+    return [*lines, *trials]

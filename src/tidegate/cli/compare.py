@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -102,10 +103,18 @@ def compare(
         typer.Option(
             "--tune",
             help="Give each variant its best of three learning rates and three starts of the weights, chosen inside "
-            "each block on seeds of its own. Ten times the runs.",
+            "each block on seeds of its own. Ten times the runs, or six with --search stepwise.",
             rich_help_panel=_BUDGET,
         ),
     ] = False,
+    search: Annotated[
+        Literal["grid", "stepwise"],
+        typer.Option(
+            help="How --tune searches: every pair of rate and start, or every start at the middle rate and then the "
+            "other rates at the best start.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "grid",
     margin: Annotated[
         float,
         typer.Option(
@@ -181,7 +190,7 @@ def compare(
                     num_seeds=seeds,
                     budget=tokens,
                     match=match,
-                    grid=GRID if tune else None,
+                    grid=replace(GRID, search=search) if tune else None,
                     device=device,
                     margin=margin,
                     command=command,

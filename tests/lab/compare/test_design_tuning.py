@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 from lab_runs import run_of
 
-from tidegate.lab.compare.design import Setting, choose_settings, design_runs, tuning_runs
+from tidegate.lab.compare.design import Setting, choose_settings, design_runs, next_trials
 from tidegate.lab.compare.request import GRID
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.records import Grid, Record
@@ -19,6 +19,13 @@ def base(**first_seeds):
 
 def recorded(run, loss):
     return Record(id=run.id, run=run.to_dict(), status="diverged" if loss is None else "finished", loss=loss)
+
+
+def tuning_runs(base, grid, *, num_seeds):
+    """All trials of a grid of which every point is tried."""
+    runs = next_trials(base, grid, num_seeds=num_seeds, done=[])
+    assert next_trials(base, grid, num_seeds=num_seeds, done=[recorded(run, 1.0) for run in runs]) == []
+    return runs
 
 
 @pytest.mark.parametrize("num_seeds", [1, 5, 50])
@@ -98,3 +105,42 @@ def test_the_runs_of_a_block_have_what_was_chosen_there():
 def test_the_grid_is_even_in_logarithms_around_the_variants_own_rate():
     low, middle, high = GRID.rates
     assert (low * high, middle) == (1.0, 1.0)
+
+
+def stepwise(table, *, num_seeds=1):
+    """The rounds of trials of a stepwise search: (variant, block, rate, start) of each, and what was chosen.
+
+    table : the loss by (variant, block, rate, start); 9 where nothing is said
+    """
+    grid, own = replace(GRID, search="stepwise"), base(a=0, b=0)
+    rounds, done = [], []
+    while trials := next_trials(own, grid, num_seeds=num_seeds, done=done):
+        tried = [(run.variant, run.block, round(run.training.lr / 1e-2, 6), run.model.init) for run in trials]
+        rounds.append(tried)
+        done += [recorded(run, table.get(point, 9.0)) for run, point in zip(trials, tried, strict=True)]
+    return rounds, choose_settings(done)
+
+
+def test_a_stepwise_search_tries_all_starts_at_the_middle_rate_then_the_other_rates_at_the_best_start():
+    table = {
+        ("a", 0, 1.0, "torch"): 2.0,
+        ("a", 1, 1.0, "fan-in"): 2.0,
+        ("b", 0, 1.0, 0.02): 2.0,
+        ("b", 1, 1.0, 0.02): 1.0,
+    }
+    (first, second), _ = stepwise(table, num_seeds=2)
+    assert set(first) == {(name, block, 1.0, start) for name in "ab" for block in (0, 1) for start in GRID.starts}
+    best = {("a", 0): "torch", ("a", 1): "fan-in", ("b", 0): 0.02, ("b", 1): 0.02}
+    assert set(second) == {(*own, rate, start) for own, start in best.items() for rate in (0.5, 2.0)}
+
+
+def test_every_variant_has_as_many_trials_in_a_stepwise_search_also_where_runs_diverge():
+    diverging = dict.fromkeys(("a", 0, 1.0, start) for start in GRID.starts)
+    (first, second), chosen = stepwise(diverging)
+    assert [sum(point[0] == name for point in (*first, *second)) for name in "ab"] == [5, 5]
+    assert chosen["a", 0].lr == pytest.approx(0.5e-2), "of trials that all diverged or tied, the lowest rate"
+
+
+def test_a_stepwise_search_chooses_the_best_of_all_that_it_tried():
+    _, chosen = stepwise({("a", 0, 1.0, "torch"): 2.0, ("a", 0, 2.0, "torch"): 1.5, ("b", 0, 1.0, "fan-in"): 1.0})
+    assert chosen == {("a", 0): Setting(lr=2e-2, init="torch"), ("b", 0): Setting(lr=1e-2, init="fan-in")}

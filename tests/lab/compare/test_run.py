@@ -9,7 +9,7 @@ from lab_runs import LENGTH, STEPS, cost_of, model_of, records_of, request_of, r
 from tidegate.lab.compare import cost, design
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.design import base_runs, make_plan, num_parameters
-from tidegate.lab.compare.request import PRESETS, Request, parse_variants
+from tidegate.lab.compare.request import GRID, PRESETS, Request, parse_variants
 from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare, records_path
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.task import DataError
@@ -507,6 +507,16 @@ class TestTuning:
         assert chosen == {("none", 2e-2, 0.02), ("bma", 1e-2, "torch")}
         assert not {run.seed for run in tuned} & {run.seed for run in tried}
         assert runs == tried + tuned
+
+    def test_stepwise_tries_the_other_rates_at_the_best_start_alone(self, task, tmp_path, miniatures):
+        request = request_of(task, grid=replace(GRID, search="stepwise"))
+        best = {"none": "torch", "bma": 0.02}
+        runs = pretended(request, tmp_path, lambda run: 2 - run.training.lr + (run.model.init != best[run.variant]))
+        tried = [(run.variant, run.training.lr, run.model.init) for run in runs if run.role == "tuning"]
+        assert len(tried) == 3 * 2 * 5
+        assert {start for name, rate, start in tried if (name, rate) == ("none", 2e-2)} == {"torch"}
+        compared = {(run.variant, run.training.lr, run.model.init) for run in runs if run.role == "comparison"}
+        assert compared == {("none", 2e-2, "torch"), ("bma", 2e-2, 0.02)}
 
     def test_goes_on_to_the_same_choice(self, tuned, tmp_path, miniatures):
         request, lines, folder, _ = tuned

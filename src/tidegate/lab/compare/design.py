@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -154,31 +154,41 @@ _FIRST_TUNING_SEED = 1_000_000
 """Seeds of tuning begin here, or after those of the comparison if they reach as far."""
 
 
-def tuning_runs(base: Mapping[str, Run], grid: Grid, *, num_seeds: int) -> list[Run]:
-    """Every variant at every point of the grid, once in each block, at full length and on a seed of the block's own.
+def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Sequence[Record]) -> list[Run]:
+    """The trials of every variant in each block that can be made now; none once all are done.
 
-    Each block chooses for itself, so that the luck of choosing differs between blocks and widens the intervals. One
-    choice for all blocks would be a difference between variants that no number of seeds could tell from an effect.
+    All are of full length, on a seed of the block's own. Each block chooses for itself, so that the luck of choosing
+    differs between blocks and widens the intervals. One choice for all blocks would be a difference between variants
+    that no number of seeds could tell from an effect.
 
     base      : the first run of each variant
     num_seeds : how many the comparison takes, from the first run's on
+    done      : the records of all earlier trials
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
-    settings = [(start, rate) for start in grid.starts for rate in grid.rates]
     looked_at_once = {
         name: replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
         for name, run in base.items()
     }
-    return [
+    best = choose_settings(done)
+    wanted = [
         replace(
-            Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(run),
-            block=block,
-            seed=first + block,
+            Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(run), block=block, seed=first + block
         )
         for block in range(num_seeds)
-        for start, rate in settings
-        for run in looked_at_once.values()
+        for start, rate in [(start, rate) for start in grid.starts for rate in grid.rates]
+        for name, run in looked_at_once.items()
+        if _is_tried(start, rate, grid, best.get((name, block)))
     ]
+    known = {record.id for record in done}
+    return [run for run in wanted if run.id not in known]
+
+
+def _is_tried(start: float | str, rate: float, grid: Grid, best: Setting | None) -> bool:
+    """Whether a point of the grid is tried, by what is known so far to be the best."""
+    if grid.search == "grid" or rate == grid.middle:
+        return True
+    return best is not None and best.init == start
 
 
 def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]:

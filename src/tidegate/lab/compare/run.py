@@ -14,7 +14,7 @@ from tidegate.lab.compare.design import (
     design_runs,
     make_plan,
     match_steps,
-    tuning_runs,
+    next_trials,
 )
 from tidegate.lab.compare.request import Request
 from tidegate.lab.models.measure import measure_run
@@ -67,8 +67,10 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     base = match_steps(request, base, costs)
     chosen: dict[tuple[str, int], Setting] = {}
     if request.grid is not None:
-        trials = tuning_runs(base, request.grid, num_seeds=request.num_seeds)
-        chosen = choose_settings(work.run_missing("tuning", trials))
+        tried: list[Record] = []
+        while trials := next_trials(base, request.grid, num_seeds=request.num_seeds, done=tried):
+            tried += work.run_missing("tuning", trials)
+        chosen = choose_settings(tried)
     runs = list(request.runs) or design_runs(base, num_seeds=request.num_seeds, chosen=chosen)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
     firsts = [run for run in runs if run.block == 0]

@@ -18,6 +18,8 @@ from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
 """What is made equal; `runs` were given, and equal in what their maker chose."""
+Search: TypeAlias = Literal["grid", "stepwise"]
+"""How a grid is tried: every point of it, or every start at the middle rate, then the other rates at the best start."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]
 
 
@@ -34,12 +36,18 @@ class VariantPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """What is tried for every variant alike: all pairs of a learning rate and a start."""
+    """What is tried for every variant alike: pairs of a learning rate and a start."""
 
     rates: tuple[float, ...]
     """Multiples of a variant's own learning rate."""
     starts: tuple[float | str, ...]
     """Values of the models' `init`."""
+    search: Search = "grid"
+
+    @property
+    def middle(self) -> float:
+        """The rate in the middle, of an even number the higher one."""
+        return sorted(self.rates)[len(self.rates) // 2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
