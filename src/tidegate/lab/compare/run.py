@@ -7,16 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
-from tidegate.lab.compare.design import (
-    Setting,
-    base_runs,
-    choose_settings,
-    design_runs,
-    make_plan,
-    match_steps,
-    next_trials,
-)
+from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
 from tidegate.lab.compare.request import Request
+from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint, remove_if_empty
 from tidegate.lab.training.events import Ended, Event, Phase

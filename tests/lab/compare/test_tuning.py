@@ -4,8 +4,9 @@ from itertools import product
 import pytest
 from lab_runs import run_of
 
-from tidegate.lab.compare.design import Setting, choose_settings, design_runs, next_trials
+from tidegate.lab.compare.design import design_runs
 from tidegate.lab.compare.request import GRID
+from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.records import Grid, Record
 
