@@ -16,6 +16,8 @@ _ROW = 46
 """Pixels for one estimate: its words above, its interval below."""
 _TALL_ROW = 64
 """The same where its numbers stand below it."""
+_HALF_BAND = 0.17
+"""Of a row: the band ends where the words begin."""
 _LONGEST = 26
 """Letters of a name that fit beside its numbers on a phone."""
 
@@ -68,7 +70,7 @@ def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
                 tickcolor="var(--line)",
             ),
             "yaxis": axis(range=[len(items) - 0.5, -0.75], visible=False, fixedrange=True),
-            "shapes": [*_band(margin), vertical_line(0.0)],
+            "shapes": [*_bands(margin, len(items)), vertical_line(0.0)],
             "annotations": words,
             "hovermode": "closest",
             "dragmode": False,
@@ -85,12 +87,15 @@ def _extent(items: Sequence[Estimate], margin: float = 0.0) -> tuple[float, floa
     return min(numbers), max(numbers)
 
 
-def _band(margin: float) -> list[dict[str, Any]]:
+def _bands(margin: float, rows: int) -> list[dict[str, Any]]:
+    """A piece of the band behind each interval; the words between them stay free of it."""
     if not margin:
         return []
-    place = {"x0": -margin, "x1": margin, "y0": 0, "y1": 1, "yref": "paper"}
     fill = {"fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"}
-    return [{"type": "rect", **place, **fill}]
+    return [
+        {"type": "rect", "x0": -margin, "x1": margin, "y0": row - _HALF_BAND, "y1": row + _HALF_BAND, **fill}
+        for row in range(rows)
+    ]
 
 
 def _trace(item: Estimate, row: int, palette: Palette, digits: int) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def _words(item: Estimate, row: int, digits: int) -> list[dict[str, Any]]:
     name = item.label if len(item.label) <= _LONGEST else f"{item.label[: _LONGEST - 1]}…"
     numbers = typographic(estimate_text(item, digits)) or "no estimate"
     words = numbers if item.verdict is None else f"{numbers} · {item.verdict}"
-    place = {"y": row, "yanchor": "bottom", "yshift": 6, "xref": "paper", "showarrow": False}
+    place = {"y": row, "yanchor": "bottom", "yshift": 8, "xref": "paper", "showarrow": False}
     ink = {"color": "var(--ink)", "size": 12.5}
     return [
         {"text": f"<b>{label(name)}</b>", "x": 0, "xanchor": "left", "font": ink, **place},
