@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 from pages import main_table
 
-from tidegate.report.page import Column, Estimate, Map, Table
+from tidegate.report.maps import map_figures
+from tidegate.report.page import Column, Estimate, Map, Table, layer_head_maps
 from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
 
 
@@ -34,7 +37,9 @@ def test_cells_carry_their_numbers_unrounded():
 
 
 def test_a_map_and_estimates_are_tables_too():
-    table = map_table(Map(label="g1", values=((0.125, None), (1.0,))), row_label="layer", column_label="head", digits=2)
+    map_ = Map(label="g1", values=((0.125, None), (1.0,)))
+    panel = layer_head_maps("title", "mean gate", {"g1": map_.values})
+    table = map_table(map_, panel, digits=2)
     assert [[cell.text for cell in row] for row in format_rows(table)] == [
         ["layer 0", "0.12", ""],
         ["layer 1", "1.00", ""],
@@ -45,3 +50,20 @@ def test_a_map_and_estimates_are_tables_too():
         ["a", "+0.50", "+0.25", "+0.75", "worse"],
         ["b", "", "", "", ""],
     ]
+
+
+def test_named_rows_and_columns_of_a_map_have_their_names():
+    map_ = Map(label="g1", values=((0.1, 0.2), (0.3, 0.4)))
+    panel = replace(
+        layer_head_maps("title", "difference", {"g1": map_.values}),
+        row_label="init",
+        column_label="rate",
+        row_names=("0.02", "torch"),
+        column_names=("0.001", "0.002"),
+    )
+    table = map_table(map_, panel, digits=2)
+    assert [column.title for column in table.columns] == ["", "rate 0.001", "rate 0.002"]
+    assert [row[0] for row in table.rows] == ["init 0.02", "init torch"]
+    (figure,) = map_figures(replace(panel, maps=(map_,)))
+    assert figure["layout"]["xaxis"]["ticktext"] == ["0.001", "0.002"]
+    assert figure["data"][0]["customdata"][1][0] == ["torch", "0.001"]

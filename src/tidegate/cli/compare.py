@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -115,12 +114,50 @@ def compare(
             rich_help_panel=_BUDGET,
         ),
     ] = "grid",
-    margin: Annotated[
-        float,
+    map_: Annotated[
+        bool,
         typer.Option(
-            help="Share of the control's loss below which a difference does not matter.", rich_help_panel=_BUDGET
+            "--map",
+            help="Train every variant at every pair of rate and start in each block, and draw where its difference to "
+            "the control and to its placebo holds, and where it turns. Without --tune, nothing is chosen by it.",
+            rich_help_panel=_BUDGET,
         ),
-    ] = 0.005,
+    ] = False,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Multiples of the learning rate that --tune and --map try; 0.5,1,2 by default. A wider range shows "
+            "how much of it each variant tolerates.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of an earlier comparison with --tune on the same data: each variant gets the learning rate "
+            "and start that most of its blocks chose there, one that was not tuned the control's.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the control's loss below which a difference does not matter; 0.002 by default, half of the "
+            "gain that is reported for gates.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    final_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Held-out tokens that the loss at the end is taken on; all of them by default, up to four million.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for records and page; the same command goes on there.", rich_help_panel=_WORK)
     ] = Path("comparison"),
@@ -166,10 +203,12 @@ def compare(
         console.width = _WIDE
     from tidegate.lab.compare.page import comparison_page
     from tidegate.lab.compare.placebos import with_constants
-    from tidegate.lab.compare.request import GRID, PRESETS, Request, parse_variants
+    from tidegate.lab.compare.request import PRESETS, Request, grid_of, parse_variants
     from tidegate.lab.compare.run import Failed
     from tidegate.lab.compare.run import compare as run_comparison
+    from tidegate.lab.compare.settings import read_settings
     from tidegate.lab.compare.summary import summarise
+    from tidegate.lab.judging import MARGIN
     from tidegate.lab.tasks.catalogue import task_of
     from tidegate.lab.training.executors.attempts import RETRIES
     from tidegate.lab.training.executors.executor import executor_of
@@ -178,6 +217,10 @@ def compare(
 
     try:
         if runs is None:
+            if rates is not None and not (tune or map_):
+                raise ValueError("--rates are those that --tune and --map try. Add one of them, or leave --rates out.")
+            if map_ and search == "stepwise":
+                raise ValueError("--map needs every pair of rate and start. Leave --search stepwise out.")
             if length is not None and length < 2:
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
@@ -185,19 +228,22 @@ def compare(
                 asked = parse_variants(variants)
                 request = Request(
                     variants=with_constants(asked) if placebos else asked,
-                    task=task_of(task, data, tokenizer=tokenizer, field=field, length=length),
+                    task=task_of(
+                        task, data, tokenizer=tokenizer, field=field, length=length, final_tokens=final_tokens
+                    ),
                     preset=preset,
                     num_seeds=seeds,
                     budget=tokens,
                     match=match,
-                    grid=replace(GRID, search=search) if tune else None,
+                    grid=grid_of(rates, search=search, chooses=tune) if tune or map_ else None,
+                    settings=None if settings is None else read_settings(settings),
                     device=device,
-                    margin=margin,
+                    margin=MARGIN if margin is None else margin,
                     command=command,
                 )
         else:
             _require_no_other_options(context)
-            request = _request_of_runs(runs, margin=margin, command=command)
+            request = _request_of_runs(runs, margin=MARGIN if margin is None else margin, command=command)
         with _options_named():
             runner = executor_of(executor, retries=RETRIES if retries is None else retries)
         require_writable(out)
@@ -222,6 +268,9 @@ _OPTIONS = {
     "margin": "--margin",
     "tune": "--tune",
     "device": "--device",
+    "settings": "--settings",
+    "rates": "--rates",
+    "num_final_tokens": "--final-tokens",
     "retries": "--retries",
 }
 """The options by what their checks call them."""

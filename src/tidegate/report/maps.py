@@ -54,7 +54,7 @@ def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
 
 
 def map_figures(panel: Maps) -> list[Figure]:
-    """A figure for each map; rows run downwards and are counted from 0, as columns are."""
+    """A figure for each map; rows run downwards."""
     scale = colour_scale(panel)
     return [_figure(map_, panel, scale) for map_ in panel.maps]
 
@@ -65,8 +65,8 @@ def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
         "data": [_heatmap(map_, panel, scale, columns)],
         "layout": {
             **base_layout(height=_cell_height(rows) * rows + 52),
-            "xaxis": _index_axis(panel.column_label, columns),
-            "yaxis": {**_index_axis(panel.row_label, rows), "autorange": "reversed"},
+            "xaxis": _index_axis(panel.column_label, columns, panel.column_names),
+            "yaxis": {**_index_axis(panel.row_label, rows, panel.row_names), "autorange": "reversed"},
             "dragmode": False,
             "hovermode": "closest",
             "margin": {"l": 8, "r": 4, "t": 4, "b": 8},
@@ -76,7 +76,9 @@ def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
 
 def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[str, Any]:
     number = f"%{{z:.{scale.digits}f}}"
-    place = f"{label(panel.row_label)} %{{y}}, {label(panel.column_label)} %{{x}}"
+    # The names on the axes stand for the numbers of rows and columns.
+    row, column = ("%{customdata[0]}", "%{customdata[1]}") if panel.row_names else ("%{y}", "%{x}")
+    place = f"{label(panel.row_label)} {row}, {label(panel.column_label)} {column}"
     last = len(scale.stops) - 1
     return {
         "type": "heatmap",
@@ -89,16 +91,22 @@ def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[s
         "xgap": 1.5,
         "ygap": 1.5,
         "hoverongaps": False,
+        **({"customdata": _names(panel)} if panel.row_names else {}),
         "hovertemplate": f"{place}<br>{label(panel.value_label)} <b>{number}</b><extra></extra>",
         **({"texttemplate": number, "textfont": {"size": 11}} if columns <= _COLUMNS_WITH_TEXT else {}),
     }
 
 
-def _index_axis(title: str, count: int) -> dict[str, Any]:
+def _names(panel: Maps) -> list[list[list[str]]]:
+    return [[[label(row), label(column)] for column in panel.column_names] for row in panel.row_names]
+
+
+def _index_axis(title: str, count: int, names: tuple[str, ...]) -> dict[str, Any]:
     step = 1 if count <= 8 else 2 if count <= 16 else 4
     return axis(
         title=title,
         tickvals=list(range(0, count, step)),
+        **({"ticktext": [label(name) for name in names[::step]]} if names else {}),
         ticklabelstandoff=3,
         showgrid=False,
         fixedrange=True,

@@ -114,9 +114,7 @@ def _maps(panel: Maps) -> Iterator[str]:
     digits = colour_scale(panel).digits
     for map_ in panel.maps:
         yield f"**{_text(map_.label)}** — {_text(panel.value_label)}"
-        yield _markdown_table(
-            map_table(map_, row_label=panel.row_label, column_label=panel.column_label, digits=digits)
-        )
+        yield _markdown_table(map_table(map_, panel, digits=digits))
 
 
 def _checks(panel: Checks) -> Iterator[str]:

@@ -152,6 +152,9 @@ class Maps:
     column_label: str
     value_label: str
     maps: tuple[Map, ...]
+    row_names: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
+    """What rows and columns are called; if empty they are counted from 0."""
     low: float | None = None
     high: float | None = None
     """Ends of the colour scale; None takes them from the numbers."""

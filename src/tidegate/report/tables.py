@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidegate._json import finite
 from tidegate.report.formats import cell_text, heading
-from tidegate.report.page import CellValue, Column, Estimate, Map, Table
+from tidegate.report.page import CellValue, Column, Estimate, Map, Maps, Table
 
 _STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
 
@@ -48,11 +48,19 @@ def estimates_table(items: tuple[Estimate, ...], *, title: str, unit: str, digit
     return Table(title=title, columns=columns, rows=rows)
 
 
-def map_table(map_: Map, *, row_label: str, column_label: str, digits: int) -> Table:
-    """A map as a table, rows and columns counted from 0."""
+def map_table(map_: Map, panel: Maps, *, digits: int) -> Table:
+    """A map of a panel as a table, rows and columns by their names, or counted from 0."""
     width = max(map(len, map_.values), default=0)
-    columns = [Column(title=f"{column_label} {place}", digits=digits) for place in range(width)]
-    rows = tuple((f"{row_label} {place}", *row, *[None] * (width - len(row))) for place, row in enumerate(map_.values))
+    names = panel.column_names or tuple(map(str, range(width)))
+    columns = [Column(title=f"{panel.column_label} {name}", digits=digits) for name in names[:width]]
+    rows = tuple(
+        (
+            f"{panel.row_label} {panel.row_names[place] if panel.row_names else place}",
+            *row,
+            *[None] * (width - len(row)),
+        )
+        for place, row in enumerate(map_.values)
+    )
     return Table(title=map_.label, columns=(Column(title=""), *columns), rows=rows)
 
 

@@ -152,7 +152,7 @@ class TestAWarning:
     @pytest.mark.parametrize(
         ("curve", "state"),
         [
-            ((9, 8, 7, 6, 5, 4, 3, 2, 1.998, 1.996), "holds"),
+            ((9, 8, 7, 6, 5, 4, 3, 2, 1.999, 1.998), "holds"),
             ((9, 8, 7, 6, 5, 4, 3, 2, 1.99, 1.98), "warning"),
             ((9, 8, 7, 6, 5, 4, 3, 2, 1.8, 1.7), "violated"),
             ((2, 1), "note"),

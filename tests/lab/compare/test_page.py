@@ -353,8 +353,10 @@ class TestTuning:
             "g1": ((0.25, 0.5), (0.75, None)),
             "bma-query": ((0.25,), (0.75,)),
         }
-        assert view.panel.title == "Starting from 0.02, lowest: none 0.7500 at 0.25, g1 0.7500 at 0.25, bma-query " + (
-            "0.7500 at 0.25"
+        assert (
+            view.panel.title
+            == "Starting from 0.02, lowest loss: none 0.7500 at 0.25, g1 0.7500 at 0.25, bma-query "
+            + ("0.7500 at 0.25")
         )
 
     def test_is_not_drawn_where_nothing_was_tried(self, compared):

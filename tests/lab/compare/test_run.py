@@ -14,7 +14,7 @@ from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare, records_path
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training import train
-from tidegate.lab.training.events import Ended, Phase, Progress
+from tidegate.lab.training.events import Ended, Notice, Phase, Progress
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.serial import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
@@ -170,8 +170,10 @@ class TestTheFile:
         told = []
         compared(request_of(task, budget=2 * STEP), tmp_path / "out", tell=told.append)
         assert told[0] == Phase(name="measuring costs", num_runs=0)
-        assert told[1] == Phase(name="comparing", num_runs=6)
-        assert [type(event) for event in told[2:-1]] == [Progress, Progress, Ended] * 6
+        assert isinstance(told[1], Notice)
+        assert told[1].text.startswith("This will train 6 runs to compare")
+        assert told[2] == Phase(name="comparing", num_runs=6)
+        assert [type(event) for event in told[3:-1]] == [Progress, Progress, Ended] * 6
         assert told[-1] == Phase(name="measuring layers", num_runs=0)
         assert {event.status for event in told if isinstance(event, Ended)} == {"finished"}
 
@@ -517,6 +519,11 @@ class TestTuning:
         assert {start for name, rate, start in tried if (name, rate) == ("none", 2e-2)} == {"torch"}
         compared = {(run.variant, run.training.lr, run.model.init) for run in runs if run.role == "comparison"}
         assert compared == {("none", 2e-2, "torch"), ("bma", 2e-2, 0.02)}
+
+    def test_a_map_chooses_nothing(self, task, tmp_path, miniatures):
+        runs = pretended(request_of(task, grid=replace(TRIED, chooses=False)), tmp_path, lambda run: run.training.lr)
+        assert sum(run.role == "tuning" for run in runs) == 2 * 3 * 4
+        assert {(run.training.lr, run.model.init) for run in runs if run.role == "comparison"} == {(1e-2, 0.02)}
 
     def test_goes_on_to_the_same_choice(self, tuned, tmp_path, miniatures):
         request, lines, folder, _ = tuned

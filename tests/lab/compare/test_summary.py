@@ -22,7 +22,7 @@ def replanned(lines, **changes):
 
 def test_it_judges_the_losses_on_record(compared):
     table = {name: losses(compared, name) for name in NAMES}
-    assert summarise(compared).comparison == compare_to_control(table, control="none", margin=0.005, unit="nats")
+    assert summarise(compared).comparison == compare_to_control(table, control="none", unit="nats")
 
 
 def test_variants_stand_in_the_order_of_the_plan_with_one_record_a_block(compared):

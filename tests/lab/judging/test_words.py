@@ -83,13 +83,13 @@ def test_a_refusal_is_explained_in_the_sentence_and_in_the_rule():
 def test_a_diverged_control_says_so():
     comparison = judge({"none": (None, 1.4, 1.5), "g1": (1.4, 1.4, 1.5)})
     assert comparison["none"].sentence == "none: the control, diverged in 1 of 3 seeds"
-    assert "±0.5 % of none's mean" in rule_text(comparison)
+    assert "±0.2 % of none's mean" in rule_text(comparison)
 
 
 def test_the_rule_has_the_numbers_of_the_comparison():
     comparison = judge()
     text = rule_text(comparison)
-    for part in ("on the same 5 seeds", "The 95 % intervals", "±0.0076 nats (0.5 % of none's mean)"):
+    for part in ("on the same 5 seeds", "The 95 % intervals", "±0.0030 nats (0.2 % of none's mean)"):
         assert part in text
     assert f"a standard deviation of {comparison.residual_sd:.4f} nats. All are judged by it, with 12 degrees" in text
     assert f"critical value {comparison.critical_value:.3f}; a true difference of {comparison.detectable:.4f}" in text

@@ -43,7 +43,8 @@ def _finding(variant: VariantSummary, control: str) -> str:
 
 def _basis(summary: Summary) -> str:
     plan, record = summary.plan, summary.control.longest
-    tuned = "tuned alike" if plan.grid is not None else "at one untuned setting"
+    before = "at settings tuned before" if plan.settings else "at one untuned setting"
+    tuned = "tuned alike" if plan.is_tuned else before
     gain = late_gain(summary.control)
     limit = (
         f" The control's loss still fell by {gain:.1%} in the last fifth of its training: this holds at this budget."

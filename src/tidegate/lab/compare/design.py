@@ -38,6 +38,7 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         match="runs" if request.runs else request.match,
         margin=request.margin,
         grid=request.grid,
+        settings="" if request.settings is None else request.settings.in_words(),
         task=data.facts,
         description=data.description,
         preset="runs" if request.runs else request.preset,
@@ -54,17 +55,22 @@ def base_runs(request: Request) -> dict[str, Run]:
         return {run.variant: run for run in reversed(request.runs)}
     data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
     training = preset.training(request.task, request.budget)
-    runs = {
-        variant.name: Run(
+    runs: dict[str, Run] = {}
+    for variant in request.variants:
+        run = Run(
             variant=variant.name,
             block=0,
             seed=variant.first_seed,
-            model=replace(preset.model(request.task, data, variant.gates), **variant.model),
+            model=preset.model(request.task, data, variant.gates),
             task=request.task,
-            training=replace(training, device=request.device, **variant.training),
+            training=replace(training, device=request.device),
         )
-        for variant in request.variants
-    }
+        if request.settings is not None:
+            run = request.settings.setting_of(variant.plan()).given_to(run)
+        # What a variant sets for itself wins over what was tuned.
+        runs[variant.name] = replace(
+            run, model=replace(run.model, **variant.model), training=replace(run.training, **variant.training)
+        )
     if request.match == "params":
         target = num_parameters(runs[request.control.name].model)
         return {name: replace(run, model=match_parameters(run.model, target)) for name, run in runs.items()}

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.lab.compare.tuning import rate_of, start_of
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Check
 
@@ -86,10 +87,9 @@ def _by_start(records: Sequence[Record]) -> list[list[Record]]:
     """The records whose weights are drawn alike: of one `init` and, where that looks at inputs, of one width."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        init = _init(record)
-        groups.setdefault((str(init), str(record.run["model"]["d_ff"]) if isinstance(init, str) else ""), []).append(
-            record
-        )
+        start = start_of(record)
+        width = str(record.run["model"]["d_ff"]) if start in ("fan-in", "torch") else ""
+        groups.setdefault((start, width), []).append(record)
     return list(groups.values())
 
 
@@ -216,10 +216,12 @@ def _tuning(summary: Summary) -> Check:
     """What each variant was trained with, and whether the grid that it was chosen from is wide enough."""
     chosen = {variant.name: Counter(map(_setting, variant.records)) for variant in summary.variants}
     words = "; ".join(f"{name} {_listed(settings)}" for name, settings in chosen.items())
-    if summary.plan.grid is None:
+    if summary.plan.settings:
+        return Check(name="Tuned before", state="note", detail=f"{summary.plan.settings}: {words}")
+    if not summary.plan.is_tuned:
         detail = f"{words}; --tune gives each variant its best of one grid"
         return Check(name="Not tuned", state="note", detail=detail)
-    tried = [record.run["training"]["lr"] for record in summary.tuning]
+    tried = [rate_of(record) for record in summary.tuning]
     ends = [name for name, settings in chosen.items() if _is_at_end(settings, tried)]
     advice = f". {_join(ends)} mostly at an end of the rates: a better one may lie beyond" if ends else ""
     detail = f"one grid for all, inside each block, on seeds of its own. Blocks by what was chosen: {words}{advice}"
@@ -228,12 +230,7 @@ def _tuning(summary: Summary) -> Check:
 
 def _setting(record: Record) -> tuple[float, str]:
     """Learning rate and start."""
-    return record.run["training"]["lr"], _spelled(_init(record))
-
-
-def _init(record: Record) -> float | str:
-    """How the weights started; records that are older than the option began at 0.02."""
-    return record.run["model"].get("init", 0.02)
+    return rate_of(record), start_of(record)
 
 
 def _listed(settings: Counter[tuple[float, str]]) -> str:

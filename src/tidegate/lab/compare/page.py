@@ -11,6 +11,7 @@ from tidegate.lab.compare.curve_panels import difference_panel, length_panel, lo
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
+from tidegate.lab.compare.robustness_panels import robustness_section
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.compare.tuning_panels import tuning_panels
 from tidegate.lab.judging import rule_text
@@ -62,6 +63,8 @@ def _sections(summary: Summary) -> Iterator[Section]:
         lead="What was to be equal, read off the records.",
         panels=(Checks(items=checks), *tuning_panels(summary)),
     )
+    if (section := robustness_section(summary)) is not None:
+        yield section
     if panels := mechanism_panels(summary):
         lead = (
             "Measured on the same held-out examples for all runs; maps show the end of the training, means over seeds."

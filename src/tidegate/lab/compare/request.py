@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeAlias, cast
 from tidegate._text import echo
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
+from tidegate.lab.compare.settings import TunedSettings
+from tidegate.lab.judging import MARGIN
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
 from tidegate.lab.training.machine import require_device
-from tidegate.lab.training.records import Grid, Match, VariantPlan
+from tidegate.lab.training.records import Grid, Match, Search, VariantPlan
 from tidegate.lab.training.run import ModelConfig, Run, Training
 
 TRAINING_OPTIONS = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
@@ -217,9 +219,11 @@ class Request:
     match: Match = "tokens"
     grid: Grid | None = None
     """Tune every variant over this, inside each block; None tunes nothing."""
+    settings: TunedSettings | None = None
+    """Learning rates and starts that were tuned before; None takes the preset's."""
     device: str = "cpu"
     """Where models are trained, as PyTorch names it."""
-    margin: float = 0.005
+    margin: float = MARGIN
     """Differences below this share of the control's loss do not matter."""
     command: str = ""
     """What to type to get this again."""
@@ -237,6 +241,14 @@ class Request:
             raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
         if len(self.variants) < 2:
             raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
+        chosen_here = self.grid is not None and self.grid.chooses
+        if chosen_here and self.settings is not None:
+            raise ValueError("settings were tuned before, and tune chooses them anew. Leave one of them out.")
+        if self.settings is not None and not self.settings.fits(self.task, self.preset):
+            raise ValueError(
+                f"settings of {self.settings.source} were tuned on other data or for another size: preset "
+                f"{self.settings.preset}, {self.settings.task}. Tune anew with --tune, or leave --settings out."
+            )
         if self.grid is not None and (own := [v.name for v in self.variants if {"lr", "init"} & set(v.options)]):
             raise ValueError(f"tune chooses rates and starts, which {', '.join(own)} has set. Leave one of them out.")
         for variant in self.variants:
@@ -248,6 +260,22 @@ class Request:
     def control(self) -> Variant:
         """What the others are compared with."""
         return self.variants[0]
+
+
+def grid_of(rates: str | None, *, search: Search, chooses: bool) -> Grid:
+    """The grid that the command line describes.
+
+    rates : multiples of the learning rate, parted by commas; None takes the usual three
+    """
+    if rates is None:
+        return replace(GRID, search=search, chooses=chooses)
+    try:
+        numbers = tuple(float(rate) for rate in rates.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < rate < math.inf for rate in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"rates must be different numbers above 0, such as 0.5,1,2; got {echo(rates)}.")
+    return replace(GRID, rates=tuple(sorted(numbers)), search=search, chooses=chooses)
 
 
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
+from tidegate.lab.compare.forecast import forecast
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint, remove_if_empty
-from tidegate.lab.training.events import Ended, Event, Phase
+from tidegate.lab.training.events import Ended, Event, Notice, Phase
 from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import (
     Costs,
@@ -58,12 +59,14 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
         work.append(plan)
     costs = _costs(base, plan, work)
     base = match_steps(request, base, costs)
+    if not any(isinstance(line, Record) for line in work.lines):
+        work.tell(Notice(text=forecast(request, base, costs)))
     chosen: dict[tuple[str, int], Setting] = {}
     if request.grid is not None:
         tried: list[Record] = []
         while trials := next_trials(base, request.grid, num_seeds=request.num_seeds, done=tried):
-            tried += work.run_missing("tuning", trials)
-        chosen = choose_settings(tried)
+            tried += work.run_missing("tuning" if request.grid.chooses else "mapping", trials)
+        chosen = choose_settings(tried) if request.grid.chooses else {}
     runs = list(request.runs) or design_runs(base, num_seeds=request.num_seeds, chosen=chosen)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
     firsts = [run for run in runs if run.block == 0]

@@ -77,3 +77,14 @@ def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]
         tried.setdefault(key, []).append((loss, record.run["training"]["lr"], record.run["model"]["init"]))
     best = {key: min(points, key=lambda point: point[:2]) for key, points in tried.items()}
     return {key: Setting(lr=lr, init=init) for key, (_, lr, init) in best.items()}
+
+
+def rate_of(record: Record) -> float:
+    """The learning rate of a run."""
+    return record.run["training"]["lr"]
+
+
+def start_of(record: Record) -> str:
+    """How the weights of a run started; records that are older than the option began at 0.02."""
+    init = record.run["model"].get("init", 0.02)
+    return init if isinstance(init, str) else f"{init:g}"

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from tidegate.lab.compare.summary import Summary
+from tidegate.lab.compare.tuning import rate_of, start_of
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Column, Lines, Panel, Series, Table, View, Views
 
@@ -21,13 +22,13 @@ def tuning_panels(summary: Summary) -> Iterator[Panel]:
     """
     if not summary.tuning:
         return
-    starts = list(dict.fromkeys(_start(record) for record in summary.tuning))
+    starts = list(dict.fromkeys(start_of(record) for record in summary.tuning))
     if summary.plan.grid is not None and summary.plan.grid.search == "stepwise":
         yield _start_table(summary, starts)
         yield _lines(summary, _at_best_start(summary.tuning), "From the start that each block chose")
         return
     views = (
-        (start, _lines(summary, [r for r in summary.tuning if _start(r) == start], f"Starting from {start}"))
+        (start, _lines(summary, [r for r in summary.tuning if start_of(r) == start], f"Starting from {start}"))
         for start in starts
     )
     yield Views(
@@ -41,9 +42,9 @@ def _start_table(summary: Summary, starts: Sequence[str]) -> Table:
     rows: list[tuple[str | float | None, ...]] = []
     for variant in summary.variants:
         own = [record for record in summary.tuning if record.run["variant"] == variant.name]
-        middle = sorted({_rate(record) for record in own})
-        at_middle = [record for record in own if middle and _rate(record) == middle[len(middle) // 2]]
-        means = (_mean([record.loss for record in at_middle if _start(record) == start]) for start in starts)
+        middle = sorted({rate_of(record) for record in own})
+        at_middle = [record for record in own if middle and rate_of(record) == middle[len(middle) // 2]]
+        means = (_mean([record.loss for record in at_middle if start_of(record) == start]) for start in starts)
         rows.append((variant.name, *means))
     return Table(
         title="Loss by the start of the weights, at the middle learning rate",
@@ -60,7 +61,7 @@ def _at_best_start(records: Sequence[Record]) -> list[Record]:
     """Of each variant in each block, the records at the start at which it tried every rate."""
     groups: dict[tuple[str, int, str], list[Record]] = {}
     for record in records:
-        groups.setdefault((record.run["variant"], record.run["block"], _start(record)), []).append(record)
+        groups.setdefault((record.run["variant"], record.run["block"], start_of(record)), []).append(record)
     most = max(map(len, groups.values()))
     return [record for group in groups.values() if len(group) == most for record in group]
 
@@ -89,19 +90,11 @@ def _lines(summary: Summary, records: Sequence[Record], where: str) -> Lines:
 
 def _losses(records: Sequence[Record]) -> _Losses:
     found: _Losses = {}
-    for record in sorted(records, key=_rate):
-        found.setdefault(record.run["variant"], {}).setdefault(_rate(record), []).append(record.loss)
+    for record in sorted(records, key=rate_of):
+        found.setdefault(record.run["variant"], {}).setdefault(rate_of(record), []).append(record.loss)
     return found
 
 
 def _mean(losses: Sequence[float | None]) -> float | None:
     known = [loss for loss in losses if loss is not None]
     return fmean(known) if known and len(known) == len(losses) else None
-
-
-def _start(record: Record) -> str:
-    return str(record.run["model"]["init"])
-
-
-def _rate(record: Record) -> float:
-    return record.run["training"]["lr"]

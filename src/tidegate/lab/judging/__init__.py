@@ -1,7 +1,7 @@
 """Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`, then `judge` and `placebos`, which decide by them, then `words`, which writes
-sentences.
+Reads in one direction: `distributions`, then `judge` and `placebos`, which decide by them, `power`, which says before
+the runs what they can decide, then `words`, which writes sentences.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
-from tidegate.lab.judging.judge import Comparison, VariantResult, false_positive_rate, judge_variants
+from tidegate.lab.judging.judge import MARGIN, Comparison, VariantResult, false_positive_rate, judge_variants
 from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
+from tidegate.lab.judging.power import detectable_difference, seeds_needed
 from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rule_text
 
 __all__ = [
+    "MARGIN",
     "RULE",
     "Comparison",
     "PlaceboResult",
     "VariantResult",
     "add_sentences",
     "compare_to_control",
+    "detectable_difference",
     "dunnett_critical_value",
     "dunnett_p_value",
     "effect_of",
@@ -29,6 +32,7 @@ __all__ = [
     "judge_variants",
     "mean_and_sd",
     "rule_text",
+    "seeds_needed",
     "t_interval",
 ]
 
@@ -37,7 +41,7 @@ def compare_to_control(
     losses: Mapping[str, Sequence[float | None]],
     *,
     control: str,
-    margin: float = 0.005,
+    margin: float = MARGIN,
     confidence: float = 0.95,
     identical: Collection[str] = (),
     lower_is_better: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from tidegate.lab.tasks.image import image_task
@@ -17,18 +18,23 @@ def task_of(
     tokenizer: str = "bytes",
     field: str | None = None,
     length: int | None = None,
+    final_tokens: int | None = None,
 ) -> Task:
     """The task that the options of a command line describe, with its data found and fingerprinted.
+
+    final_tokens : how much of what is held out of a text is evaluated at the end, at most; None takes the task's own
 
     A `DataError` says what cannot be found or read, and which option has no meaning for this kind of task.
     """
     if kind == "lm":
         length = DEFAULT_LENGTH if length is None else length
-        return text_task(data, tokenizer=tokenizer, field=field, length=length)
+        task = text_task(data, tokenizer=tokenizer, field=field, length=length)
+        return task if final_tokens is None else replace(task, num_final_tokens=final_tokens)
     if kind not in get_args(TaskKind):
         raise DataError(f"--task must be one of {', '.join(get_args(TaskKind))}; got {kind!r}.")
     _require_absent(kind, "tokenizer", tokenizer, "bytes")
     _require_absent(kind, "field", field, None)
+    _require_absent(kind, "final-tokens", final_tokens, None)
     if kind == "image":
         _require_absent(kind, "length", length, None)
         return image_task(data)

@@ -43,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something went wrong and was mended: a run goes on from an older checkpoint, or in another process."""
+    """Something to know: what is about to be done, or that a run goes on from an older checkpoint."""
 
     text: str
     """One or more sentences."""

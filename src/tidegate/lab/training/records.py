@@ -43,6 +43,8 @@ class Grid:
     starts: tuple[float | str, ...]
     """Values of the models' `init`."""
     search: Search = "grid"
+    chooses: bool = True
+    """Whether each block takes the best that it tried; if not, the trials only map where verdicts hold."""
 
     @property
     def middle(self) -> float:
@@ -65,6 +67,8 @@ class Plan:
     """Differences below this share of the control's loss do not matter."""
     grid: Grid | None
     """What was tuned over, inside each block; None if nothing was."""
+    settings: str = ""
+    """Where settings that were tuned before come from, in words; empty if there were none."""
     task: dict[str, Any]
     """Kind, source, fingerprint and sizes of the data."""
     description: str
@@ -77,6 +81,11 @@ class Plan:
     environment: dict[str, str]
     """Versions and machine."""
     kind: Literal["plan"] = "plan"
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether every variant got the best that it tried."""
+        return self.grid is not None and self.grid.chooses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

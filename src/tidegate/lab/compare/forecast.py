@@ -1,0 +1,84 @@
+"""Before the runs: how many there will be, how long they take, and which differences they can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from tidegate.lab.compare.request import Request
+from tidegate.lab.judging import detectable_difference, seeds_needed
+from tidegate.lab.training.records import Costs, Grid
+from tidegate.lab.training.run import Run
+
+TYPICAL_NOISE = 0.0065
+"""Standard deviation between seeds of a variant's difference to the control on the standard task at its default size,
+as a share of the control's loss: assumed where nothing is known."""
+_SOUGHT = 0.01
+"""The difference, as a share of the loss, that seeds are counted for."""
+
+
+def forecast(request: Request, base: Mapping[str, Run], costs: Costs) -> str:
+    """Say in a few sentences what is about to be done, how long it takes here, and what it can show.
+
+    base  : the first run of each variant
+    costs : how fast each variant trains
+    """
+    return " ".join((*_work(request, base, costs), *_power(request)))
+
+
+def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[str]:
+    trials = 0 if request.grid is None else num_trials(request.grid)
+    compared = len(request.runs) or request.num_seeds * len(base)
+    speeds = {cost.variant: cost.tokens_per_second for cost in costs.items}
+    tokens = {name: run.training.steps * run.training.batch_size * run.task.length for name, run in base.items()}
+    seconds = request.num_seeds * (1 + trials) * sum(tokens[name] / speeds[name] for name in base)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    tuned = f"{trials * request.num_seeds * len(base)} runs to tune and " if trials else ""
+    yield f"This will train {tuned}{compared} runs to compare, for about {_duration(seconds / cores)} on {cores} cores."
+
+
+def _power(request: Request) -> Iterator[str]:
+    """Which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict."""
+    plans = [variant.plan() for variant in request.variants if variant is not request.control]
+    noises: dict[str, float] = {}
+    for plan in plans:
+        known = None if request.settings is None else request.settings.noise_of(plan)
+        noises[plan.name] = TYPICAL_NOISE if known is None else known
+    shown = {name: _difference(noise, request) for name, noise in noises.items()}
+    if request.runs or None in shown.values():
+        return
+    if len(set(noises.values())) == 1:
+        noise = noises[plans[0].name]
+        whence = "as on the standard task" if noise == TYPICAL_NOISE else "as before"
+        yield (
+            f"If differences to {request.control.name} scatter by {noise:.2%} of the loss from seed to seed, {whence}, "
+            f"{request.num_seeds} seeds show one of {shown[plans[0].name]:.2%} 4 times in 5, and one of {_SOUGHT:.0%} "
+            f"needs {_seeds(noise, len(plans))}."
+        )
+        return
+    parts = (f"{name} {shown[name]:.2%} ({_seeds(noise, len(plans))})" for name, noise in noises.items())
+    yield (
+        f"By the scatter of earlier runs, {request.num_seeds} seeds show these differences to {request.control.name} 4 "
+        f"times in 5 (in brackets what {_SOUGHT:.0%} needs): {', '.join(parts)}."
+    )
+
+
+def num_trials(grid: Grid) -> int:
+    """Runs that tune one variant in one block."""
+    starts, rates = len(grid.starts), len(grid.rates)
+    return starts * rates if grid.search == "grid" else starts + rates - 1
+
+
+def _difference(noise: float, request: Request) -> float | None:
+    return detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=len(request.variants) - 1)
+
+
+def _seeds(noise: float, num_comparisons: int) -> str:
+    needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons)
+    return "more than a thousand seeds" if needed is None else f"{needed} seeds"
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours else f"{minutes} min"

@@ -1,0 +1,36 @@
+"""Before the runs: which difference they will see, and how many seeds a given one needs."""
+
+from __future__ import annotations
+
+import math
+
+from tidegate.lab.judging.distributions import detectable_noncentrality, dunnett_critical_value
+from tidegate.lab.judging.judge import MIN_BLOCKS, POWER
+
+_MOST_SEEDS = 1_000
+
+
+def detectable_difference(
+    deviation: float, *, num_blocks: int, num_comparisons: int, confidence: float = 0.95
+) -> float | None:
+    """The difference that a comparison sees 4 times in 5; None with too few seeds for a verdict.
+
+    deviation       : standard deviation of a variant's difference to the control between seeds
+    num_comparisons : variants beside the control, whose intervals hold at once
+    """
+    if num_blocks < MIN_BLOCKS:
+        return None
+    degrees = num_comparisons * (num_blocks - 1)
+    critical = dunnett_critical_value(num_comparisons, degrees, confidence)
+    return deviation / math.sqrt(num_blocks) * detectable_noncentrality(critical, degrees, POWER)
+
+
+def seeds_needed(deviation: float, difference: float, *, num_comparisons: int, confidence: float = 0.95) -> int | None:
+    """The fewest seeds with which a difference is seen 4 times in 5; None if more than a thousand are needed."""
+    for num_blocks in range(MIN_BLOCKS, _MOST_SEEDS + 1):
+        seen = detectable_difference(
+            deviation, num_blocks=num_blocks, num_comparisons=num_comparisons, confidence=confidence
+        )
+        if seen is not None and seen <= difference:
+            return num_blocks
+    return None

@@ -1,0 +1,162 @@
+"""Settings that were tuned before: which are taken, for whom, and for what they are refused."""
+
+import pytest
+from lab_lines import replanned, with_trials
+from lab_runs import request_of, text_of
+
+from tidegate.lab.compare.design import base_runs
+from tidegate.lab.compare.fairness import fairness_checks
+from tidegate.lab.compare.forecast import forecast
+from tidegate.lab.compare.settings import read_settings, settings_of_records
+from tidegate.lab.compare.summary import summarise
+from tidegate.lab.compare.tuning import Setting
+from tidegate.lab.training.records import Grid, RecordFile, VariantPlan, last_costs, records_path
+
+GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "torch"))
+BEST = {"none": (1.0, 0.02), "g1": (2.0, "torch")}
+
+
+def loss(variant, block, rate, start):
+    """The lowest where BEST says, in all blocks but the last, which has one of its own."""
+    best = (0.5, "torch") if block == 2 else BEST.get(variant, (1.0, 0.02))
+    return 2.0 + (rate != best[0]) + (start != best[1])
+
+
+@pytest.fixture(scope="module")
+def lines(compared):
+    return replanned(with_trials(compared, GRID, loss), grid=GRID)
+
+
+@pytest.fixture(scope="module")
+def settings(lines):
+    return settings_of_records(lines, source="there")
+
+
+def test_each_variant_gets_what_most_of_its_blocks_chose(settings):
+    assert [(own.gate, own.lr, own.init, own.num_blocks) for own in settings.variants] == [
+        ("none", 1e-2, 0.02, 2),
+        ("g1", 2e-2, "torch", 2),
+        ("bma-query", 1e-2, 0.02, 2),
+    ]
+
+
+def test_of_equally_many_blocks_those_with_the_lower_loss_decide(compared):
+    def torn(variant, block, rate, start):
+        return {0: 5.0, 1: 4.0, 2: 3.0}[block] + (rate != GRID.rates[block]) + (start != "torch")
+
+    found = settings_of_records(replanned(with_trials(compared, GRID, torn), grid=GRID), source="")
+    assert {own.lr for own in found.variants} == {2e-2}
+
+
+def test_a_variant_that_was_not_tuned_gets_the_controls(settings):
+    assert settings.setting_of(VariantPlan(name="x", gate="vga")) == Setting(lr=1e-2, init=0.02)
+    wide = VariantPlan(name="x", gate="g1", overrides={"d_ff": 7})
+    assert settings.setting_of(wide) == Setting(lr=1e-2, init=0.02), "options of its own make it another variant"
+
+
+def test_noise_is_that_of_the_differences_and_for_strangers_the_largest(settings):
+    none, *others = settings.variants
+    assert none.noise is None
+    assert all(own.noise > 0 for own in others)
+    largest = max(own.noise for own in others)
+    assert settings.noise_of(VariantPlan(name="x", gate="vga")) == largest
+    assert settings.noise_of(VariantPlan(name="x", gate="g1")) == others[0].noise
+
+
+@pytest.fixture
+def request_for(lines, settings, tmp_path, miniatures):
+    """Makes requests on the text that the settings were tuned on."""
+
+    def make(variants="none,g1", **options):
+        return request_of(text_of(tmp_path), variants, settings=settings, **options)
+
+    return make
+
+
+def test_runs_have_them_and_options_of_a_variants_own_win(request_for):
+    base = base_runs(request_for("none,g1,slow=g1@lr=1e-3,cold=g1@init=0.01"))
+    found = {name: (run.training.lr, run.model.init) for name, run in base.items()}
+    assert found["none"] == (1e-2, 0.02)
+    assert found["g1"] == (2e-2, "torch")
+    assert found["slow"][0] == 1e-3
+    assert found["cold"][1] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"preset": "small"}, "settings of there were tuned on other data or for another size"),
+        ({"grid": GRID}, "settings were tuned before, and tune chooses them anew"),
+    ],
+)
+def test_they_are_refused_for_another_size_and_beside_tuning(options, words, request_for):
+    with pytest.raises(ValueError, match=words):
+        request_for(**options)
+
+
+def test_they_are_refused_for_other_data(settings, tmp_path, miniatures):
+    text = text_of(tmp_path)
+    (tmp_path / "sums.txt").write_text("something else " * 500)
+    with pytest.raises(ValueError, match="tuned on other data"):
+        request_of(type(text)(source=str(tmp_path / "sums.txt"), length=16, fingerprint="other"), settings=settings)
+
+
+def test_the_page_says_where_they_come_from(compared):
+    checks = {check.name: check.detail for check in fairness_checks(summarise(replanned(compared, settings="there")))}
+    assert checks["Tuned before"].startswith("there: none lr 0.01")
+
+
+def test_they_are_read_from_the_folder_of_a_comparison(lines, settings, tmp_path):
+    file = RecordFile(records_path(tmp_path))
+    for line in lines:
+        file.append(line)
+    found = read_settings(tmp_path)
+    assert (found.variants, found.task) == (settings.variants, settings.task)
+    assert found.source == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: [], "settings must be a folder with the records"),
+        (lambda lines: replanned(lines, grid=None), "there is no comparison with --tune on record"),
+        (lambda lines: [line for line in lines if line.kind != "run" or line.run["block"] < 2], "not complete"),
+    ],
+    ids=["nothing", "untuned", "incomplete"],
+)
+def test_a_folder_without_them_is_refused_in_words(change, words, lines, tmp_path):
+    file = RecordFile(records_path(tmp_path))
+    for line in change(lines):
+        file.append(line)
+    with pytest.raises(ValueError, match=words):
+        read_settings(tmp_path)
+
+
+class TestTheForecast:
+    def test_counts_the_runs_and_their_time(self, lines, request_for):
+        request = request_for(num_seeds=5)
+        said = forecast(request, base_runs(request), last_costs(lines))
+        assert said.startswith("This will train 10 runs to compare, for about 1 min on ")
+
+    def test_counts_the_trials_of_each_search(self, lines, tmp_path, miniatures):
+        for search, number in (("grid", 36), ("stepwise", 24)):
+            grid = Grid(rates=GRID.rates, starts=GRID.starts, search=search)
+            request = request_of(text_of(tmp_path), "none,g1", grid=grid)
+            said = forecast(request, base_runs(request), last_costs(lines))
+            assert f"{number} runs to tune and 6 runs to compare" in said
+
+    def test_names_the_difference_that_each_variant_will_show(self, lines, settings, request_for):
+        request = request_for("none,g1,bma-query", num_seeds=5)
+        said = forecast(request, base_runs(request), last_costs(lines))
+        assert "By the scatter of earlier runs, 5 seeds show these differences to none" in said
+        assert "g1 " in said
+        assert "bma-query " in said
+
+    def test_assumes_the_standard_tasks_noise_where_nothing_is_known(self, lines, tmp_path, miniatures):
+        request = request_of(text_of(tmp_path), "none,g1", num_seeds=5)
+        said = forecast(request, base_runs(request), last_costs(lines))
+        assert "scatter by 0.65% of the loss from seed to seed, as on the standard task" in said
+
+    def test_promises_nothing_with_two_seeds(self, lines, tmp_path, miniatures):
+        request = request_of(text_of(tmp_path), "none,g1", num_seeds=2)
+        assert "4 times in 5" not in forecast(request, base_runs(request), last_costs(lines))
