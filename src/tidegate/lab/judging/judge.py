@@ -132,7 +132,7 @@ def judge_variants(
     names = [control, *(name for name, outcome in outcomes.items() if outcome == "undecided")]
     refusal, model = _refusal(rows[control], control), None
     if not refusal and len(names) > 1:
-        model = _fit(np.array([rows[name] for name in names], dtype=np.float64), confidence)
+        model = fit_table(np.array([rows[name] for name in names], dtype=np.float64), confidence)
         if model is None:
             refusal = "no noise is left to judge by: every seed gives the same differences"
     absolute_margin = None if control_mean is None else margin * abs(control_mean)
@@ -246,8 +246,14 @@ class _Model:
     """Row of the table whose residuals spread wider than chance allows; 0 is the control."""
     spread_ratio: float
 
+    def yardstick(self, index: int) -> _Yardstick:
+        """What the difference of a variant is held against; the index leaves the control out."""
+        own = self.own[index]
+        # Differences equal under every seed give no noise estimate: use the pooled one.
+        return own if self.widest is not None and own.standard_error > self.rounding else self.pooled
 
-def _fit(table: Array, confidence: float) -> _Model | None:
+
+def fit_table(table: Array, confidence: float) -> _Model | None:
     """Fit the additive model to (variant, seed), the control first; None if the residual is zero but for rounding."""
     num_variants, num_blocks = table.shape
     centred = table - table.mean(axis=0)
@@ -323,14 +329,12 @@ def _judgement(model: _Model, index: int, margin: float, lower_is_better: bool) 
 
     index : among the variants without the control
     """
-    difference, own, yardstick = model.differences[index], model.own[index], model.pooled
-    num_comparisons, degrees = len(model.differences), yardstick.degrees_of_freedom
-    p_value = dunnett_p_value(difference / yardstick.standard_error, num_comparisons, degrees)
-    # Differences equal under every seed give no noise estimate: use the pooled one.
-    if model.widest is not None and own.standard_error > model.rounding:
-        yardstick = own
-        p_value = student_p_value(difference / own.standard_error, own.degrees_of_freedom)
-        p_value = min(1.0, num_comparisons * p_value)
+    difference, own, yardstick = model.differences[index], model.own[index], model.yardstick(index)
+    statistic, num_comparisons = difference / yardstick.standard_error, len(model.differences)
+    if yardstick is own:
+        p_value = min(1.0, num_comparisons * student_p_value(statistic, own.degrees_of_freedom))
+    else:
+        p_value = dunnett_p_value(statistic, num_comparisons, yardstick.degrees_of_freedom)
     low, high = difference - yardstick.half_width, difference + yardstick.half_width
     return _Judgement(
         difference=difference,
