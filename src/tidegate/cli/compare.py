@@ -132,6 +132,14 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    starts: Annotated[
+        str | None,
+        typer.Option(
+            help="Starts of the weights that --tune and --map try; 0.02,fan-in,torch by default.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         Path | None,
         typer.Option(
@@ -217,8 +225,9 @@ def compare(
 
     try:
         if runs is None:
-            if rates is not None and not (tune or map_):
-                raise ValueError("--rates are those that --tune and --map try. Add one of them, or leave --rates out.")
+            for option, given in (("--rates", rates), ("--starts", starts)):
+                if given is not None and not (tune or map_):
+                    raise ValueError(f"{option} are those that --tune and --map try. Add one of them, or leave it out.")
             if map_ and search == "stepwise":
                 raise ValueError("--map needs every pair of rate and start. Leave --search stepwise out.")
             if length is not None and length < 2:
@@ -235,7 +244,7 @@ def compare(
                     num_seeds=seeds,
                     budget=tokens,
                     match=match,
-                    grid=grid_of(rates, search=search, chooses=tune) if tune or map_ else None,
+                    grid=grid_of(rates, starts, search=search, chooses=tune) if tune or map_ else None,
                     settings=None if settings is None else read_settings(settings),
                     device=device,
                     margin=MARGIN if margin is None else margin,
@@ -270,6 +279,7 @@ _OPTIONS = {
     "device": "--device",
     "settings": "--settings",
     "rates": "--rates",
+    "starts": "--starts",
     "num_final_tokens": "--final-tokens",
     "retries": "--retries",
 }

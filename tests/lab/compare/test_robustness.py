@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from lab_lines import page_of, replanned, with_trials
 
@@ -75,6 +76,32 @@ def test_the_page_draws_it_by_name_with_intervals_and_sentences(compared):
     assert len(table.rows) == 2 * 6
     assert len(tolerance.rows) == 3
     assert section.panels[0].paragraphs[0].startswith("g1: the verdict turns.")
+
+
+def test_many_blocks_say_how_often_the_procedure_is_wrong(compared):
+    generator = np.random.default_rng(0)
+    noise = {
+        (v, b, r, s): generator.normal()
+        for v in ("none", "g1", "bma-query")
+        for b in range(20)
+        for r in GRID.rates
+        for s in GRID.starts
+    }
+    blocks = [
+        replace(line, id=f"{line.id}-{n}", run={**line.run, "block": line.run["block"] + 3 * n, "seed": 3 * n})
+        for line in compared
+        for n in range(7)
+        if line.kind == "run" and line.run["block"] + 3 * n < 20
+    ]
+    lines = [*(line for line in compared if line.kind != "run"), *blocks]
+    lines = replanned(with_trials(lines, GRID, lambda *place: 2.0 + 0.005 * noise[place]), grid=GRID, num_seeds=20)
+    section = next(section for section in page_of(lines).sections if section.title == "Where the verdict holds")
+    *_, table = (panel for panel in section.panels if isinstance(panel, Table))
+    assert table.title == "How often the procedure is wrong, tuning included"
+    for _, number, alarms, limit, seen in table.rows:
+        assert number == 4000
+        assert 0 < alarms < limit < 9
+        assert seen > 50
 
 
 def curve(compared, **losses):

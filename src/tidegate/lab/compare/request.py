@@ -262,20 +262,35 @@ class Request:
         return self.variants[0]
 
 
-def grid_of(rates: str | None, *, search: Search, chooses: bool) -> Grid:
+def grid_of(rates: str | None, starts: str | None, *, search: Search, chooses: bool) -> Grid:
     """The grid that the command line describes.
 
-    rates : multiples of the learning rate, parted by commas; None takes the usual three
+    rates  : multiples of the learning rate, parted by commas; None takes the usual three
+    starts : values of `init`, parted by commas; None takes the usual three
     """
-    if rates is None:
-        return replace(GRID, search=search, chooses=chooses)
+    return Grid(
+        rates=GRID.rates if rates is None else _parse_rates(rates),
+        starts=GRID.starts if starts is None else _parse_starts(starts),
+        search=search,
+        chooses=chooses,
+    )
+
+
+def _parse_starts(starts: str) -> tuple[float | str, ...]:
+    found = tuple(_option(f"init={start}", starts)[1] for start in starts.split(","))
+    if len(set(found)) < len(found):
+        raise ValueError(f"starts must be different ones, such as 0.02,fan-in,torch; got {echo(starts)}.")
+    return found
+
+
+def _parse_rates(rates: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(rate) for rate in rates.split(","))
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < rate < math.inf for rate in numbers) or len(set(numbers)) < len(numbers):
         raise ValueError(f"rates must be different numbers above 0, such as 0.5,1,2; got {echo(rates)}.")
-    return replace(GRID, rates=tuple(sorted(numbers)), search=search, chooses=chooses)
+    return tuple(sorted(numbers))
 
 
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))

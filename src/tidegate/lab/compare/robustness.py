@@ -47,6 +47,19 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
     return tuple(_judge_point(plan, *point, own) for point, own in points.items()) if full else ()
 
 
+def trial_losses(points: Sequence[MapPoint], trials: Sequence[Record]) -> list[list[list[float]]] | None:
+    """The losses of all trials by variant, setting and block, the control first; None if one of them diverged."""
+    if not points:
+        return None
+    names = [result.name for result in points[0].comparison.variants]
+    names.sort(key=lambda name: name != points[0].comparison.control)
+    found = {(r.run["variant"], start_of(r), rate_of(r), r.run["block"]): r.loss for r in trials}
+    blocks = range(points[0].comparison.num_blocks)
+    losses = [[[found[name, p.start, p.lr, block] for block in blocks] for p in points] for name in names]
+    known = [[[loss for loss in row if loss is not None] for row in own] for own in losses]
+    return known if known == losses else None
+
+
 def _judge_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mapping[int, Record]]) -> MapPoint:
     losses = {v.name: [records[v.name][block].loss for block in range(plan.num_seeds)] for v in plan.variants}
     comparison = compare_to_control(losses, control=plan.control, margin=plan.margin, unit="nats")

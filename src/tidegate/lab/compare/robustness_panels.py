@@ -6,21 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias
 
+import numpy as np
+
 from tidegate.lab.compare.robustness import (
     TOLERATED,
     MapPoint,
     Tolerance,
     robustness_map,
     tolerance_of,
+    trial_losses,
     turning_sentence,
 )
 from tidegate.lab.compare.summary import Summary
-from tidegate.lab.judging import Comparison, compare_to_control
+from tidegate.lab.judging import Comparison, calibrate, compare_to_control
 from tidegate.report.page import CellValue, Column, Map, Maps, Panel, Prose, Section, Table, View, Views
 
 _Figure: TypeAlias = Callable[[MapPoint], float | None]
 """What a map shows of a point."""
 _FEWEST_RATES = 3
+_BLOCKS_DRAWN = 5
+"""Of the comparisons that a calibration draws."""
 
 
 def robustness_section(summary: Summary) -> Section | None:
@@ -39,6 +44,7 @@ def robustness_section(summary: Summary) -> Section | None:
             Views(title="Differences by rate and start", views=tuple(_views(points, others))),
             _table(points, others),
             *_tolerance_panels(summary),
+            *_calibration_panels(summary, points),
         ),
     )
 
@@ -163,6 +169,33 @@ def _tolerance_panels(summary: Summary) -> Iterator[Panel]:
         rows=tuple(_tolerance_row(name, own, judged) for name, own in found.items()),
         note="Intervals hold for all variants at once. Between two rates the loss is taken along a line in the "
         "logarithm of the rate.",
+    )
+
+
+def _calibration_panels(summary: Summary, points: Sequence[MapPoint]) -> Iterator[Panel]:
+    """How often the whole procedure is wrong on runs like these; nothing of too few blocks, or if a trial diverged."""
+    losses = trial_losses(points, summary.tuning)
+    if losses is None or summary.plan.num_seeds < 2 * _BLOCKS_DRAWN:
+        return
+    rows: list[tuple[CellValue, ...]] = []
+    for how, flip in (("as they are", False), ("signs flipped by chance", True)):
+        found = calibrate(np.array(losses), num_blocks=_BLOCKS_DRAWN, flip_signs=flip)
+        rows.append(
+            (how, found.num_comparisons, *(100 * s for s in (found.alarm_rate, found.alarm_limit, found.power)))
+        )
+    yield Table(
+        title="How often the procedure is wrong, tuning included",
+        columns=(
+            Column(title="deviations of runs"),
+            Column(title="comparisons", help="Drawn from these trials, without a difference between variants."),
+            Column(title="false alarms", unit="%", digits=2, help="Comparisons in which an interval excludes 0."),
+            Column(title="at most", unit="%", digits=2, help="Upper limit of that rate, with 95 % confidence."),
+            Column(title="1 % seen", unit="%", digits=1, help="How often a difference of 1 % of the loss is seen."),
+        ),
+        rows=tuple(rows),
+        note=f"Each comparison draws {_BLOCKS_DRAWN} blocks to tune on and {_BLOCKS_DRAWN} to compare on from the "
+        f"{summary.plan.num_seeds} here; what variants differ by on average is taken out at each setting. Deviations "
+        "from a mean of few runs add up to 0, which makes alarms rarer; flipped ones do not.",
     )
 
 

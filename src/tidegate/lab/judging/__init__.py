@@ -1,13 +1,14 @@
 """Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`, then `judge` and `placebos`, which decide by them, `power`, which says before
-the runs what they can decide, then `words`, which writes sentences.
+Reads in one direction: `distributions`; `judge` and `placebos`, which decide by them; `power`, which says before the
+runs what they can decide, and `calibration`, which draws comparisons from real runs; `words`, which writes sentences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tidegate.lab.judging.calibration import Calibration, calibrate
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
 from tidegate.lab.judging.judge import MARGIN, Comparison, VariantResult, false_positive_rate, judge_variants
 from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
@@ -17,10 +18,12 @@ from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rul
 __all__ = [
     "MARGIN",
     "RULE",
+    "Calibration",
     "Comparison",
     "PlaceboResult",
     "VariantResult",
     "add_sentences",
+    "calibrate",
     "compare_to_control",
     "detectable_difference",
     "dunnett_critical_value",
