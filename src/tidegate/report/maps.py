@@ -50,6 +50,8 @@ def colour_scale(panel: Maps) -> ColourScale:
 def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
     """How much room each map wants, by the columns of the widest."""
     columns = max((len(row) for map_ in panel.maps for row in map_.values), default=0)
+    # Names of columns are longer than their numbers.
+    columns += 4 * bool(panel.column_names)
     return "small" if columns <= 4 else "medium" if columns <= 8 else "large"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tidegate._verdict import Effect
 from tidegate.lab.compare.placebos import placebos_of
-from tidegate.lab.compare.tuning import rate_of, start_of
+from tidegate.lab.compare.tuning import rate_of, spell_start, start_of
 from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo
 from tidegate.lab.training.records import Plan, Record
 
@@ -33,7 +33,7 @@ class MapPoint:
 
 
 def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]:
-    """Judge every point of the grid, starts first; nothing unless every block tried every one of them.
+    """Judge every point of the grid, start by start; nothing unless every block tried every one of them.
 
     The intervals of a point hold for all variants at once. They are not adjusted for the number of points: the map
     shows where a verdict turns, and is no verdict itself.
@@ -44,7 +44,11 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
         own[record.run["block"]] = record
     wanted = {variant.name for variant in plan.variants}
     full = all(set(own) == wanted and all(len(b) == plan.num_seeds for b in own.values()) for own in points.values())
-    return tuple(_judge_point(plan, *point, own) for point, own in points.items()) if full else ()
+    if not full or plan.grid is None:
+        return ()
+    order = [spell_start(start) for start in plan.grid.starts]
+    places = sorted(points, key=lambda place: (order.index(place[0]), place[1]))
+    return tuple(_judge_point(plan, *place, points[place]) for place in places)
 
 
 def trial_losses(points: Sequence[MapPoint], trials: Sequence[Record]) -> list[list[list[float]]] | None:

@@ -110,7 +110,7 @@ def _table(points: Sequence[MapPoint], others: Sequence[str]) -> Table:
             Column(title="verdict", help=f"Against {control}, at this setting alone."),
             *map(_in_nats, ("difference", "from", "to")),
             Column(title="placebo"),
-            *map(_in_nats, ("to placebo", "from there", "to there")),
+            *map(_in_nats, ("to placebo", "placebo from", "placebo to")),
             Column(title="its gate", help="Against the control and against every placebo."),
         ),
         rows=tuple(row for name in others for point in points for row in _rows(point, name)),

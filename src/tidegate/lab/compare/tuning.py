@@ -86,5 +86,9 @@ def rate_of(record: Record) -> float:
 
 def start_of(record: Record) -> str:
     """How the weights of a run started; records that are older than the option began at 0.02."""
-    init = record.run["model"].get("init", 0.02)
+    return spell_start(record.run["model"].get("init", 0.02))
+
+
+def spell_start(init: float | str) -> str:
+    """A start as words and tables have it."""
     return init if isinstance(init, str) else f"{init:g}"
