@@ -1,7 +1,7 @@
 """Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`, then `judge` and `placebos`, which decide by them, then `words`, which writes
-sentences.
+Reads in one direction: `distributions`, then `judge`, `placebos` and `figures`, which decide by them, then `words`,
+which writes sentences.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
+from tidegate.lab.judging.figures import Figure, FigureResult, FigureResults, judge_figures
 from tidegate.lab.judging.judge import Comparison, VariantResult, false_positive_rate, judge_variants
 from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
 from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rule_text
@@ -16,6 +17,9 @@ from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rul
 __all__ = [
     "RULE",
     "Comparison",
+    "Figure",
+    "FigureResult",
+    "FigureResults",
     "PlaceboResult",
     "VariantResult",
     "add_sentences",
@@ -25,6 +29,7 @@ __all__ = [
     "effect_of",
     "effect_sentence",
     "false_positive_rate",
+    "judge_figures",
     "judge_placebo",
     "judge_variants",
     "mean_and_sd",
