@@ -7,7 +7,7 @@ from lab_runs import tampered
 
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.judging import compare_to_control
+from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
 
 SLOPE = "slope of the tokens' share over layers"
@@ -87,14 +87,12 @@ def test_every_figure_of_every_variant_is_compared_with_the_controls_under_the_s
     assert list(found) == FIGURES
     for name, figure in expected_rows(compared).items():
         rows = {variant.name: [figure(record) for record in variant.records] for variant in summary.variants}
-        expected = compare_to_control(rows, control="none", margin=0.0, confidence=1 - 0.05 / len(FIGURES))
         assert list(found[name]) == ["g1", "bma-query"]
         for variant, result in found[name].items():
-            own = expected[variant]
-            numbers = (result.control_mean, result.mean, result.difference)
-            assert numbers == pytest.approx((expected["none"].mean, own.mean, own.difference))
-            assert result.low <= own.low + 1e-12
-            assert result.high >= own.high - 1e-12
+            paired = [own - other for own, other in zip(rows[variant], rows["none"], strict=True)]
+            assert (result.control_mean, result.mean) == pytest.approx((fmean(rows["none"]), fmean(rows[variant])))
+            assert (result.low, result.high) == pytest.approx(t_interval(paired, 1 - 0.05 / len(FIGURES) / 2))
+            assert result.difference == pytest.approx(fmean(paired))
 
 
 def test_the_level_is_shared_over_the_figures_that_are_on_record(compared):
@@ -160,10 +158,17 @@ def test_two_seeds_give_means_and_no_verdict(compared):
     assert "a verdict needs at least 3 seeds, and there are 2." in table.note
 
 
-def test_spikes_that_no_run_has_say_nothing(compared):
+def test_spikes_that_no_run_has_are_not_told_apart_and_have_no_interval(compared):
     lines = everywhere(compared, lambda record: replace(record, num_spikes=0))
-    assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"no verdict"}
-    assert "No interval for loss spikes (g1, bma-query): there is no noise" in panel(lines).note
+    assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"not told apart"}
+    assert "No interval for loss spikes (g1, bma-query): the numbers are equal in every run." in panel(lines).note
+
+
+def test_a_figure_that_is_the_same_under_every_seed_gets_no_verdict(compared):
+    ranks = {"none": 3.0, "g1": 4.0, "bma-query": 5.0}
+    lines = everywhere(compared, observing(lambda r, _: {"effective_rank": (1.0, ranks[r.run["variant"]])}))
+    assert {result.verdict for result in by_figure(lines)["rank of the stream"].values()} == {"no verdict"}
+    assert "there is no noise to judge by" in panel(lines).note
 
 
 def token_share(means, spreads):

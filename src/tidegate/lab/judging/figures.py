@@ -1,35 +1,26 @@
 """Several figures of the same runs, judged at once: is a variant's figure higher than the control's, or lower?
 
-Neither direction is the good one. The figures share the level equally (Bonferroni), and within a figure all variants
-are judged at once. So the chance that anything at all is told apart wrongly is at most the level.
+Neither direction is the good one. All figures share the level equally, and so do the variants of a figure
+(Bonferroni): the chance that anything at all is told apart wrongly is at most the level.
 
-Two intervals are made of a difference, one from the residual of the variant × seed table (Dunnett), one from the
-variant's own differences to the control (paired t, Bonferroni), and the wider counts. The first alone is too narrow for
-a variant that is noisier than the others: a test of spreads, which comparisons of losses rely on, misses too many of
-those at the small level that is left for one figure. The second alone is too narrow where chance, or a count, makes a
-variant's few differences nearly equal.
+A variant is judged by its own differences to the control, seed by seed (paired t), and not, as a loss is, by the
+residual of all variants. That residual is too small for a variant noisier than the others, and the test of spreads that
+is to notice it misses more such variants than the small level of one figure allows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.lab.judging.distributions import (
-    dunnett_critical_value,
-    mean_and_sd,
-    require_confidence,
-    t_interval,
-)
-from tidegate.lab.judging.judge import MIN_BLOCKS, Comparison, VariantResult, judge_variants
+from tidegate.lab.judging.distributions import mean_and_sd, require_confidence, t_interval
+from tidegate.lab.judging.judge import MIN_BLOCKS
 
 Direction: TypeAlias = Literal["higher", "lower", "not told apart", "no verdict"]
 
 _ROUNDING = 1e-14
-"""A deviation below this share of the largest number is rounding."""
-_NO_NOISE = "there is no noise to judge by, every seed says the same"
+"""What is below this share of the numbers that it was computed from is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +43,12 @@ class FigureResult:
     control_mean: float | None
     """None also where the figure is compared with 0."""
     mean: float | None
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
+    difference: float | None
+    low: float | None
+    high: float | None
     """Ends of the interval by which it is judged."""
     verdict: Direction
-    reason: str = ""
+    reason: str
     """Why there is no interval; empty if there is one."""
 
 
@@ -70,106 +61,67 @@ class FigureResults:
     confidence: float
     """Of all of them together."""
     figure_confidence: float
-    """Of each."""
+    """Of each figure, for all of its variants together."""
     results: tuple[FigureResult, ...]
 
 
 def judge_figures(figures: Sequence[Figure], *, confidence: float = 0.95) -> FigureResults:
     """Judge every figure of every variant against the control, or against 0, at a confidence that holds for all.
 
-    A figure without a control has a t interval for each row, and its rows share the figure's part of the level equally.
+    Equal numbers in every run are not told apart. There is no verdict on differences that are equal under every seed
+    and not 0, which leave no noise to judge by, with fewer than three seeds, and where a run has no number.
     """
     require_confidence(confidence)
     share = (1 - confidence) / max(len(figures), 1)
-    results = [
-        result
-        for figure in figures
-        for result in (_against_zero(figure, share) if figure.control is None else _against_control(figure, share))
-    ]
     return FigureResults(
-        num_figures=len(figures), confidence=confidence, figure_confidence=1 - share, results=tuple(results)
+        num_figures=len(figures),
+        confidence=confidence,
+        figure_confidence=1 - share,
+        results=tuple(result for figure in figures for result in _judge_figure(figure, share)),
     )
 
 
-def _against_control(figure: Figure, level: float) -> list[FigureResult]:
-    assert figure.control is not None
-    control = figure.rows[figure.control]
-    comparison = judge_variants(
-        figure.rows,
-        control=figure.control,
-        margin=0.0,
-        confidence=1 - level,
-        identical=(),
-        lower_is_better=True,
-        unit="",
-    )
-    pooled = _pooled_half_width(comparison)
-    refusal = _missing(control, f"the control, {figure.control},") or _few(control)
-    return [
-        _result_of(figure, result, pooled, refusal or _missing(figure.rows[result.name], "it"))
-        for result in comparison.variants
-        if result.name != figure.control
-    ]
+def _judge_figure(figure: Figure, level: float) -> list[FigureResult]:
+    if figure.control is not None and figure.control not in figure.rows:
+        raise ValueError(
+            f"control must be one of the rows {list(figure.rows)} of {figure.name}; got {figure.control!r}."
+        )
+    variants = [name for name in figure.rows if name != figure.control]
+    return [_judge_variant(figure, name, level / len(variants)) for name in variants]
 
 
-def _pooled_half_width(comparison: Comparison) -> float:
-    """Half the width of the interval by the table's residual; 0 if nothing was judged."""
-    num_judged = sum(result.low is not None for result in comparison.variants)
-    if not num_judged or comparison.residual_sd is None:
-        return 0.0
-    degrees = num_judged * (comparison.num_blocks - 1)
-    critical = dunnett_critical_value(num_judged, degrees, comparison.confidence)
-    return critical * comparison.residual_sd * math.sqrt(2 / comparison.num_blocks)
-
-
-def _result_of(figure: Figure, result: VariantResult, pooled: float, refusal: str) -> FigureResult:
-    """Turn a verdict on a loss, which knows a good direction, into one on a figure, which does not.
-
-    pooled : half the width of the interval by the table's residual
-    """
-    assert figure.control is not None
-    is_identical = result.verdict == "identical" and not refusal
-    same = f"the numbers are those of {figure.control} in every run"
-    low, high = result.own_low, result.own_high
-    if low is not None and high is not None and result.difference is not None:
-        low, high = min(low, result.difference - pooled), max(high, result.difference + pooled)
+def _judge_variant(figure: Figure, variant: str, level: float) -> FigureResult:
+    row, control = figure.rows[variant], _control_row(figure, len(figure.rows[variant]))
+    pairs = [(own, other) for own, other in zip(row, control, strict=True) if own is not None and other is not None]
+    differences = [own - other for own, other in pairs]
+    rounding = _ROUNDING * max((abs(number) for pair in pairs for number in pair), default=0.0)
+    is_same = all(abs(difference) <= rounding for difference in differences)
+    refusal = _missing(control, f"the control, {figure.control},") or _missing(row, "it") or _few(row)
+    reason = refusal or ("" if _sd(differences) > rounding else _SAME if is_same else _NO_NOISE)
+    low, high = (None, None) if reason else t_interval(differences, 1 - level)
     return FigureResult(
         figure=figure.name,
-        variant=result.name,
-        control_mean=_mean(figure.rows[figure.control]),
-        mean=_mean(figure.rows[result.name]),
-        difference=result.difference,
-        low=low,
-        high=high,
-        verdict="not told apart" if is_identical else _direction(low, high),
-        reason="" if low is not None else same if is_identical else refusal or _NO_NOISE,
-    )
-
-
-def _against_zero(figure: Figure, level: float) -> list[FigureResult]:
-    return [_row_against_zero(figure.name, name, row, level / len(figure.rows)) for name, row in figure.rows.items()]
-
-
-def _row_against_zero(figure: str, variant: str, row: Sequence[float | None], level: float) -> FigureResult:
-    known, mean = [value for value in row if value is not None], _mean(row)
-    reason = _missing(row, "it") or _few(row) or ("" if _varies(known) else _NO_NOISE)
-    low, high = (None, None) if reason else t_interval(known, 1 - level)
-    return FigureResult(
-        figure=figure,
         variant=variant,
-        control_mean=None,
-        mean=mean,
-        difference=mean,
+        control_mean=None if figure.control is None else _mean(control),
+        mean=_mean(row),
+        difference=_mean(differences) if len(pairs) == len(row) else None,
         low=low,
         high=high,
-        verdict=_direction(low, high),
+        verdict="not told apart" if reason == _SAME else _direction(low, high),
         reason=reason,
     )
 
 
-def _varies(values: Sequence[float]) -> bool:
-    _, sd = mean_and_sd(values)
-    return sd is not None and sd > _ROUNDING * max(map(abs, values))
+_SAME = "the numbers are equal in every run"
+_NO_NOISE = "there is no noise to judge by, every seed gives the same difference"
+
+
+def _control_row(figure: Figure, length: int) -> Sequence[float | None]:
+    return (0.0,) * length if figure.control is None else figure.rows[figure.control]
+
+
+def _sd(values: Sequence[float]) -> float:
+    return (mean_and_sd(values)[1] or 0.0) if values else 0.0
 
 
 def _mean(row: Sequence[float | None]) -> float | None:
