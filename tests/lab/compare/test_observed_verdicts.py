@@ -10,14 +10,14 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
 
-SLOPE = "slope of the tokens' share over layers"
+SLOPE = "slope of tokens' share"
 FIGURES = [
     "weight on the first token",
     "added by the first token",
     "rank of the stream",
     "rank of value to output",
-    "loss within the training length",
-    "loss beyond the training length",
+    "loss within training length",
+    "loss beyond training length",
     "loss spikes",
     SLOPE,
 ]
@@ -73,12 +73,8 @@ def expected_rows(lines):
         "added by the first token": lambda r: fmean(flat(last(r).sink_contribution)),
         "rank of the stream": lambda r: last(r).effective_rank[1],
         "rank of value to output": lambda r: fmean(flat(last(r).map_rank)),
-        "loss within the training length": lambda r: fmean(
-            loss for place, loss in r.loss_by_position if place <= length
-        ),
-        "loss beyond the training length": lambda r: fmean(
-            loss for place, loss in r.loss_by_position if place > length
-        ),
+        "loss within training length": lambda r: fmean(loss for place, loss in r.loss_by_position if place <= length),
+        "loss beyond training length": lambda r: fmean(loss for place, loss in r.loss_by_position if place > length),
     }
 
 
@@ -241,7 +237,7 @@ def test_a_task_that_asks_nothing_within_the_training_length_has_no_loss_there(c
     far = everywhere(
         compared, lambda r: replace(r, loss_by_position=tuple(pair for pair in r.loss_by_position if pair[0] > length))
     )
-    assert list(by_figure(far)) == [name for name in FIGURES if name != "loss within the training length"]
+    assert list(by_figure(far)) == [name for name in FIGURES if name != "loss within training length"]
 
 
 def test_runs_without_anything_on_record_are_not_judged(compared):

@@ -47,8 +47,8 @@ def observed_panel(judged: FigureResults, control: str) -> Table:
             Column(
                 title="verdict", help="Told apart where the interval excludes 0. Neither direction is the good one."
             ),
-            Column(title=control, help="Mean of the control; empty where a figure is compared with 0."),
-            Column(title="variant's mean"),
+            Column(title=f"mean of {control}", help="The control; empty where a figure is compared with 0."),
+            Column(title="of the variant"),
             Column(title="difference", signed=True, help="Within seeds."),
             Column(title="from", signed=True, help="Lower end of the adjusted interval."),
             Column(title="to", signed=True, help="Upper end of the adjusted interval."),
@@ -75,7 +75,7 @@ _HELP = (
     "At the end of the training. Weight on the first token, what it adds to a layer's output (in units of that output) "
     "and the rank of value to output: means over layers and heads. Rank of the stream: effective rank after the last "
     "block. Loss within and beyond the training length: on rows of four times that length. Loss spikes: steps of the "
-    "training. Slope of the tokens' share over layers: how much more of a gate's variance lies between tokens, and not "
+    "training. Slope of tokens' share: how much more of a gate's variance lies between tokens, and not "
     "between heads, from one layer to the next; compared with 0."
 )
 
@@ -113,7 +113,7 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         for label, site in _reading_sites(variant)
     }
     yield Figure(
-        name="slope of the tokens' share over layers",
+        name="slope of tokens' share",
         rows={label: row for label, row in slopes.items() if _is_known(row)},
         control=None,
     )
@@ -126,8 +126,8 @@ def _figures_of_all(summary: Summary) -> Iterator[tuple[str, FigureOf]]:
     yield "rank of the stream", _observed(lambda seen: seen.effective_rank[-1])
     yield "rank of value to output", _observed(lambda seen: _mean(seen.map_rank))
     length = summary.plan.task.get("length", math.inf)
-    yield "loss within the training length", lambda record: _mean_loss(record, 0, length)
-    yield "loss beyond the training length", lambda record: _mean_loss(record, length, math.inf)
+    yield "loss within training length", lambda record: _mean_loss(record, 0, length)
+    yield "loss beyond training length", lambda record: _mean_loss(record, length, math.inf)
     yield "loss spikes", lambda record: record.num_spikes
 
 
