@@ -5,7 +5,7 @@ import pytest
 from lab_lines import diverged, lines_of
 from lab_runs import tampered
 
-from tidegate.lab.compare.mechanism_panels import mechanism_panels
+from tidegate.lab.compare.mechanism_panels import MAP_RANK, mechanism_panels
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
@@ -13,6 +13,7 @@ from tidegate.torch.observing import CLOSED_BELOW, STATISTIC_NAMES
 
 ATTENTION = ["sink mass", "sink impact", "sink contribution", "entropy (nats)"]
 COURSES = ["sink mass", "sink impact", "sink contribution", "entropy", "largest activation", "effective rank"]
+COURSES += [MAP_RANK]
 NORMS = ["gradient norm", "gates' gradient norm"]
 
 
@@ -67,9 +68,10 @@ def test_titles_of_gate_maps_give_the_range(compared):
 def test_attention_is_mapped_for_all_variants_the_control_too(compared):
     summary = summarise(compared)
     views = views_of(mechanism_panels(summary), "Attention by layer and head")
-    assert list(views) == ATTENTION
+    assert list(views) == [*ATTENTION, MAP_RANK]
     assert set(ATTENTION) <= set(STATISTIC_NAMES.values())
-    for name, field in zip(views, ("sink_mass", "sink_impact", "sink_contribution", "entropy"), strict=True):
+    fields = ("sink_mass", "sink_impact", "sink_contribution", "entropy", "map_rank")
+    for name, field in zip(views, fields, strict=True):
         for variant in summary.variants:
             expected = mean_over_runs(variant, lambda seen, f=field: getattr(seen, f))
             assert flat(maps_of(views[name])[variant.name]) == pytest.approx(flat(expected))
@@ -108,12 +110,12 @@ def test_the_table_of_weights_takes_a_sink_from_what_the_keys_have(compared):
         assert row[1:5] == pytest.approx((0.15, 0.2, 0.375, 0.475))
 
 
-def test_records_of_runs_without_a_contribution_have_no_map_of_it(compared):
-    older = with_observations(compared, sink_contribution=None)
+def test_records_of_before_have_no_maps_of_what_was_not_measured_then(compared):
+    older = with_observations(compared, sink_contribution=None, map_rank=None)
     assert [row[-1] for row in weight_table(older).rows] == [None] * 3
     panels = mechanism_panels(summarise(older))
-    assert "sink contribution" not in views_of(panels, "Attention by layer and head")
-    assert "sink contribution" not in views_of(panels, "In the course of the training")
+    for title in ("Attention by layer and head", "In the course of the training"):
+        assert not {"sink contribution", MAP_RANK} & set(views_of(panels, title))
 
 
 def test_specialisation_is_the_spread_of_the_heads_mean_gates(compared):
@@ -133,6 +135,7 @@ def test_courses_follow_the_observations_and_the_curve(compared):
         ("sink mass", record.observations, [fmean(flat(seen.sink_mass)) for seen in record.observations]),
         ("largest activation", record.observations, [max(seen.largest_activation) for seen in record.observations]),
         ("effective rank", record.observations, [seen.effective_rank[-1] for seen in record.observations]),
+        (MAP_RANK, record.observations, [fmean(flat(seen.map_rank)) for seen in record.observations]),
         ("gradient norm", record.curve, [point.gradient_norm for point in record.curve]),
         ("gates' gradient norm", record.curve, [point.gate_gradient_norm for point in record.curve]),
     ]:

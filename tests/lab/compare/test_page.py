@@ -1,11 +1,12 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from lab_lines import diverged, lines_of, page_of, recall_lines, replanned, with_seeds
 from lab_runs import tampered
 
 from tidegate.lab.compare.answer import answer
+from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
 from tidegate.lab.compare.page import cost_table, main_table
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
@@ -89,8 +90,16 @@ class TestPage:
                 assert f"{variant.result.mean:.4f}" in text
         assert all(f"## {title}" in markdown_page(page) for title in SECTIONS)
 
-    def test_holds_the_results_of_the_summary(self, compared):
-        assert page_of(compared).data == summarise(compared).to_dict()
+    def test_holds_the_results_of_the_summary_and_the_verdicts_on_what_was_observed(self, compared):
+        summary = summarise(compared)
+        assert page_of(compared).data == summary.to_dict() | {"observed": asdict(judge_observed(summary))}
+
+    def test_begins_what_the_gates_do_with_verdicts(self, compared):
+        page, summary = page_of(compared), summarise(compared)
+        first = section_of(page, "What the gates do").panels[0]
+        assert first == observed_panel(judge_observed(summary), "none")
+        for text in (html_page(page), markdown_page(page)):
+            assert first.title in text
 
     def test_opens_with_the_answer_and_what_was_done(self, compared):
         summary = summarise(compared)

@@ -11,6 +11,8 @@ from tidegate.lab.training.records import LayerByHead, ObservationSummary, Recor
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
 from tidegate.torch.observing import CLOSED_BELOW
 
+MAP_RANK = "rank of value to output"
+"""What the page calls the effective rank of the map from value to output."""
 _AT_THE_END = ", at the end of the training"
 
 
@@ -91,6 +93,11 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
             lambda seen: seen.sink_contribution,
         ),
         ("entropy (nats)", "How widely heads look", lambda seen: seen.entropy),
+        (
+            MAP_RANK,
+            "How many directions the maps from value to output make use of over the tokens",
+            lambda seen: seen.map_rank,
+        ),
     ]
     for name, title, figure in figures:
         maps = {variant.name: rows for variant in variants if (rows := _mean_over_runs(map(figure, _final(variant))))}
@@ -117,6 +124,7 @@ def _courses(summary: Summary) -> Iterator[View | None]:
         ("entropy", "attention entropy (nats), mean over heads", lambda seen: _mean(seen.entropy)),
         ("largest activation", "largest activation of the residual stream", lambda seen: max(seen.largest_activation)),
         ("effective rank", "effective rank after the last block", lambda seen: seen.effective_rank[-1]),
+        (MAP_RANK, "effective rank from value to output, mean over heads", lambda seen: _mean(seen.map_rank or ())),
     ]
     for name, label, figure in figures:
         yield _course(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tidegate.lab.compare.answer import answer
@@ -11,10 +12,11 @@ from tidegate.lab.compare.curve_panels import difference_panel, length_panel, lo
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.gauge_panels import gauge_panels
 from tidegate.lab.compare.mechanism_panels import mechanism_panels
+from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
 from tidegate.lab.compare.robustness_panels import robustness_section
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.compare.tuning_panels import tuning_panels
-from tidegate.lab.judging import rule_text
+from tidegate.lab.judging import FigureResults, rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record
 from tidegate.report.page import (
@@ -36,16 +38,17 @@ from tidegate.report.page import (
 
 def comparison_page(summary: Summary) -> Page:
     """The page of a comparison."""
+    observed = judge_observed(summary)
     return Page(
         title="Gates compared",
         summary=_summary_words(summary),
-        sections=tuple(_sections(summary)),
-        data=summary.to_dict(),
+        sections=tuple(_sections(summary, observed)),
+        data=summary.to_dict() | {"observed": None if observed is None else asdict(observed)},
         footer="Made by tidegate from records alone.",
     )
 
 
-def _sections(summary: Summary) -> Iterator[Section]:
+def _sections(summary: Summary, observed: FigureResults | None) -> Iterator[Section]:
     checks = fairness_checks(summary)
     yield Section(title="Verdicts", panels=_verdict_panels(summary, checks))
     yield Section(
@@ -69,7 +72,8 @@ def _sections(summary: Summary) -> Iterator[Section]:
         lead = (
             "Measured on the same held-out examples for all runs; maps show the end of the training, means over seeds."
         )
-        yield Section(title="What the gates do", lead=lead, panels=panels)
+        verdicts = () if observed is None else (observed_panel(observed, summary.plan.control),)
+        yield Section(title="What the gates do", lead=lead, panels=(*verdicts, *panels))
     yield from _layer_sections(summary)
     if (length := length_panel(summary)) is not None:
         lead = _LONG_EXAMPLES[summary.plan.task["kind"]]

@@ -1,7 +1,8 @@
 """Figures of runs to verdicts: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`; `judge` and `placebos`, which decide by them; `power`, which says before the
-runs what they can decide, and `calibration`, which draws comparisons from real runs; `words`, which writes sentences.
+Reads in one direction: `distributions`; `judge`, `placebos` and `figures`, which decide by them; `power`, which says
+before the runs what they can decide, and `calibration`, which draws comparisons from real runs; `words`, which writes
+sentences.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.lab.judging.calibration import Calibration, calibrate
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
+from tidegate.lab.judging.figures import Figure, FigureResult, FigureResults, judge_figures
 from tidegate.lab.judging.judge import MARGIN, Comparison, VariantResult, false_positive_rate, judge_variants
 from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
 from tidegate.lab.judging.power import detectable_difference, seeds_needed
@@ -20,6 +22,9 @@ __all__ = [
     "RULE",
     "Calibration",
     "Comparison",
+    "Figure",
+    "FigureResult",
+    "FigureResults",
     "PlaceboResult",
     "VariantResult",
     "add_sentences",
@@ -31,6 +36,7 @@ __all__ = [
     "effect_of",
     "effect_sentence",
     "false_positive_rate",
+    "judge_figures",
     "judge_placebo",
     "judge_variants",
     "mean_and_sd",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training.map_rank import GateValues, map_ranks
 from tidegate.lab.training.model import row_parts
 from tidegate.lab.training.records import LayerByHead, ObservationSummary
 from tidegate.torch.observing import GateSummary, LayerObservation, Observation, observe
+from tidegate.torch.observing.modules import follow_modules
 from tidegate.torch.weights import Model
 
 _NUM_STRETCHES = 32
@@ -29,10 +31,12 @@ def observe_probe(model: Model, batch: Batch, *, tokens: int) -> ObservationSumm
     None if a number is not finite: a model that diverges has nothing left to look at.
     """
     model.eval()
-    with observe(model) as watcher:
+    gates = GateValues()
+    with observe(model) as watcher, follow_modules(model, gates):
         model(batch.inputs)
     model.train()
-    summary = summarise_observation(watcher.observation(), tokens=tokens)
+    seen = summarise_observation(watcher.observation(), tokens=tokens)
+    summary = replace(seen, map_rank=map_ranks(model, gates.by_gate))
     return summary if _is_finite(asdict(summary)) else None
 
 

@@ -136,6 +136,9 @@ class ObservationSummary:
     """Of the residual stream after each block."""
     effective_rank: tuple[float, ...]
     """Of the residual stream after each block: the exponential of the entropy of its normalised singular values."""
+    map_rank: LayerByHead | None = None
+    """Effective rank of the map from value to output, see `tidegate.lab.training.map_rank`; None in older records, and
+    where a gate on the way adds or replaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,16 +174,22 @@ class RunningRank:
         return self._largest
 
     def effective_rank(self) -> float:
-        """Exponential of the entropy of the normalised singular values; 0 for zeros, nan if not all is finite.
+        """Exponential of the entropy of the normalised singular values; 0 for zeros, nan if not all is finite."""
+        return 0.0 if self._products is None else effective_rank(self._products)
 
-        A stream of zeros makes use of no direction: its rank is 0, below that of any other.
-        """
-        if self._products is None or not bool(self._products.any()):
-            return 0.0
-        if not bool(self._products.isfinite().all()):
-            return math.nan
-        singular = torch.linalg.eigvalsh(self._products).clamp(min=0).sqrt()
-        return float(torch.special.entr(singular / singular.sum()).sum().exp())
+
+def effective_rank(products_MM: Tensor) -> float:
+    """Return the exponential of the entropy of a matrix's normalised singular values, from its products in float64.
+
+    products_MM : the matrix times its transpose, whose eigenvalues are the squares of its singular values
+    returns     : 0 for zeros, which make use of no direction; nan if not all is finite
+    """
+    if not bool(products_MM.any()):
+        return 0.0
+    if not bool(products_MM.isfinite().all()):
+        return math.nan
+    singular = torch.linalg.eigvalsh(products_MM).clamp(min=0).sqrt()
+    return float(torch.special.entr(singular / singular.sum()).sum().exp())
 
 
 class RunningGate:

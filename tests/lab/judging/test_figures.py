@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+
+from tidegate.lab.judging import Figure, judge_figures, t_interval
+
+NONE = (1.00, 1.20, 1.10, 1.30, 1.25)
+HIGH = (1.51, 1.69, 1.60, 1.82, 1.73)
+LEVEL = (1.01, 1.18, 1.12, 1.29, 1.24)
+LOW = (0.50, 0.71, 0.59, 0.81, 0.76)
+ROWS = {"none": NONE, "high": HIGH, "level": LEVEL, "low": LOW}
+
+
+def figure(rows=ROWS, name="mass", control="none"):
+    return Figure(name=name, rows=rows, control=control)
+
+
+def judged(rows=ROWS, **options):
+    """The results of one figure, by variant."""
+    return {result.variant: result for result in judge_figures([figure(rows, **options)]).results}
+
+
+def test_words_say_the_direction_and_no_praise():
+    results = judged()
+    assert {name: result.verdict for name, result in results.items()} == {
+        "high": "higher",
+        "level": "not told apart",
+        "low": "lower",
+    }
+    assert all(result.low < result.difference < result.high for result in results.values())
+    assert [result.control_mean for result in results.values()] == pytest.approx([1.17] * 3)
+
+
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_figures_and_the_variants_of_each_share_the_level_equally(number):
+    judgement = judge_figures([figure(name=str(index)) for index in range(number)])
+    assert (judgement.num_figures, judgement.confidence) == (number, 0.95)
+    assert judgement.figure_confidence == pytest.approx(1 - 0.05 / number)
+    assert [result.figure for result in judgement.results] == [str(index) for index in range(number) for _ in range(3)]
+    for result in judgement.results:
+        paired = [own - other for own, other in zip(ROWS[result.variant], NONE, strict=True)]
+        assert (result.low, result.high) == pytest.approx(t_interval(paired, 1 - 0.05 / number / 3), rel=1e-9)
+        assert result.difference == pytest.approx(sum(paired) / 5)
+
+
+def test_the_more_figures_there_are_the_less_is_told_apart():
+    rows = {"none": NONE, "high": tuple(value + 0.035 for value in LEVEL)}
+    assert judged(rows)["high"].verdict == "higher"
+    many = judge_figures([figure(rows, name=str(index)) for index in range(9)])
+    assert {result.verdict for result in many.results} == {"not told apart"}
+
+
+def test_a_quiet_variant_is_judged_by_itself_however_wild_the_others_are():
+    wild = {"wild": (9.0, -4.0, 3.0, 0.0, 7.0), "wilder": (0.0, 90.0, -30.0, 11.0, 5.0)}
+    three = {"none": NONE, "high": HIGH, "level": LEVEL, "low": LOW}
+    two = {"none": NONE, "high": HIGH, **wild}
+    assert judged(three)["high"] == judged(two)["high"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("spreads", "num_seeds"), [((1, 0.7, 1.2, 3.6), 5), ((2, 1, 1), 3)])
+def test_without_any_difference_hardly_a_table_shows_one_though_spreads_differ(spreads, num_seeds):
+    rng, num_tables, found = np.random.default_rng(0), 250, 0
+    for _ in range(num_tables):
+        figures = []
+        for name in "abcdefghi":
+            rows = 3 * rng.normal(size=num_seeds) + np.array(spreads)[:, None] * rng.normal(
+                size=(len(spreads), num_seeds)
+            )
+            figures.append(figure(dict(zip("0123", rows.tolist(), strict=False)), name=name, control="0"))
+        found += any(result.verdict != "not told apart" for result in judge_figures(figures).results)
+    # At 5 %, more than 23 of 250 tables are seen once in a thousand times.
+    assert found <= 23
+
+
+REFUSED = {
+    "few seeds": ({name: row[:2] for name, row in ROWS.items()}, "a verdict needs at least 3 seeds, and there are 2"),
+    "one seed": ({name: row[:1] for name, row in ROWS.items()}, "a verdict needs at least 3 seeds, and there are 1"),
+    "a control with a gap": (
+        ROWS | {"none": (None, *NONE[1:])},
+        "the control, none, has no such number in 1 of 5 runs",
+    ),
+    "no noise": (
+        {"none": NONE, "high": tuple(value + 1 for value in NONE)},
+        "there is no noise to judge by, every seed gives the same difference",
+    ),
+    "equal numbers under two seeds": ({"none": NONE[:2], "high": NONE[:2]}, "a verdict needs at least 3 seeds"),
+}
+
+
+@pytest.mark.parametrize(("rows", "reason"), REFUSED.values(), ids=REFUSED)
+def test_where_nothing_can_be_judged_there_is_no_verdict_but_a_reason(rows, reason):
+    for result in judged(rows).values():
+        assert (result.verdict, result.low, result.high) == ("no verdict", None, None)
+        assert reason in result.reason
+
+
+def test_a_row_with_a_gap_has_no_mean_and_no_verdict():
+    gap = judged(ROWS | {"gap": (None, None, 1.0, 1.0, 1.0)})["gap"]
+    assert (gap.mean, gap.difference, gap.verdict) == (None, None, "no verdict")
+    assert gap.reason == "it has no such number in 2 of 5 runs"
+
+
+@pytest.mark.parametrize("row", [NONE, (0.0,) * 5], ids=["the control's numbers", "a count of nothing"])
+def test_equal_numbers_in_every_run_are_not_told_apart(row):
+    same = judged({"none": row, "twin": row})["twin"]
+    assert (same.verdict, same.difference, same.low) == ("not told apart", 0.0, None)
+    assert same.reason == "the numbers are equal in every run"
+
+
+class TestAgainstZero:
+    def test_rows_share_the_level_of_their_figure(self):
+        rows = {"rising": (0.3, 0.31, 0.29), "flat": (0.1, -0.1, 0.05), "falling": (-0.3, -0.31, -0.29)}
+        results = judge_figures([figure(), figure(rows, name="slope", control=None)]).results[-3:]
+        assert [result.verdict for result in results] == ["higher", "not told apart", "lower"]
+        for result in results:
+            assert (result.low, result.high) == pytest.approx(t_interval(rows[result.variant], 1 - 0.05 / 2 / 3))
+            assert result.control_mean is None
+            assert result.mean == result.difference
+
+    @pytest.mark.parametrize(
+        ("row", "verdict", "reason"),
+        [
+            ((0.1, 0.2), "no verdict", "at least 3 seeds"),
+            ((0.1, None, 0.2), "no verdict", "no such number in 1 of 3 runs"),
+            ((0.1, 0.1, 0.1 + 1e-16), "no verdict", "no noise"),
+            ((0.0, 0.0, 0.0), "not told apart", "equal in every run"),
+        ],
+    )
+    def test_what_cannot_be_judged_has_a_reason(self, row, verdict, reason):
+        result = judged({"gate": row}, control=None)["gate"]
+        assert (result.verdict, result.low) == (verdict, None)
+        assert reason in result.reason
+
+
+def test_no_figures_give_no_results():
+    assert judge_figures([]).results == ()
+
+
+def test_a_control_that_has_no_row_is_refused():
+    with pytest.raises(ValueError, match=r"control must be one of the rows \['g1'\] of mass; got 'none'"):
+        judge_figures([figure({"g1": NONE})])
+
+
+def test_a_percentage_is_no_confidence():
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
+        judge_figures([figure()], confidence=95)
