@@ -155,7 +155,7 @@ class TestTheForecast:
     def test_assumes_the_standard_tasks_noise_where_nothing_is_known(self, lines, tmp_path, miniatures):
         request = request_of(text_of(tmp_path), "none,g1", num_seeds=5)
         said = forecast(request, base_runs(request), last_costs(lines))
-        assert "scatter by 0.65% of the loss from seed to seed, as on the standard task" in said
+        assert "scatter by 0.65 % of the loss from seed to seed, as on the standard task" in said
 
     def test_promises_nothing_with_two_seeds(self, lines, tmp_path, miniatures):
         request = request_of(text_of(tmp_path), "none,g1", num_seeds=2)

@@ -51,15 +51,15 @@ def _power(request: Request) -> Iterator[str]:
         noise = noises[plans[0].name]
         whence = "as on the standard task" if noise == TYPICAL_NOISE else "as before"
         yield (
-            f"If differences to {request.control.name} scatter by {noise:.2%} of the loss from seed to seed, {whence}, "
-            f"{request.num_seeds} seeds show one of {shown[plans[0].name]:.2%} 4 times in 5, and one of {_SOUGHT:.0%} "
+            f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, {whence}, "
+            f"{request.num_seeds} seeds show one of {_percent(shown[plans[0].name])} 4 times in 5, and one of {_percent(_SOUGHT)} "
             f"needs {_seeds(noise, len(plans))}."
         )
         return
-    parts = (f"{name} {shown[name]:.2%} ({_seeds(noise, len(plans))})" for name, noise in noises.items())
+    parts = (f"{name} {_percent(shown[name])} ({_seeds(noise, len(plans))})" for name, noise in noises.items())
     yield (
         f"By the scatter of earlier runs, {request.num_seeds} seeds show these differences to {request.control.name} 4 "
-        f"times in 5 (in brackets what {_SOUGHT:.0%} needs): {', '.join(parts)}."
+        f"times in 5 (in brackets what {_percent(_SOUGHT)} needs): {', '.join(parts)}."
     )
 
 
@@ -76,6 +76,11 @@ def _difference(noise: float, request: Request) -> float | None:
 def _seeds(noise: float, num_comparisons: int) -> str:
     needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons)
     return "more than a thousand seeds" if needed is None else f"{needed} seeds"
+
+
+def _percent(share: float | None) -> str:
+    assert share is not None
+    return f"{100 * share:.3g} %"
 
 
 def _duration(seconds: float) -> str:
