@@ -47,19 +47,21 @@ def _power(request: Request) -> Iterator[str]:
     shown = {name: _difference(noise, request) for name, noise in noises.items()}
     if request.runs or None in shown.values():
         return
+    sought, seeds = _percent(_SOUGHT), f"{request.num_seeds} seeds"
     if len(set(noises.values())) == 1:
-        noise = noises[plans[0].name]
+        first = plans[0].name
+        noise = noises[first]
         whence = "as on the standard task" if noise == TYPICAL_NOISE else "as before"
         yield (
-            f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, {whence}, "
-            f"{request.num_seeds} seeds show one of {_percent(shown[plans[0].name])} 4 times in 5, and one of {_percent(_SOUGHT)} "
-            f"needs {_seeds(noise, len(plans))}."
+            f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, "
+            f"{whence}, {seeds} show one of {_percent(shown[first])} 4 times in 5, and one of {sought} needs "
+            f"{_seeds(noise, len(plans))}."
         )
         return
     parts = (f"{name} {_percent(shown[name])} ({_seeds(noise, len(plans))})" for name, noise in noises.items())
     yield (
-        f"By the scatter of earlier runs, {request.num_seeds} seeds show these differences to {request.control.name} 4 "
-        f"times in 5 (in brackets what {_percent(_SOUGHT)} needs): {', '.join(parts)}."
+        f"By the scatter of earlier runs, {seeds} show these differences to {request.control.name} 4 times in 5 (in "
+        f"brackets what {sought} needs): {', '.join(parts)}."
     )
 
 
