@@ -29,6 +29,8 @@ class Streams(NamedTuple):
     """How the held-out part was chosen, in words."""
     num_documents: int
     missing: tuple[str, ...] = ()
+    tokenizer: str = ""
+    """The byte pairs as JSON, if text was read by them."""
 
 
 def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -> Streams:
@@ -49,6 +51,7 @@ def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -
         rule=split.rule,
         num_documents=len(corpus.documents) + len(corpus.held_out or ()),
         missing=corpus.missing,
+        tokenizer=encoded.tokenizer,
     )
 
 

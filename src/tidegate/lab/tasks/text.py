@@ -18,7 +18,7 @@ from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
 from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
-from tidegate.lab.tasks.tokenizer import num_merged_tokens
+from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 from tidegate.sizes import require_size
 
 DEFAULT_LENGTH = 128
@@ -102,6 +102,11 @@ class TextData:
     def vocab_size(self) -> int:
         """Tokens."""
         return self._streams.vocab_size
+
+    @property
+    def tokenizer(self) -> str:
+        """The byte pairs as JSON that text was read by; empty for bytes, and for tokens as they came."""
+        return self._streams.tokenizer and portable_tokenizer(self._streams.tokenizer)
 
     @property
     def bytes_per_token(self) -> float | None:
