@@ -15,6 +15,7 @@ from tidegate.cli.observe import observe
 from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
+from tidegate.cli.tokenize import tokenize
 from tidegate.cli.train import train
 
 
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(train)
+app.command()(tokenize)
 app.command()(rates)
 app.command()(report)
 app.command()(study)

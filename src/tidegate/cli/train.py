@@ -42,7 +42,7 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A text file, a folder, a quoted glob, .jsonl, .npy tokens or hf:NAME of a Hugging Face dataset. "
+            help="A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. "
             "Without it: Python's own sources.",
             rich_help_panel=_DATA,
             show_default=False,
