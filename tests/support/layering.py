@@ -158,7 +158,10 @@ LAYERS: dict[str, Layer] = {
     "lab/models": Layer(
         about="Language models, loaded to be looked at; their curvature and gauge.",
         allowed=(*LIBRARY, "tidegate.lab.tasks", "tidegate.lab.training", "tidegate.report.page", "torch", "numpy"),
-        only_in={"hugging_face.py": ("transformers", "safetensors", "huggingface_hub")},
+        only_in={
+            "hugging_face.py": ("transformers", "safetensors", "huggingface_hub"),
+            "export.py": ("transformers",),
+        },
     ),
     "lab/compare": Layer(
         about="`tidegate compare`: turns a request into runs, verdicts and a page.", allowed=UPPER_ROOM

@@ -15,6 +15,8 @@ from tidegate.cli.observe import observe
 from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
+from tidegate.cli.tokenize import tokenize
+from tidegate.cli.train import train
 
 
 @final
@@ -43,6 +45,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(compare)
+app.command()(train)
+app.command()(tokenize)
 app.command()(rates)
 app.command()(report)
 app.command()(study)

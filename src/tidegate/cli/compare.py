@@ -6,8 +6,7 @@ import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -20,6 +19,7 @@ from rich.table import Table
 from tidegate.cli.console import new_console
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
+from tidegate.cli.options import options_named
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def compare(
             if length is not None and length < 2:
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
-            with _options_named():
+            with options_named(_OPTIONS):
                 asked = parse_variants(variants)
                 request = Request(
                     variants=with_constants(asked) if placebos else asked,
@@ -253,7 +253,7 @@ def compare(
         else:
             _require_no_other_options(context)
             request = _request_of_runs(runs, margin=MARGIN if margin is None else margin, command=command)
-        with _options_named():
+        with options_named(_OPTIONS):
             runner = executor_of(executor, retries=RETRIES if retries is None else retries)
         require_writable(out)
         require_apart(out, data)
@@ -284,16 +284,6 @@ _OPTIONS = {
     "retries": "--retries",
 }
 """The options by what their checks call them."""
-
-
-@contextmanager
-def _options_named() -> Generator[None]:
-    """Replace the field that an error's message begins with by its option; other messages stay as they are."""
-    try:
-        yield
-    except ValueError as problem:
-        field, space, rest = str(problem).partition(" ")
-        raise ValueError(f"{_OPTIONS.get(field, field)}{space}{rest}") from problem
 
 
 def _print_summary(console: Console, summary: Summary) -> None:

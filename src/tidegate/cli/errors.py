@@ -20,7 +20,7 @@ _LONGEST = 4000
 # What it calls bad options is not exported, but for this kind of them.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
-_EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster"}
+_EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster", "tensorboard": "tensorboard"}
 """Extras that bring a package; all else that a command needs comes with lab."""
 
 

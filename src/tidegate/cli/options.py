@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -34,6 +36,21 @@ FieldOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)
 ]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Show the result alone.")]
+
+
+@contextmanager
+def options_named(options: Mapping[str, str]) -> Generator[None]:
+    """Replace the field that an error's message begins with by its option; other messages stay as they are.
+
+    options : the options by what the checks behind them call them
+    """
+    try:
+        yield
+    except ValueError as problem:
+        field, space, rest = str(problem).partition(" ")
+        if field not in options:
+            raise
+        raise ValueError(f"{options[field]}{space}{rest}") from problem
 
 
 def note_unread(model: LanguageModel) -> None:

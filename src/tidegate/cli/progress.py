@@ -30,18 +30,37 @@ class Display(Protocol):
 
 
 @contextmanager
-def display(console: Console, *, quiet: bool, examples: str = "tokens") -> Generator[Display]:
+def display(
+    console: Console, *, quiet: bool, examples: str = "tokens", peak: float | None = None
+) -> Generator[Display]:
     """Give a display: bars on a terminal, lines elsewhere, nothing with `quiet`.
 
     examples : what the speed of runs is counted in, such as "images"
+    peak     : operations a second that the device can do; None leaves out the share of it that runs reach
     """
     if quiet:
         yield _Silence()
     elif console.is_terminal:
         with _bars(console) as bars:
-            yield _Bars(bars, examples)
+            yield _Bars(bars, _Speed(examples, peak))
     else:
-        yield _Lines(console, examples)
+        yield _Lines(console, _Speed(examples, peak))
+
+
+@final
+class _Speed:
+    """The speed of a run in words, and the share of the device's that it is, if that is known."""
+
+    def __init__(self, examples: str, peak: float | None) -> None:
+        self.examples = examples
+        self.peak = peak
+
+    def of(self, event: RunProgress) -> str:
+        """Return words such as "12,000 tokens/s, 41 % of peak"."""
+        if not event.seconds:
+            return f"0 {self.examples}/s"
+        share = f", {event.flops / event.seconds / self.peak:.0%} of peak" if self.peak else ""
+        return f"{event.tokens / event.seconds:,.0f} {self.examples}/s{share}"
 
 
 @final
@@ -103,9 +122,9 @@ class _PartsClock:
 class _Bars:
     """One bar a run and one for all; one bar for each work that is counted in parts."""
 
-    def __init__(self, bars: ProgressBars, examples: str) -> None:
+    def __init__(self, bars: ProgressBars, speed: _Speed) -> None:
         self.bars = bars
-        self.examples = examples
+        self.speed = speed
         self.tasks: dict[str, TaskID] = {}
         self.overall: TaskID | None = None
         self.remaining = _Remaining()
@@ -147,7 +166,7 @@ class _Bars:
         if event.run not in self.tasks:
             self.tasks[event.run] = self.bars.add_task(_run_words(event), total=1.0, note="", style="")
         self.remaining.progress(event)
-        note = f"loss {event.loss:.3f}  {_speed(event, self.examples)}  {_clock(_seconds_left(event))} left"
+        note = f"loss {event.loss:.3f}  {self.speed.of(event)}  {_clock(_seconds_left(event))} left"
         self.bars.update(self.tasks[event.run], completed=event.step / event.steps, note=note)
         self._overall()
 
@@ -170,9 +189,9 @@ class _Bars:
 class _Lines:
     """A line when something ends, and now and then in between."""
 
-    def __init__(self, console: Console, examples: str) -> None:
+    def __init__(self, console: Console, speed: _Speed) -> None:
         self.console = console
-        self.examples = examples
+        self.speed = speed
         self.remaining = _Remaining()
         self.clock = _PartsClock()
         self.last = time.monotonic()
@@ -199,7 +218,7 @@ class _Lines:
         self.remaining.progress(event)
         if time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
             run = f"{_run_words(event)}: step {event.step} of {event.steps}"
-            self._write(f"{run}, loss {event.loss:.3f}, {_speed(event, self.examples)}{self._time_left()}")
+            self._write(f"{run}, loss {event.loss:.3f}, {self.speed.of(event)}{self._time_left()}")
 
     def _parts(self, event: PartsDone) -> None:
         seconds = self.clock.seconds(event)
@@ -259,10 +278,6 @@ def _notice_line(event: Notice) -> str:
 
 def _run_words(event: RunProgress | Notice | Ended) -> str:
     return f"{event.variant}, seed {event.seed}"
-
-
-def _speed(event: RunProgress, examples: str) -> str:
-    return f"{event.tokens / event.seconds:,.0f} {examples}/s" if event.seconds else f"0 {examples}/s"
 
 
 def _seconds_left(event: RunProgress) -> float:

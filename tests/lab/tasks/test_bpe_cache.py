@@ -28,7 +28,7 @@ def trainings(monkeypatch):
 
 
 def as_lists(encoded):
-    return [part.tolist() for part in encoded]
+    return [part.tolist() for part in encoded[:3]]
 
 
 def files_of(folder):

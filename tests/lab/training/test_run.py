@@ -28,6 +28,10 @@ OTHER_TRAINING = {
     "num_observations": 1,
     "num_threads": 2,
     "device": "meta",
+    "precision": "bf16",
+    "compile": True,
+    "accumulate": 4,
+    "optimizer": "muon",
 }
 OTHER_MODEL = {
     "gate": "g1",
@@ -112,6 +116,12 @@ class TestTheContentHash:
         assert (
             content_hash({"b": [1, 2.5], "a": None}) == content_hash({"a": None, "b": [1, 2.5]}) == "e57f5d37865437a8"
         )
+
+    def test_it_is_what_it_was_before_options_came_that_are_not_used(self):
+        training = Training(steps=10)
+        run = Run(variant="a", block=0, seed=0, model=model_of(), task=RecallTask(), training=training)
+        assert run.id == "a107f252503c4c02"
+        assert not {"precision", "compile", "accumulate", "optimizer"} & set(run.to_dict()["training"])
 
     def test_it_refuses_what_json_has_no_word_for(self):
         with pytest.raises(ValueError, match="JSON"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.engine import compile_blocks
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Cost, Costs
@@ -85,6 +86,7 @@ def _cost(
 def _step(run: Run) -> Callable[[], object]:
     device = run.training.device
     model = build_model(run.model, seed=run.seed).to(device)
+    compile_blocks(model, run.training)
     optimizer = make_optimizer(model, run)
     inputs, targets = run.task.load().batch(seed=run.seed, step=0, size=run.training.batch_size)
     batch = Batch(inputs.to(device), targets.to(device))

@@ -23,9 +23,11 @@ from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_pretrained, require_regular_files, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.tokenizer import read_tokenizer
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
+Decode: TypeAlias = Callable[[list[int]], bytes]
 
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 """What blocks call their attention."""
@@ -45,6 +47,8 @@ class LanguageModel:
     vocab_size: int
     max_length: int | None
     """Positions that it knows; None has no limit."""
+    decode: Decode | None = None
+    """The text of tokens; None if that is not known."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
 
@@ -94,19 +98,30 @@ def load_language_model(
     return _ours(files[0], derivatives)
 
 
-def language_model_of(model: TransformerLM, *, name: str, derivatives: bool = True) -> LanguageModel:
-    """Wrap a copy of one of our models, in float64 for `derivatives`; the model itself stays as it is."""
+def language_model_of(
+    model: TransformerLM, *, name: str, derivatives: bool = True, tokenizer: str = ""
+) -> LanguageModel:
+    """Wrap a copy of one of our models, in float64 for `derivatives`; the model itself stays as it is.
+
+    tokenizer : the byte pairs of its tokens, as JSON; empty where a token is a byte, or not known
+    """
     copied = copy.deepcopy(model).eval()
     if derivatives:
         copied.double()
+    pairs = read_tokenizer(tokenizer, copied.config.vocab_size).merges if tokenizer else None
 
     def encode(text: bytes) -> list[int]:
+        if pairs is not None:
+            return pairs.encode(text.decode("utf-8", errors="replace")).ids
         if copied.config.vocab_size != 256:
             raise DataError(
                 f"MODEL {name} has a vocabulary of {copied.config.vocab_size:,} tokens and not the 256 bytes of a "
                 "text. Give --data a .npy file of tokens."
             )
         return list(text)
+
+    def decode(tokens: list[int]) -> bytes:
+        return bytes(tokens) if pairs is None else pairs.decode(tokens).encode()
 
     return LanguageModel(
         name=name,
@@ -116,6 +131,7 @@ def language_model_of(model: TransformerLM, *, name: str, derivatives: bool = Tr
         encode=encode,
         vocab_size=copied.config.vocab_size,
         max_length=copied.config.max_length if copied.config.positions == "learned" else None,
+        decode=decode if pairs is not None or copied.config.vocab_size == 256 else None,
     )
 
 
@@ -158,7 +174,30 @@ def _ours(path: Path, derivatives: bool) -> LanguageModel:
     if not isinstance(model, TransformerLM):
         raise ValueError(f"MODEL {path} is a {type(model).__name__}; only language models are taken here.")
     name = path.parent.name if path.name == "model.safetensors" else path.stem
-    return language_model_of(model, name=name, derivatives=derivatives)
+    return language_model_of(model, name=name, derivatives=derivatives, tokenizer=_tokenizer_beside(path, model))
+
+
+def _tokenizer_beside(path: Path, model: TransformerLM) -> str:
+    """Return the tokenizer that lies beside a model of `tidegate train`; empty if there is none."""
+    file = path.parent / "tokenizer.json"
+    if path.name != "model.safetensors" or not file.exists():
+        return ""
+    if kind := irregular_kind(file):
+        raise ValueError(f"{file} is {kind} and no file. Remove it.")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        num_tokens = len(read_tokenizer(text, model.config.vocab_size).token_bytes)
+    # The library has no class of its own for what it cannot parse.
+    except Exception as problem:
+        raise ValueError(
+            f"{file} is no tokenizer: {problem}. Bring back the one that the model was trained with."
+        ) from None
+    if num_tokens > model.config.vocab_size:
+        raise ValueError(
+            f"{file} has {num_tokens:,} tokens, and the model beside it {model.config.vocab_size:,}: it is another "
+            "model's. Bring back the one that the model was trained with."
+        )
+    return text
 
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:

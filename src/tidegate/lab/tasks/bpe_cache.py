@@ -60,7 +60,8 @@ def merged_tokens(training: Sequence[Document], held_out: Sequence[Document], nu
             _keep(place, made)
             made = _load(place) or made
     lengths = read_tokenizer(made.tokenizer, num_tokens).token_bytes
-    return EncodedText(made.tokens[: made.num_training], made.tokens[made.num_training :], lengths)
+    count = made.num_training
+    return EncodedText(made.tokens[:count], made.tokens[count:], lengths, made.tokenizer)
 
 
 def _make(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> _Made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -135,21 +135,41 @@ def record_text(record: Any, field: str, place: str) -> bytes:
 
 
 def _all_documents(source: str, field: str) -> Iterator[Document]:
+    named = not is_pattern(source) and not Path(source).is_dir()
+    for name, found in _named_files(source):
+        content = read_bytes(found)
+        if named or b"\0" not in content[:_SNIFFED_BYTES]:
+            yield from _of_file(found, name, content, field)
+
+
+def text_files(source: str) -> Iterator[tuple[str, Path]]:
+    """Name and place of the files of which `file_documents` reads the documents, sorted; their text is not read."""
+    named = not is_pattern(source) and not Path(source).is_dir()
+    for name, found in _named_files(source):
+        if kind := irregular_kind(found):
+            raise DataError(f"--data {found} is {kind} and no file. Write what it gives to a file, and name that.")
+        with found.open("rb") as file:
+            if named or b"\0" not in file.read(_SNIFFED_BYTES):
+                yield name, found
+
+
+def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
+    """The documents of a file of JSON lines, a line at a time; empty ones are dropped."""
+    with path.open("rb") as file:
+        yield from _of_lines(file, path, name, field)
+
+
+def _named_files(source: str) -> list[tuple[str, Path]]:
+    """The files of a source with their names relative to it, sorted by name."""
     path = Path(source)
     if is_pattern(source):
         root = _fixed_part(path)
         _require_apart(root, source)
-        named = ((found.relative_to(root).as_posix(), found) for found in _matches(path, root))
-    elif path.is_dir():
+        return sorted((found.relative_to(root).as_posix(), found) for found in _matches(path, root))
+    if path.is_dir():
         _require_apart(path, source)
-        named = ((found.relative_to(path).as_posix(), found) for found in files_below(path))
-    else:
-        yield from _of_file(path, path.name, read_bytes(path), field)
-        return
-    for name, found in sorted(named):
-        content = read_bytes(found)
-        if b"\0" not in content[:_SNIFFED_BYTES]:
-            yield from _of_file(found, name, content, field)
+        return sorted((found.relative_to(path).as_posix(), found) for found in files_below(path))
+    return [(path.name, path)]
 
 
 def _require_apart(folder: Path, source: str) -> None:
@@ -163,7 +183,11 @@ def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Docu
     if path.suffix != ".jsonl":
         yield Document(name, content)
         return
-    for number, line in enumerate(BytesIO(content), start=1):
+    yield from _of_lines(BytesIO(content), path, name, field)
+
+
+def _of_lines(lines: Iterable[bytes], path: Path, name: str, field: str) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             yield Document(f"{name}:{number}", record_text(_parse_json(line, path, number), field, f"{path}:{number}"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -25,7 +25,18 @@ def hub_documents(name: str, field: str) -> tuple[Document, ...]:
     return kept
 
 
-def _rows(name: str, field: str) -> Iterable[dict[str, Any]]:
+def stream_hub_documents(name: str, field: str) -> Iterator[Document]:
+    """The same documents one after another, as they are fetched: a dataset may be larger than memory and disk.
+
+    A name that is the path of a folder with a dataset in it is read from there.
+    """
+    for number, row in enumerate(_rows(name, field, streaming=True)):
+        document = Document(str(number), record_text(row, field, f"hf:{name}"))
+        if document.content:
+            yield document
+
+
+def _rows(name: str, field: str, *, streaming: bool = False) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
@@ -36,7 +47,9 @@ def _rows(name: str, field: str) -> Iterable[dict[str, Any]]:
     dataset, _, configuration = name.partition("@")
     try:
         with _quiet():
-            rows: Any = cast("Any", datasets).load_dataset(dataset, configuration or None, split="train")
+            rows: Any = cast("Any", datasets).load_dataset(
+                dataset, configuration or None, split="train", streaming=streaming
+            )
     # The hub's libraries raise errors of a dozen unrelated classes, their own and those of what they call.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
@@ -45,7 +58,8 @@ def _rows(name: str, field: str) -> Iterable[dict[str, Any]]:
             f"({type(error).__name__}: {reason}). Check the name and the network, or give a file."
         ) from error
     # Other columns may be images, that take long to decode.
-    return rows.select_columns([field]) if field in rows.column_names else rows
+    # A stream may not know its columns before its first row.
+    return rows.select_columns([field]) if field in (rows.column_names or ()) else rows
 
 
 @contextmanager

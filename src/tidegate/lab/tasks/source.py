@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tidegate.lab.tasks.corpus import embedded_corpus
 from tidegate.lab.tasks.documents import Document, exists, expand_home, file_documents, fingerprint, is_pattern
 from tidegate.lab.tasks.hub import hub_documents
+from tidegate.lab.tasks.shards import holds_shards
 from tidegate.lab.tasks.task import DataError
 
 EMBEDDED = "stdlib"
@@ -23,7 +24,7 @@ EMBEDDED = "stdlib"
 
 _HUB = "hf:"
 
-SourceKind: TypeAlias = Literal["embedded", "files", "tokens", "hub"]
+SourceKind: TypeAlias = Literal["embedded", "files", "tokens", "shards", "hub"]
 
 
 class Corpus(NamedTuple):
@@ -49,7 +50,7 @@ class TokenFile(NamedTuple):
 
 
 def source_kind(source: str) -> SourceKind:
-    """Decide which of the four kinds a source is; what is neither there nor looks like a path is a name on the hub."""
+    """Decide which of the five kinds a source is; what is neither there nor looks like a path is a name on the hub."""
     if not source:
         raise DataError("--data must name a file, a folder, a pattern or hf:NAME; got nothing.")
     if source == EMBEDDED:
@@ -58,6 +59,8 @@ def source_kind(source: str) -> SourceKind:
         return "hub"
     path = expand_home(source)
     if exists(path) or is_pattern(str(path)):
+        if path.is_dir() and holds_shards(path):
+            return "shards"
         return "tokens" if path.suffix == ".npy" and path.is_file() else "files"
     if _looks_like_path(source, path):
         raise DataError(f"--data {source} does not exist; give a file, a folder, a pattern or hf:NAME.")
@@ -76,7 +79,7 @@ def resolve_source(source: str) -> str:
 def read_corpus(source: str, field: str | None) -> Corpus:
     """The documents of a source that is text; `field` names where JSON lines and datasets have it, "text" if None."""
     kind = source_kind(source)
-    if kind == "tokens":
+    if kind in ("tokens", "shards"):
         raise DataError(f"--data {source} holds tokens, not text; its tokenizer is 'none'.")
     if kind == "embedded" and field is not None:
         raise DataError(f"--field {field} is for JSON lines and datasets; leave it out, or name them by --data.")

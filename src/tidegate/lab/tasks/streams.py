@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
+from tidegate.lab.tasks.shards import ShardedTokens, ShardIndex, open_shards, token_lengths, tokenizer_text
 from tidegate.lab.tasks.source import Corpus, TokenFile
 from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, num_merged_tokens
 
@@ -16,11 +18,15 @@ _BYTES_PER_TOKEN = 8
 """More than merged byte pairs average: enough bytes for a held-out window, before tokens can be counted."""
 
 
+TokenStream: TypeAlias = npt.NDArray[np.integer[Any]] | ShardedTokens
+"""What has a length, and gives the tokens at an array of places."""
+
+
 class Streams(NamedTuple):
     """Tokens on both sides, and where they came from."""
 
-    training: npt.NDArray[np.integer[Any]]
-    held_out: npt.NDArray[np.integer[Any]]
+    training: TokenStream
+    held_out: TokenStream
     vocab_size: int
     token_bytes: npt.NDArray[np.int64] | None
     """(vocabulary,): bytes that a token stands for; None if that is not known."""
@@ -29,6 +35,8 @@ class Streams(NamedTuple):
     """How the held-out part was chosen, in words."""
     num_documents: int
     missing: tuple[str, ...] = ()
+    tokenizer: str = ""
+    """The byte pairs as JSON, if text was read by them."""
 
 
 def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -> Streams:
@@ -49,6 +57,7 @@ def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -
         rule=split.rule,
         num_documents=len(corpus.documents) + len(corpus.held_out or ()),
         missing=corpus.missing,
+        tokenizer=encoded.tokenizer,
     )
 
 
@@ -63,6 +72,21 @@ def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
         title=file.title,
         rule=f"the last {100 * (1 - count / len(file.tokens)):.3g} % of the tokens",
         num_documents=1,
+    )
+
+
+def shard_streams(folder: Path, index: ShardIndex) -> Streams:
+    """Tokens of a folder of shards, mapped; the last part of each is held out."""
+    training, held_out = open_shards(folder, index)
+    return Streams(
+        training=training,
+        held_out=held_out,
+        vocab_size=index.vocab_size,
+        token_bytes=token_lengths(folder, index),
+        title=f"{len(index.shards)} shards of {index.title}",
+        rule=f"the last {100 * len(held_out) / (len(training) + len(held_out)):.3g} % of each shard",
+        num_documents=sum(shard.num_documents for shard in index.shards),
+        tokenizer=tokenizer_text(folder, index),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy.typing as npt
 import torch
 
 from tidegate.lab.tasks.seeding import draws
+from tidegate.lab.tasks.shards import read_index
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
-from tidegate.lab.tasks.streams import Streams, text_streams, token_streams
+from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
 from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
-from tidegate.lab.tasks.tokenizer import num_merged_tokens
+from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 from tidegate.sizes import require_size
 
 DEFAULT_LENGTH = 128
@@ -33,7 +35,7 @@ class TextTask:
     """The next token of a text, from all before it."""
 
     source: str = EMBEDDED
-    """`stdlib`, a file, a folder, a pattern, JSON lines, a `.npy` file of tokens, or `hf:NAME`."""
+    """`stdlib`, a file, a folder, a pattern, JSON lines, a `.npy` file of tokens, a folder of shards, or `hf:NAME`."""
     field: str | None = None
     """Where JSON lines and datasets have their text; None is "text"."""
     tokenizer: str = "bytes"
@@ -77,12 +79,14 @@ def text_task(
     tokenizer : `.npy` files hold tokens already and admit none but the default
     """
     source = resolve_source(EMBEDDED if data is None else data)
-    if source_kind(source) == "tokens":
+    kind = source_kind(source)
+    if kind in ("tokens", "shards"):
         if field is not None or tokenizer not in ("bytes", "none"):
             option = f"--field {field}" if field is not None else f"--tokenizer {tokenizer}"
             raise DataError(f"{option} is for text, and --data {data} holds tokens already; leave it out.")
         task = TextTask(source=source, tokenizer="none", length=length)
-        return replace(task, fingerprint=read_tokens(source).fingerprint)
+        found = read_tokens(source) if kind == "tokens" else read_index(Path(source))
+        return replace(task, fingerprint=found.fingerprint)
     num_merged_tokens(tokenizer)
     task = TextTask(source=source, field=field, tokenizer=tokenizer, length=length)
     return replace(task, fingerprint=read_corpus(source, field).fingerprint)
@@ -102,6 +106,11 @@ class TextData:
     def vocab_size(self) -> int:
         """Tokens."""
         return self._streams.vocab_size
+
+    @property
+    def tokenizer(self) -> str:
+        """The byte pairs as JSON that text was read by; empty for bytes, and for tokens as they came."""
+        return self._streams.tokenizer and portable_tokenizer(self._streams.tokenizer)
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -199,7 +208,7 @@ class TextData:
             )
 
 
-def _windows(stream: npt.NDArray[np.integer[Any]], starts: npt.NDArray[np.int64], length: int) -> Batch:
+def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """Inputs and targets (B, T) of the windows that start there."""
     tokens = torch.from_numpy(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
@@ -208,6 +217,10 @@ def _windows(stream: npt.NDArray[np.integer[Any]], starts: npt.NDArray[np.int64]
 @lru_cache(maxsize=4)
 def _load(task: TextTask) -> TextData:
     share, window = task.validation_share, task.length + 1
+    if source_kind(task.source) == "shards":
+        index = read_index(Path(task.source))
+        _require_fingerprint(task, index.fingerprint)
+        return TextData(task, shard_streams(Path(task.source), index))
     if task.tokenizer == "none":
         file = read_tokens(task.source)
         _require_fingerprint(task, file.fingerprint)

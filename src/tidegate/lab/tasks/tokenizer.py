@@ -29,6 +29,8 @@ class EncodedText(NamedTuple):
     held_out: Tokens
     token_bytes: npt.NDArray[np.int64]
     """(vocabulary,): how many bytes of text a token stands for."""
+    tokenizer: str = ""
+    """The byte pairs as JSON, as the library writes them; empty for bytes."""
 
 
 class Tokenizer(NamedTuple):
@@ -100,6 +102,14 @@ def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokeniz
 def read_tokenizer(text: str, num_tokens: int) -> Tokenizer:
     """The byte pairs of which `merges.to_str()` made this."""
     return _tokenizer(tokenizers_library(num_tokens).Tokenizer.from_str(text))
+
+
+def portable_tokenizer(text: str) -> str:
+    """The same byte pairs as JSON that also says how tokens become text again, for whoever generates."""
+    library = tokenizers_library(0)
+    merges = library.Tokenizer.from_str(text)
+    merges.decoder = library.decoders.ByteLevel()
+    return merges.to_str()
 
 
 def _tokenizer(merges: Any) -> Tokenizer:

@@ -39,6 +39,8 @@ class Progress:
     """Of the last batch."""
     seconds: float
     """Spent on training so far."""
+    flops: float = 0.0
+    """Multiplications and additions of the training so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

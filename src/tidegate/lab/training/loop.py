@@ -27,7 +27,7 @@ class StepFigures(NamedTuple):
 
 
 def take_step(
-    loss_of: Callable[[], Tensor],
+    losses: Iterable[Tensor],
     optimizer: torch.optim.Optimizer,
     *,
     share: float,
@@ -37,6 +37,8 @@ def take_step(
 ) -> StepFigures:
     """Make one update.
 
+    losses     : parts that add up to the loss, each made when it is asked for, as a generator does: what a part keeps
+                 for its gradient is freed before the next is made
     share      : of the learning rates that the optimiser's groups were made with
     clip       : greatest norm of the gradient; None leaves the gradient as it is
     parameters : all that learn
@@ -45,14 +47,22 @@ def take_step(
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
     optimizer.zero_grad()
-    loss = loss_of()
-    loss.backward()
+    loss = _add_gradients(losses)
     parameters = list(parameters)
     gate_norm, norm = _gradient_norm(gates), _gradient_norm(parameters)
     if clip is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     optimizer.step()
     return StepFigures(loss.item(), norm.item(), gate_norm.item())
+
+
+def _add_gradients(losses: Iterable[Tensor]) -> Tensor:
+    """Add up the gradients of all parts; return the sum of the parts."""
+    parts: list[Tensor] = []
+    for loss in losses:
+        loss.backward()
+        parts.append(loss.detach())
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
 def _gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -70,7 +80,7 @@ def train(
     """Make one update on each batch."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for step, batch in enumerate(batches):
-        take_step(lambda batch=batch: loss_of(batch), optimizer, share=schedule(step), clip=clip, parameters=parameters)
+        take_step(map(loss_of, (batch,)), optimizer, share=schedule(step), clip=clip, parameters=parameters)
 
 
 NUM_BEFORE_SPIKE = 64

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """The names that glibc's mallopt gives to its options."""
 _KEPT_BYTES = 2**30
+_LONG_PRODUCT = 0.05
+"""Seconds after which no larger product is timed."""
 
 
 def environment() -> dict[str, str]:
@@ -90,6 +93,50 @@ def require_device(name: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
         raise ValueError(f"device {name} cannot be used here: {reason}. Leave it out to train on the CPU.") from None
+
+
+def available_bytes(device: str) -> int | None:
+    """Memory that is free on a device; None if the system does not tell."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def matrix_flops(device: str, *, half: bool) -> float:
+    """Measure operations a second of products of square matrices: what training can reach on this device at most.
+
+    They grow until one takes a while: some processors have no units for half precision, and take long.
+
+    half : in bfloat16 instead of float32
+    """
+    import torch
+
+    best = 0.0
+    for size in (64, 128, 256, 512, 1024, 2048, 4096):
+        factor = torch.ones(size, size, device=device, dtype=torch.bfloat16 if half else torch.float32)
+        seconds: list[float] = []
+        for _ in range(3):
+            start = time.perf_counter()
+            # It waits for the device.
+            (factor @ factor)[0, 0].item()
+            seconds.append(time.perf_counter() - start)
+        best = max(best, 2 * size**3 / min(seconds))
+        if min(seconds) > _LONG_PRODUCT:
+            break
+    return best
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads from here on."""
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def keep_freed_memory() -> None:

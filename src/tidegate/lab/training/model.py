@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
 from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.precision import widen
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import Model
 
@@ -40,8 +41,18 @@ def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = 
 
 def batch_loss(model: Model, batch: Batch) -> Tensor:
     """Mean cross-entropy of the targets, in nats."""
-    logits = model(batch.inputs)
-    return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=NO_TARGET)
+    return _cross_entropy(model(batch.inputs), batch.targets)
+
+
+def summed_loss(model: Model, batch: Batch) -> Tensor:
+    """Sum of the targets' cross-entropies, in nats."""
+    return _cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    # Under autocast logits are of half precision, and a sum over the vocabulary would be too.
+    flat = widen(logits).flatten(0, -2)
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=NO_TARGET, reduction=reduction)
 
 
 def row_parts(model: Model, batch: Batch) -> Iterator[Batch]:
@@ -66,9 +77,7 @@ def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
     for part in (part for batch in batches for part in row_parts(model, batch)):
         logits = model(part.inputs)
         targets = part.targets
-        loss += F.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
-        ).item()
+        loss += _cross_entropy(logits, targets, reduction="sum").item()
         counted = targets != NO_TARGET
         correct += int(((logits.argmax(dim=-1) == targets) & counted).sum())
         count += int(counted.sum())

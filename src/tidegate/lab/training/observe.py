@@ -17,6 +17,7 @@ from tidegate.lab.training.model import row_parts
 from tidegate.lab.training.records import LayerByHead, ObservationSummary
 from tidegate.torch.observing import GateSummary, LayerObservation, Observation, observe
 from tidegate.torch.observing.modules import follow_modules
+from tidegate.torch.precision import widen
 from tidegate.torch.weights import Model
 
 _NUM_STRETCHES = 32
@@ -74,7 +75,7 @@ def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], .
 def _losses(model: Model, batch: Batch) -> Tensor:
     """(B, T), 0 where there is no target."""
     logits = model(batch.inputs)
-    return F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
+    return F.cross_entropy(widen(logits).mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
 
 
 def _means(layers: Sequence[LayerObservation], statistic: str) -> LayerByHead:

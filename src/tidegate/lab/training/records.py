@@ -250,7 +250,7 @@ class _RunFields:
     role: Literal["comparison", "tuning"]
     model: dict[str, Any]
     task: dict[str, Any]
-    training: dict[str, float | str]
+    training: dict[str, float | str | bool]
 
 
 def last_costs(lines: Sequence[Line]) -> Costs | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args
 
 from tidegate._json import content_hash
 from tidegate.config import TransformerConfig, VisionConfig
@@ -19,9 +19,13 @@ Role: TypeAlias = Literal["comparison", "tuning"]
 """Whether a run is one of those compared, or helped to choose a learning rate."""
 
 
+Precision: TypeAlias = Literal["fp32", "bf16"]
+OptimizerName: TypeAlias = Literal["adamw", "muon"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """How a model is trained: AdamW under a warm-up and a cosine, in float32."""
+    """How a model is trained: under a warm-up and a cosine; by default with AdamW in float32."""
 
     steps: int
     """Updates."""
@@ -48,9 +52,17 @@ class Training:
     num_threads: int = 1
     """Of each run: several runs side by side are faster than one on several threads, while models are small."""
     device: str = "cpu"
+    precision: Precision = "fp32"
+    """`bf16` runs the model under autocast; weights, their updates and the gates' logits stay float32."""
+    compile: bool = False
+    """Whether the blocks are compiled by `torch.compile`."""
+    accumulate: int = 1
+    """Parts that a batch is cut into, by rows; their gradients add up to one update, in the memory of one part."""
+    optimizer: OptimizerName = "adamw"
+    """`muon` updates the matrices inside blocks by Muon, and all else by AdamW."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "num_evaluations", "num_observations", "num_threads"):
+        for name in ("steps", "batch_size", "num_evaluations", "num_observations", "num_threads", "accumulate"):
             require_size(name, getattr(self, name))
         for name in ("lr", "gate_lr", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -61,6 +73,22 @@ class Training:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1); got {getattr(self, name)!r}.")
+        self._require_engine()
+
+    def _require_engine(self) -> None:
+        for name, choices in (("precision", get_args(Precision)), ("optimizer", get_args(OptimizerName))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be {' or '.join(choices)}; got {getattr(self, name)!r}.")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate must divide batch_size; got {self.accumulate} and {self.batch_size}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; later fields only if not at their defaults, so that older runs keep their hashes."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        unused = {
+            option.name for option in fields(self) if option.name in _LATER and values[option.name] == option.default
+        }
+        return {name: value for name, value in values.items() if name not in unused}
 
     def lr_share(self, step: int) -> float:
         """The learning rate of a step, counted from 0, as a share of `lr`: a line up, then half a cosine down."""
@@ -77,6 +105,10 @@ class Training:
     def observes_after(self, step: int) -> bool:
         """Whether gates and attention are looked at after a step, counted from 0."""
         return _marks(step, self.num_observations, self.steps)
+
+
+_LATER = ("precision", "compile", "accumulate", "optimizer")
+"""Fields of `Training` that older records do not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +140,7 @@ class Run:
             "role": self.role,
             "model": json.loads(self.model.to_json()),
             "task": self.task.to_dict(location=location),
-            "training": {name: getattr(self.training, name) for name in self.training.__dataclass_fields__},
+            "training": self.training.to_dict(),
         }
 
 

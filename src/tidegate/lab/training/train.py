@@ -6,37 +6,45 @@ import hashlib
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, load_checkpoint, save_checkpoint
+from tidegate.lab.training.engine import (
+    compile_blocks,
+    in_precision,
+    loss_parts,
+    require_independent_rows,
+    without_compilation,
+)
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
+    Evaluation,
     Model,
-    batch_loss,
     build_model,
     evaluate,
     task_metrics,
     training_flops,
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
+from tidegate.lab.training.optimizers import make_optimizer
 from tidegate.lab.training.records import Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
-from tidegate.torch.gate_groups import gate_optimizer_groups
 
 CHECKPOINT_SECONDS = 20.0
 """Time between two checkpoints, unless a run is told otherwise."""
+_WORK_OVER_SAVING = 20
+"""Time between two checkpoints over the time that it takes to save one, at least."""
 _DIVERGED = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 
@@ -51,7 +59,13 @@ class RunContext:
     stopping: Callable[[], bool] = lambda: False
     """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS
-    """Time between two checkpoints."""
+    """Time between two checkpoints, at least; 0 saves after every step."""
+    num_threads: int | None = None
+    """Threads that compute, instead of as many as the run says; sums may round differently."""
+
+    def seconds_after(self, saving: float) -> float:
+        """Time until the next checkpoint, after one that took so many seconds: most of the time is for training."""
+        return max(self.checkpoint_seconds, _WORK_OVER_SAVING * saving) if self.checkpoint_seconds else 0.0
 
 
 def execute_run(run: Run, context: RunContext) -> Record:
@@ -67,19 +81,10 @@ def execute_run(run: Run, context: RunContext) -> Record:
         )
 
 
-def make_optimizer(model: nn.Module, run: Run) -> torch.optim.AdamW:
-    """Make AdamW in three groups: gates at their own rate, matrices with weight decay, norms and biases without."""
-    options = run.training
-    groups = gate_optimizer_groups(
-        model, lr=options.lr, gate_lr=options.lr * options.gate_lr, weight_decay=options.weight_decay
-    )
-    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=True)
-
-
 def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run: Run, step: int) -> StepFigures:
     """Make one update of a run's model on a batch."""
     return take_step(
-        lambda: batch_loss(model, batch),
+        loss_parts(model, batch, run.training),
         optimizer,
         share=run.training.lr_share(step),
         clip=run.training.clip,
@@ -92,7 +97,7 @@ class _Trainer:
     """A run under way."""
 
     def __init__(self, run: Run, context: RunContext) -> None:
-        torch.set_num_threads(run.training.num_threads)
+        torch.set_num_threads(context.num_threads or run.training.num_threads)
         self.run = run
         self.label = run_label(run.to_dict())
         self.context = context
@@ -101,6 +106,8 @@ class _Trainer:
         self.model = build_model(run.model, seed=run.seed)
         self.weights = weight_fingerprints(self.model)
         self.model.to(self.device)
+        require_independent_rows(self.model, run.training)
+        compile_blocks(self.model, run.training)
         self.has_gates = any(True for _ in gate_parameters(self.model))
         self.optimizer = make_optimizer(self.model, run)
         self.flops_per_token = training_flops(self.model)
@@ -132,7 +139,7 @@ class _Trainer:
     def _train(self) -> str:
         """Do the steps that are left; return where the run diverged, or an empty text."""
         state, options = self.state, self.run.training
-        saved = time.monotonic()
+        saved, pause = time.monotonic(), self.context.checkpoint_seconds
         while state.step < options.steps:
             start = time.perf_counter()
             batch = self.data.batch(seed=self.run.seed, step=state.step, size=options.batch_size)
@@ -155,20 +162,22 @@ class _Trainer:
             if self.context.stopping():
                 self._save()
                 raise Interrupted(self.run.id)
-            if time.monotonic() - saved > self.context.checkpoint_seconds:
+            if (start := time.monotonic()) - saved > pause:
                 self._save()
                 saved = time.monotonic()
+                pause = self.context.seconds_after(saved - start)
         return ""
 
     def _evaluate_and_observe(self, step: int) -> None:
         """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
         if options.observes_after(step):
-            observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
+            with without_compilation():
+                observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
             state.observations += [] if observation is None else [observation]
         if not options.evaluates_after(step):
             return
-        loss = evaluate(self.model, self.validation).loss
+        loss = self._evaluate(self.validation).loss
         means = [total / state.num_summed for total in state.sums_since_point]
         state.curve.append(
             Point(
@@ -185,7 +194,7 @@ class _Trainer:
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _final_record(self) -> Record:
-        evaluation = evaluate(self.model, map(self._to_device, self.data.final()))
+        evaluation = self._evaluate(map(self._to_device, self.data.final()))
         # Untrained, a model spreads its guess over the whole vocabulary.
         blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
         if not evaluation.loss <= _DIVERGED * blind:
@@ -199,8 +208,16 @@ class _Trainer:
             loss=evaluation.loss,
             metrics=task_metrics(evaluation, self.data),
             num_evaluated=evaluation.num_targets,
-            loss_by_position=() if long is None else loss_by_position(self.model, self._to_device(long)),
+            loss_by_position=() if long is None else self._loss_by_position(long),
         )
+
+    def _evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        with without_compilation(), in_precision(self.run.training):
+            return evaluate(self.model, batches)
+
+    def _loss_by_position(self, batch: Batch) -> tuple[tuple[float, float], ...]:
+        with without_compilation(), in_precision(self.run.training):
+            return loss_by_position(self.model, self._to_device(batch))
 
     def _diverged_record(self, where: str) -> Record:
         return self._record("diverged", error=where)
@@ -245,6 +262,7 @@ class _Trainer:
                 tokens=self._tokens(),
                 loss=loss,
                 seconds=state.elapsed,
+                flops=self.flops_per_token * self._tokens(),
             )
         )
 

@@ -1,0 +1,56 @@
+"""What `tidegate train --dry-run` says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from tidegate.cli.console import new_console
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.estimate import Estimate
+    from tidegate.lab.training.run import Run, Training
+
+
+def print_estimate(run: Run, *, flops: float | None, mfu: float) -> None:
+    """Print what a run would take here, and at a rate of operations if one is given."""
+    from tidegate.lab.training.estimate import estimate_run
+
+    estimate = estimate_run(run)
+    table = Table(box=SIMPLE, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in _estimate_rows(estimate, run.training, flops=flops, mfu=mfu):
+        table.add_row(*row)
+    new_console().print(table)
+
+
+def _estimate_rows(
+    estimate: Estimate, training: Training, *, flops: float | None, mfu: float
+) -> list[tuple[str, str, str]]:
+    """What a dry run says: a name, a number, and how it comes about."""
+    per_update = estimate.tokens // estimate.steps
+    rows = [
+        ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
+        ("tokens", f"{estimate.tokens:,}", f"{estimate.steps:,} updates of {per_update:,}"),
+        ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
+        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} for each token"),
+        (
+            "memory",
+            f"{estimate.bytes / 2**30:.2f} GiB",
+            f"{estimate.weight_bytes / 2**30:.2f} for weights and updates, {estimate.activation_bytes / 2**30:.2f} for "
+            f"a batch in {training.accumulate} {'part' if training.accumulate == 1 else 'parts'}",
+        ),
+    ]
+    if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
+        rows.append(("hours here", "?", f"not measured: {estimate.why_not_measured}"))
+    else:
+        how = f"{per_update / estimate.step_seconds:,.0f} tokens/s, {estimate.flops_per_second:.3g} FLOP/s, measured"
+        rows.append(("hours here", f"{estimate.hours:.3g}", how))
+    if flops is not None:
+        how = f"at {mfu:g} of {flops:.3g} FLOP/s"
+        rows.append(("hours there", f"{estimate.hours_at(flops, mfu):.3g}", how))
+    return rows

@@ -1,0 +1,73 @@
+"""`tidegate tokenize`: text of any size to shards of tokens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.console import new_console
+from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.folders import require_apart, require_writable
+from tidegate.cli.options import FieldOption, QuietOption
+
+
+def tokenize(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A text file, a folder, a quoted glob, .jsonl, hf:NAME of a Hugging Face dataset, which is streamed, "
+            "or stdlib for Python's own sources.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; the same command goes on there.")] = Path("shards"),
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="bytes, bpe:32768 to learn byte pairs from the first 64 MiB, or a tokenizer.json of other shards."
+        ),
+    ] = "bytes",
+    field: FieldOption = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that encode; one for each core by default.", show_default=False),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a text as shards of tokens on the disk, for --data of train and compare: it may be larger than memory.
+
+    Each shard has a digest. Ctrl-C stops; the same command goes on, and makes anew what is missing or damaged.
+
+    Example: tidegate tokenize 'corpus/*.jsonl' --field body --tokenizer bpe:32768 --out shards
+    """
+    from tidegate.lab.tasks.tokenizing import tokenize as write_shards
+
+    require_writable(out)
+    require_apart(out, data)
+    console = new_console(stderr=True)
+
+    def report(num_shards: int, num_tokens: int) -> None:
+        if not quiet:
+            console.print(f"{num_shards} shards, {num_tokens:,} tokens", soft_wrap=True)
+
+    try:
+        index = write_shards(
+            data,
+            out,
+            tokenizer=tokenizer,
+            field=field,
+            num_processes=processes or len(os.sched_getaffinity(0)),
+            report=report,
+        )
+    except KeyboardInterrupt:
+        stop("nothing is lost. Run the command again to go on.", code=INTERRUPTED)
+    training = sum(shard.num_training for shard in index.shards)
+    held_out = sum(shard.num_tokens for shard in index.shards) - training
+    new_console().print(
+        f"{len(index.shards)} shards in {out}: {training:,} tokens to train on and {held_out:,} held out, of "
+        f"{index.vocab_size:,} kinds.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,376 @@
+"""`tidegate train`: one model, at any size."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tidegate.cli.console import new_console
+from tidegate.cli.dry_run import print_estimate
+from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.folders import require_apart, require_writable
+from tidegate.cli.options import QuietOption, options_named
+from tidegate.cli.progress import display
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.presets import ModelSize
+    from tidegate.lab.training.records import Record
+    from tidegate.lab.training.run import Run
+
+_DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
+_SAVE_SECONDS = 60.0
+_WIDE = 256
+
+
+def train(
+    variant: Annotated[
+        str,
+        typer.Option(
+            help="The gate, and options of the variant, as --variants of tidegate compare spells them: none, g1, "
+            "bma@init=fan-in.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "bma",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. "
+            "Without it: Python's own sources.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="bytes, or bpe:4096 to train one of that size; the preset's by default.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Where .jsonl lines and datasets have their text; text by default.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        Literal["tiny", "small", "base", "35m", "124m"],
+        typer.Option(
+            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34 and 124 million parameters. Options below "
+            "replace single ones.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "tiny",
+    d_model: Annotated[
+        int | None, typer.Option(min=1, help="Width.", rich_help_panel=_MODEL, show_default=False)
+    ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(min=1, help="Blocks.", rich_help_panel=_MODEL, show_default=False)
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of queries.", rich_help_panel=_MODEL, show_default=False)
+    ] = None,
+    num_kv_heads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Heads of keys and values; as many as of queries by default.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a sequence.", rich_help_panel=_MODEL, show_default=False)
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens to train on; twenty for each parameter by default.",
+            rich_help_panel=_TRAINING,
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences of an update.", rich_help_panel=_TRAINING, show_default=False),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The largest learning rate; by default 3e-3, times 144 over the width where that is less than 1.",
+            rich_help_panel=_TRAINING,
+            show_default=False,
+        ),
+    ] = None,
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        typer.Option(
+            help="muon updates the matrices inside blocks by Muon, and gates, norms and embeddings by AdamW.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = "adamw",
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.", rich_help_panel=_TRAINING)] = 0,
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        typer.Option(
+            help="bf16 computes in half precision; weights, updates and the gates' logits stay float32.",
+            rich_help_panel=_WORK,
+        ),
+    ] = "fp32",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the blocks: slow to start, then faster.", rich_help_panel=_WORK)
+    ] = False,
+    accumulate: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Cut a batch into so many parts: the same update, in less memory.", rich_help_panel=_WORK
+        ),
+    ] = 1,
+    checkpoint_activations: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint-activations",
+            help="Compute blocks again in the backward pass: less memory, a third more time.",
+            rich_help_panel=_WORK,
+        ),
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where to train, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
+    ] = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads on the CPU; by default one for each core, and one alone below a width of 256.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for model, log and checkpoints; the same command goes on there.", rich_help_panel=_WORK
+        ),
+    ] = Path("model"),
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write event files for TensorBoard too, to OUT/tensorboard.", rich_help_panel=_WORK
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what the run would take, by counting and by a few steps, and end.",
+            rich_help_panel=_WORK,
+        ),
+    ] = False,
+    flops: Annotated[
+        float | None,
+        typer.Option(
+            help="Operations a second that the hardware can do, such as 4e14: --dry-run says the hours there, and "
+            "progress is shown as a share of it.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float, typer.Option(help="Share of --flops that training reaches, for --dry-run.", rich_help_panel=_WORK)
+    ] = 0.4,
+    quiet: QuietOption = False,
+) -> None:
+    """Train one language model, and write it where observe, curvature and transformers read it.
+
+    OUT/model.safetensors is for Tidegate, OUT/hf for AutoModelForCausalLM; OUT/log.jsonl has a line for each step.
+
+    Ctrl-C stops; the same command goes on, and ends with the same numbers.
+
+    Example: tidegate train --variant g1 --preset small --data notes/ --out notes-g1
+    """
+    command = shlex.join(["tidegate", *sys.argv[1:]])
+    from tidegate.lab.compare.request import Variant
+    from tidegate.lab.training.machine import require_device, use_threads
+    from tidegate.lab.training.presets import SIZES
+
+    given = {
+        "d_model": d_model,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "length": length,
+        "batch_size": batch_size,
+        "tokenizer": tokenizer,
+    }
+    size = replace(SIZES[preset], **{name: value for name, value in given.items() if value is not None})
+    if threads is None:
+        # Threads of small products wait for one another longer than they work.
+        threads = len(os.sched_getaffinity(0)) if size.d_model >= _WIDE else 1
+    with options_named(_OPTIONS):
+        require_device(device)
+        run = _run_of(
+            Variant.parse(variant),
+            size,
+            data=data,
+            field=field,
+            budget=tokens,
+            lr=lr,
+            seed=seed,
+            model={"num_kv_heads": num_kv_heads, "checkpoint_blocks": checkpoint_activations},
+            engine={
+                "precision": precision,
+                "compile": compile_,
+                "accumulate": accumulate,
+                "optimizer": optimizer,
+                "device": device,
+            },
+        )
+        if dry_run:
+            use_threads(threads)
+            print_estimate(run, flops=flops, mfu=mfu)
+            return
+    require_writable(out)
+    require_apart(out, data)
+    try:
+        _train(run, out, threads=threads, peak=flops, tensorboard=tensorboard, quiet=quiet)
+    except KeyboardInterrupt:
+        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+
+
+_OPTIONS = {"device": "--device", "accumulate": "--accumulate", "lr": "--lr", "flops": "--flops", "mfu": "--mfu"}
+"""The options by what their checks call them."""
+
+
+def _run_of(
+    variant: Any,
+    size: ModelSize,
+    *,
+    data: str | None,
+    field: str | None,
+    budget: int | None,
+    lr: float | None,
+    seed: int,
+    model: dict[str, Any],
+    engine: dict[str, Any],
+) -> Run:
+    from tidegate.config import TransformerConfig
+    from tidegate.lab.compare.design import num_parameters
+    from tidegate.lab.tasks.text import text_task
+    from tidegate.lab.training.presets import learning_rate, token_budget
+    from tidegate.lab.training.run import Run, Training
+
+    if variant.params is not None or variant.first_seed:
+        raise ValueError(f"--variant {variant.name} has options of a comparison, params or first_seed. Leave them out.")
+    task = text_task(data, tokenizer=size.tokenizer, field=field, length=size.length)
+    config = TransformerConfig(
+        gate=variant.gates,
+        d_model=size.d_model,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        vocab_size=task.load().vocab_size,
+        max_length=size.length,
+        **model,
+        **variant.model,
+    )
+    tokens = token_budget(num_parameters(config)) if budget is None else budget
+    training: dict[str, Any] = {"lr": learning_rate(size.d_model) if lr is None else lr, **variant.training, **engine}
+    return Run(
+        variant=variant.name,
+        block=0,
+        seed=seed,
+        model=config,
+        task=task,
+        training=Training(
+            steps=max(1, round(tokens / (size.batch_size * size.length))), batch_size=size.batch_size, **training
+        ),
+    )
+
+
+def _train(run: Run, out: Path, *, threads: int, peak: float | None, tensorboard: bool, quiet: bool) -> None:
+    """Train, keep what came of it, and say how it ended."""
+    from tidegate.lab.training.events import Ended, Interrupted, Phase
+    from tidegate.lab.training.executors.serial import note_interrupts
+    from tidegate.lab.training.log import RunLog, log_path
+    from tidegate.lab.training.machine import matrix_flops, use_threads
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.train import RunContext, execute_run
+
+    folder = TrainingFolder(out)
+    console = new_console()
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        records = folder.records
+        stack.enter_context(records.lock())
+        if (done := folder.finished(run)) is not None:
+            _print_result(folder, done, before=True)
+            return
+        use_threads(threads)
+        if peak is None:
+            peak = matrix_flops(run.training.device, half=run.training.precision == "bf16")
+        log = RunLog(out, peak=peak, tensorboard=tensorboard)
+        stack.callback(log.close)
+        shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
+        interrupted = stack.enter_context(note_interrupts())
+        shown.show(Phase(name="training", num_runs=1))
+
+        def report(event: Any) -> None:
+            log.report(event)
+            shown.show(event)
+
+        context = RunContext(
+            folder=folder.checkpoints,
+            report=report,
+            stopping=lambda: bool(interrupted),
+            checkpoint_seconds=_SAVE_SECONDS,
+            num_threads=threads,
+        )
+        try:
+            record = execute_run(run, context)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        model = folder.keep(run, record)
+        shown.show(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
+    if record.status == "failed":
+        stop(f"{record.error.strip().splitlines()[-1]} See {records.path}; the same command tries again.", code=FAILED)
+    if model is not None:
+        _export(model, folder)
+    _print_result(folder, record, before=False)
+    console.print(f"The log: {log_path(out)}", soft_wrap=True)
+
+
+def _export(model: Any, folder: TrainingFolder) -> None:
+    """Write the model for transformers too, if that is installed."""
+    from importlib.util import find_spec
+
+    from tidegate.lab.models.export import export_hugging_face
+
+    if find_spec("transformers") is not None:
+        export_hugging_face(model, folder.path / "hf", tokenizer=folder.tokenizer)
+
+
+def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> None:
+    console = new_console()
+    if record.status == "diverged":
+        stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
+    assert record.loss is not None
+    figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
+    when = "Trained before" if before else "Trained"
+    console.print(
+        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. On {record.num_evaluated:,} tokens "
+        f"that were held out: loss {record.loss:.4f} nats{figures}.",
+        soft_wrap=True,
+    )
+    console.print(f"The model: {folder.model}", soft_wrap=True)
+    if (folder.path / "hf").exists():
+        console.print(f"For transformers: {folder.path / 'hf'}", soft_wrap=True)

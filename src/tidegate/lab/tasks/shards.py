@@ -1,0 +1,156 @@
+"""Tokens on the disk in shards, as `tidegate tokenize` writes them: mapped and not read, so they may exceed memory.
+
+A folder of shards has `index.json`, which is sealed by a digest, raw little-endian numbers in `00000.bin` and so on,
+and `tokenizer.json` if its tokens are byte pairs. The last part of each shard is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate._files import write_content
+from tidegate._json import content_hash, open_sealed, parse_json, read_as, seal
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
+
+INDEX, TOKENIZER = "index.json", "tokenizer.json"
+_DTYPES = ("uint8", "uint16", "uint32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One file of tokens."""
+
+    name: str
+    num_tokens: int
+    num_training: int
+    """The first tokens, which are trained on; the others are held out."""
+    num_documents: int
+    content: str
+    """SHA-256 of the file."""
+    text: str
+    """SHA-256 of the text that it was made of."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardIndex:
+    """What a folder of shards holds."""
+
+    tokenizer: str
+    """`bytes` or `bpe:N`."""
+    tokenizer_digest: str
+    """SHA-256 of `tokenizer.json`; empty for bytes."""
+    vocab_size: int
+    dtype: Literal["uint8", "uint16", "uint32"]
+    title: str
+    """The text that they were made of."""
+    shards: tuple[Shard, ...]
+    kind: Literal["shards"] = "shards"
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that stand for all tokens, their order and what is held out."""
+        return content_hash({**asdict(self), "title": "", "shards": [asdict(shard) for shard in self.shards]})
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder has an index of shards, whole or not."""
+    try:
+        return b'"kind": "shards"' in (folder / INDEX).read_bytes()
+    except OSError:
+        return False
+
+
+def write_index(folder: Path, index: ShardIndex) -> None:
+    """Write the index, which makes shards of the files beside it."""
+    write_content(folder / INDEX, json.dumps(seal(asdict(index)), indent=1).encode())
+
+
+def read_index(folder: Path) -> ShardIndex:
+    """Read the index, and see that the files beside it have the sizes that it says; their bytes are not read.
+
+    A `DataError` says what is damaged, missing or cut short.
+    """
+    remedy = "Run tidegate tokenize again with the same options: it makes anew what is missing."
+    try:
+        index: ShardIndex = read_as(ShardIndex, open_sealed(parse_json((folder / INDEX).read_bytes())))
+    except ValueError as problem:
+        raise DataError(f"{folder / INDEX} is damaged: {problem} {remedy}") from None
+    width = np.dtype(index.dtype).itemsize
+    for shard in index.shards:
+        path = folder / Path(shard.name).name
+        size = path.stat().st_size if path.is_file() else 0
+        if size != shard.num_tokens * width:
+            raise DataError(
+                f"{path} has {size:,} bytes and not {shard.num_tokens * width:,}: it was cut short or replaced. "
+                f"{remedy}"
+            )
+    if index.tokenizer_digest:
+        tokenizer = folder / TOKENIZER
+        if not tokenizer.is_file() or _digest(tokenizer.read_bytes()) != index.tokenizer_digest:
+            raise DataError(f"{tokenizer} is not the tokenizer that the shards were made with. {remedy}")
+    return index
+
+
+def tokenizer_text(folder: Path, index: ShardIndex) -> str:
+    """The byte pairs as JSON; empty for bytes."""
+    return (folder / TOKENIZER).read_text(encoding="utf-8") if index.tokenizer_digest else ""
+
+
+def token_lengths(folder: Path, index: ShardIndex) -> npt.NDArray[np.int64]:
+    """(vocabulary,): bytes that a token stands for."""
+    text = tokenizer_text(folder, index)
+    return read_tokenizer(text, index.vocab_size).token_bytes if text else byte_tokenizer().token_bytes
+
+
+@final
+class ShardedTokens:
+    """Parts of several files as one stream: it has a length, and gives the tokens at an array of places."""
+
+    def __init__(self, parts: list[npt.NDArray[np.unsignedinteger[Any]]]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = np.cumsum([len(part) for part in self._parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """The tokens at places from 0 on, in the shape of the places."""
+        flat = places.reshape(-1)
+        if flat.size and not 0 <= flat.min() <= flat.max() < len(self):
+            raise IndexError(f"places must lie from 0 on below {len(self)}; got {flat.min()} to {flat.max()}.")
+        owners = np.searchsorted(self._ends, flat, side="right")
+        found = np.empty(flat.shape, dtype=self._parts[0].dtype)
+        for owner in np.unique(owners):
+            own = owners == owner
+            start = self._ends[owner] - len(self._parts[owner])
+            found[own] = self._parts[owner][flat[own] - start]
+        return found.reshape(places.shape)
+
+
+def open_shards(folder: Path, index: ShardIndex) -> tuple[ShardedTokens, ShardedTokens]:
+    """Map what is trained on and what is held out."""
+    maps = [
+        np.memmap(folder / shard.name, dtype=f"<{np.dtype(index.dtype).str[1:]}", mode="r") for shard in index.shards
+    ]
+    cuts = [shard.num_training for shard in index.shards]
+    return (
+        ShardedTokens([tokens[:cut] for tokens, cut in zip(maps, cuts, strict=True)]),
+        ShardedTokens([tokens[cut:] for tokens, cut in zip(maps, cuts, strict=True)]),
+    )
+
+
+def smallest_dtype(vocab_size: int) -> Any:
+    """The name of the smallest type that holds a vocabulary."""
+    return next(name for name in _DTYPES if vocab_size <= np.iinfo(name).max + 1)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

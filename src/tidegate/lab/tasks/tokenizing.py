@@ -1,0 +1,338 @@
+"""Text of any size to shards of tokens: read a piece at a time, encoded in several processes, resumed after a stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from tidegate._files import write_content
+from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
+from tidegate.lab.tasks.holdout import num_held_out
+from tidegate.lab.tasks.hub import stream_hub_documents
+from tidegate.lab.tasks.shards import INDEX, TOKENIZER, Shard, ShardIndex, smallest_dtype, write_index
+from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.tokenizer import (
+    Tokenizer,
+    byte_tokenizer,
+    num_merged_tokens,
+    portable_tokenizer,
+    read_tokenizer,
+    trained_tokenizer,
+)
+
+SHARD_BYTES = 1 << 24
+"""Text of a shard, about."""
+SAMPLE_BYTES = 1 << 26
+"""Text from which byte pairs are learnt, from the beginning on."""
+_JOURNAL = "progress.jsonl"
+_HELD_OUT_SHARE = 0.05
+
+
+class _Job(NamedTuple):
+    """The text of one shard."""
+
+    number: int
+    documents: list[Document]
+
+    @property
+    def digest(self) -> str:
+        whole = hashlib.sha256()
+        for document in self.documents:
+            whole.update(len(document.content).to_bytes(8) + bytes(document.content))
+        return whole.hexdigest()
+
+
+def tokenize(
+    data: str | None,
+    folder: Path,
+    *,
+    tokenizer: str = "bytes",
+    field: str | None = None,
+    num_processes: int = 1,
+    shard_bytes: int = SHARD_BYTES,
+    report: Callable[[int, int], None] = lambda _shards, _tokens: None,
+) -> ShardIndex:
+    """Write a text as shards of tokens, or go on with it; return the index.
+
+    Shards that are there, whole and made of the same text, are kept. Byte pairs are learnt from the first 64 MiB.
+
+    data          : what `--data` of a comparison takes; files are read a piece at a time, datasets are streamed
+    tokenizer     : `bytes`, `bpe:N`, or the path of a `tokenizer.json` that was written here
+    num_processes : that encode
+    shard_bytes   : text of a shard, about
+    report        : is told after each shard how many there are, and how many tokens they have
+    """
+    source = resolve_source("stdlib" if data is None else data)
+    folder.mkdir(parents=True, exist_ok=True)
+    given = _read_pairs(tokenizer) if tokenizer.endswith(".json") else ""
+    num_tokens = None if given else num_merged_tokens(tokenizer)
+    spelled = f"bpe:{_vocab_size(given)} {_digest(given)}" if given else tokenizer
+    journal = _Journal(
+        folder / _JOURNAL, {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
+    )
+    pairs = given or (_learn_pairs(source, field, folder, num_tokens, keep=journal.goes_on) if num_tokens else "")
+    if given:
+        write_content(folder / TOKENIZER, given.encode())
+    shards: list[Shard] = []
+    with _encoders(num_processes, pairs) as pool:
+        for shard in _encode_all(pool, _jobs(source, field, shard_bytes), journal, folder, 2 * num_processes):
+            shards.append(shard)
+            report(len(shards), sum(one.num_tokens for one in shards))
+    if not shards:
+        raise DataError(
+            f"--data {data} holds no text. Name a file with text in it, a folder of such files, or hf:NAME."
+        )
+    index = ShardIndex(
+        tokenizer=spelled,
+        tokenizer_digest=_digest(pairs) if pairs else "",
+        vocab_size=_vocab_size(pairs),
+        dtype=smallest_dtype(_vocab_size(pairs)),
+        title=Path(source).name or source,
+        shards=tuple(shards),
+    )
+    for file in folder.glob("*.bin"):
+        if file.name not in {shard.name for shard in shards}:
+            file.unlink()
+    write_index(folder, index)
+    journal.forget()
+    return index
+
+
+def _encoders(num_processes: int, pairs: str) -> Executor:
+    """Processes that encode; none but this one where one is enough."""
+    if num_processes == 1:
+        _set_tokenizer(pairs)
+        return _Here()
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(num_processes, mp_context=context, initializer=_set_tokenizer, initargs=(pairs,))
+
+
+@final
+class _Here(Executor):
+    """Does what is submitted at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """Call it; the result is there."""
+        done: Future[Any] = Future()
+        done.set_result(fn(*arguments, **options))
+        return done
+
+
+def _encode_all(
+    pool: Executor, jobs: Iterator[_Job], journal: _Journal, folder: Path, in_flight: int
+) -> Iterator[Shard]:
+    """Encode jobs in their order, a few at a time, so that memory holds a few shards' text alone."""
+    waiting: deque[Shard | Future[Shard]] = deque()
+    for job in jobs:
+        done = journal.find(job, folder)
+        waiting.append(done or pool.submit(_write_shard, job, str(folder)))
+        if len(waiting) >= in_flight:
+            yield journal.note(waiting.popleft())
+    while waiting:
+        yield journal.note(waiting.popleft())
+
+
+class _Journal:
+    """The shards that are done, a sealed line each, until there is an index."""
+
+    def __init__(self, path: Path, begun: dict[str, Any]) -> None:
+        self._path = path
+        lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
+        self.goes_on = bool(lines) or done is not None
+        """Whether a call before this one has begun here."""
+        before = lines[0] if lines else {"tokenizer": done.tokenizer} if done else {}
+        if changed := [name for name, value in before.items() if begun[name] != value]:
+            raise DataError(
+                f"--out {path.parent} has shards of another call: {', '.join(changed)} differ. Choose another --out, "
+                "or the same options."
+            )
+        kept = [read_as(Shard, line) for line in lines[1:]] or list(done.shards if done else ())
+        self._shards = {shard.name: shard for shard in kept}
+        if not lines:
+            for line in (begun, *map(asdict, kept)):
+                self._append(line)
+        # Until all shards are checked there is none.
+        (path.parent / INDEX).unlink(missing_ok=True)
+
+    def find(self, job: _Job, folder: Path) -> Shard | None:
+        """Return a job's shard if it is there, whole and made of the same text."""
+        shard = self._shards.get(_shard_name(job.number))
+        if shard is None or shard.text != job.digest:
+            return None
+        path = folder / shard.name
+        content = path.read_bytes() if path.is_file() else b""
+        return shard if hashlib.sha256(content).hexdigest() == shard.content else None
+
+    def note(self, made: Shard | Future[Shard]) -> Shard:
+        """Wait for a shard, and write down that it is done."""
+        if isinstance(made, Shard):
+            return made
+        shard = made.result()
+        self._append(asdict(shard))
+        return shard
+
+    def forget(self) -> None:
+        """Remove the journal: the index has all of it."""
+        self._path.unlink(missing_ok=True)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(seal(line)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _sealed_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a journal; what a kill cut off, and all after it, is dropped."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                lines.append(open_sealed(parse_json(line)))
+            except ValueError:
+                break
+        path.write_text("".join(json.dumps(seal(line)) + "\n" for line in lines), encoding="utf-8")
+    return lines
+
+
+def _done_index(path: Path) -> ShardIndex | None:
+    """The index of shards that are done, to be checked and kept; None if there is none, or a damaged one."""
+    try:
+        return read_as(ShardIndex, open_sealed(parse_json(path.read_bytes())))
+    except (ValueError, FileNotFoundError):
+        return None
+
+
+def _jobs(source: str, field: str | None, shard_bytes: int) -> Iterator[_Job]:
+    """Cut a source into the texts of shards; where they are cut depends on the text alone."""
+    number, held, size = 0, list[Document](), 0
+    for document in _pieces(source, field, shard_bytes):
+        held.append(document)
+        size += len(document.content)
+        if size >= shard_bytes:
+            yield _Job(number, held)
+            number, held, size = number + 1, [], 0
+    if held:
+        yield _Job(number, held)
+
+
+def _pieces(source: str, field: str | None, piece_bytes: int) -> Iterator[Document]:
+    """The documents of a source, one after another; long files in pieces."""
+    kind = source_kind(source)
+    if kind == "hub":
+        yield from stream_hub_documents(source.removeprefix("hf:"), field or "text")
+    elif kind == "embedded":
+        corpus = read_corpus(source, field)
+        yield from (*corpus.documents, *(corpus.held_out or ()))
+    elif kind == "files":
+        for name, path in text_files(source):
+            if path.suffix == ".jsonl":
+                yield from record_documents(path, name, field or "text")
+            else:
+                yield from _file_pieces(path, name, piece_bytes)
+    else:
+        raise DataError(f"--data {source} holds tokens already: give it to --data of tidegate train as it is.")
+
+
+def _file_pieces(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
+    """A file in pieces that end with a line, or with a character if a line is longer than a piece."""
+    with path.open("rb") as file:
+        rest = b""
+        while block := file.read(piece_bytes):
+            content = rest + block
+            cut = content.rfind(b"\n") + 1 or character_start(content, len(content) - 3 if len(content) > 3 else 0)
+            whole, rest = (content[:cut], content[cut:]) if len(block) == piece_bytes else (content, b"")
+            if whole:
+                yield Document(name, whole)
+        if rest:
+            yield Document(name, rest)
+
+
+def _read_pairs(path: str) -> str:
+    """The byte pairs of a file, as JSON."""
+    try:
+        pairs = Path(path).read_text(encoding="utf-8")
+        read_tokenizer(pairs, 0)
+    except OSError as problem:
+        raise DataError(f"--tokenizer {path} cannot be read: {problem.strerror}.") from None
+    # The library has no class of its own for what it cannot parse.
+    except Exception as problem:
+        raise DataError(f"--tokenizer {path} is no tokenizer: {problem}.") from None
+    return pairs
+
+
+def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, *, keep: bool) -> str:
+    """Learn byte pairs from the beginning of a text, and keep them in the folder; as JSON.
+
+    keep : whether those that are in the folder already are the ones
+    """
+    kept = folder / TOKENIZER
+    if keep and kept.exists():
+        return kept.read_text(encoding="utf-8")
+    sample, size = list[Document](), 0
+    for document in _pieces(source, field, SHARD_BYTES):
+        sample.append(document)
+        size += len(document.content)
+        if size >= SAMPLE_BYTES:
+            break
+    pairs = portable_tokenizer(trained_tokenizer(sample, num_tokens).merges.to_str())
+    write_content(kept, pairs.encode())
+    return pairs
+
+
+def _vocab_size(pairs: str) -> int:
+    return len(_load(pairs).token_bytes)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shard_name(number: int) -> str:
+    return f"{number:05}.bin"
+
+
+_pairs = ""
+
+
+def _set_tokenizer(pairs: str) -> None:
+    """Begin a process that encodes."""
+    global _pairs
+    _pairs = pairs
+
+
+@lru_cache(maxsize=2)
+def _load(pairs: str) -> Tokenizer:
+    return read_tokenizer(pairs, 0) if pairs else byte_tokenizer()
+
+
+def _write_shard(job: _Job, folder: str) -> Shard:
+    """Encode the text of a shard and write its file; in a process of its own."""
+    encoder = _load(_pairs)
+    dtype = np.dtype(smallest_dtype(len(encoder.token_bytes))).newbyteorder("<")
+    tokens = encoder.encode(job.documents).astype(dtype)
+    content = tokens.tobytes()
+    name = _shard_name(job.number)
+    write_content(Path(folder) / name, content)
+    held_out = num_held_out(len(tokens), share=_HELD_OUT_SHARE, at_least=0)
+    return Shard(
+        name=name,
+        num_tokens=len(tokens),
+        num_training=len(tokens) - held_out,
+        num_documents=len(job.documents),
+        content=hashlib.sha256(content).hexdigest(),
+        text=job.digest,
+    )

@@ -1,0 +1,186 @@
+"""What a run would take, before it is begun: operations and memory by counting, time by a few steps of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tidegate.config import TransformerConfig
+from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.engine import compile_blocks, in_precision, loss_parts
+from tidegate.lab.training.machine import available_bytes
+from tidegate.lab.training.model import batch_loss, build_model, training_flops
+from tidegate.lab.training.optimizers import hidden_matrices, make_optimizer
+from tidegate.lab.training.run import Run, Training
+from tidegate.torch.gate import gate_parameters
+
+_FLOAT_BYTES = 4
+_TIMED_TOKENS = 2048
+"""Of a timed step, about: enough to keep a processor busy."""
+_TIMED_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run takes."""
+
+    num_parameters: int
+    num_gate_parameters: int
+    steps: int
+    tokens: int
+    flops: float
+    """Multiplications and additions of the training; what is computed again to save memory is not counted."""
+    weight_bytes: int
+    """Weights, their gradients and the optimiser's state, in one process."""
+    activation_bytes: int
+    """What the forward pass of one part of a batch keeps for the backward pass."""
+    step_seconds: float | None
+    """Of one update where this was measured; None if it was not."""
+    why_not_measured: str = ""
+    """Why there is no time; empty if there is."""
+
+    @property
+    def bytes(self) -> int:
+        """All memory that is counted."""
+        return self.weight_bytes + self.activation_bytes
+
+    @property
+    def hours(self) -> float | None:
+        """Of the whole run where a step was measured."""
+        return None if self.step_seconds is None else self.steps * self.step_seconds / 3600
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Operations of the training over the seconds that they take where a step was measured."""
+        return None if self.step_seconds is None else self.flops / self.steps / self.step_seconds
+
+    def hours_at(self, flops: float, mfu: float) -> float:
+        """Of the whole run on hardware of a peak rate, of which a share is reached.
+
+        flops : operations a second that the hardware can do
+        mfu   : the share of them that training reaches, above 0 and at most 1
+        """
+        if not flops > 0:
+            raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
+        if not 0 < mfu <= 1:
+            raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
+        return self.flops / (flops * mfu) / 3600
+
+
+def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
+    """Count what a run takes, and time a few updates of it where the memory is enough for them.
+
+    run     : of a language model
+    measure : whether to take the time
+    """
+    assert isinstance(run.model, TransformerConfig)
+    with torch.device("meta"):
+        model = build_model(run.model)
+    tokens = run.training.steps * run.training.batch_size * run.task.length
+    counted = Estimate(
+        num_parameters=model.num_parameters(),
+        num_gate_parameters=sum(gate.numel() for gate in gate_parameters(model)),
+        steps=run.training.steps,
+        tokens=tokens,
+        flops=training_flops(model) * tokens,
+        weight_bytes=_weight_bytes(
+            model.num_parameters(), sum(w.numel() for w in hidden_matrices(model)), run.training
+        ),
+        activation_bytes=_activation_bytes(run.model, run.training, run.task.length),
+        step_seconds=None,
+    )
+    if not measure:
+        return replace(counted, why_not_measured="it was not asked for")
+    free = available_bytes(run.training.device)
+    rows = _timed_rows(run)
+    needed = counted.weight_bytes + counted.activation_bytes * rows * run.training.accumulate // run.training.batch_size
+    if free is not None and needed > free:
+        reason = f"a step needs {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free here"
+        return replace(counted, why_not_measured=reason)
+    return replace(counted, step_seconds=_step_seconds(run, rows))
+
+
+def _weight_bytes(num_parameters: int, num_hidden: int, training: Training) -> int:
+    """Weights, gradients, and one or two moments of each, in float32."""
+    num_moments = 2 * num_parameters - (num_hidden if training.optimizer == "muon" else 0)
+    return _FLOAT_BYTES * (2 * num_parameters + num_moments)
+
+
+def _activation_bytes(config: TransformerConfig, training: Training, length: int) -> int:
+    """Count what is kept for the gradients of one part of a batch.
+
+    It grows by one number for each block, each sequence and each pair of them, which small models tell.
+    """
+    rows, blocks = training.batch_size // training.accumulate, config.num_layers
+    width = config.d_ff[0] if isinstance(config.d_ff, tuple) else config.d_ff
+    small = replace(config, num_layers=1, d_ff=width, checkpoint_blocks=False, max_length=length)
+    (one, twice), (both, both_twice) = (
+        [_kept_bytes(replace(small, num_layers=layers), training, (count, length)) for count in (1, 2)]
+        for layers in (1, 2)
+    )
+    first = one + (rows - 1) * (twice - one)
+    block = both - one + (rows - 1) * (both_twice - both - (twice - one))
+    # The gradient of the logits is as large as they are.
+    logits = rows * length * config.vocab_size * _FLOAT_BYTES
+    if config.checkpoint_blocks:
+        # Each block keeps its input; one block at a time is computed again.
+        return first + blocks * rows * length * config.d_model * _FLOAT_BYTES + logits
+    return first + (blocks - 1) * block + logits
+
+
+def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, int]) -> int:
+    """Bytes that the forward pass of some sequences keeps for the backward pass, the weights left out.
+
+    size : number and length of the sequences
+    """
+    model = build_model(config)
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    tokens = torch.zeros(size, dtype=torch.int64)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        in_precision(replace(training, device="cpu")),
+    ):
+        batch_loss(model, Batch(tokens, tokens))
+    return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
+
+
+def _timed_rows(run: Run) -> int:
+    return max(1, min(run.training.batch_size // run.training.accumulate, _TIMED_TOKENS // run.task.length))
+
+
+def _step_seconds(run: Run, rows: int) -> float:
+    """Time gradients of a few rows and updates, and add up what one update of the run takes."""
+    device = torch.device(run.training.device)
+    model = build_model(run.model, seed=run.seed).to(device)
+    compile_blocks(model, run.training)
+    optimizer = make_optimizer(model, run)
+    tokens = torch.zeros(rows, run.task.length, dtype=torch.int64, device=device)
+    whole = replace(run.training, accumulate=1, batch_size=rows)
+    gradients: list[float] = []
+    updates: list[float] = []
+    for _ in range(_TIMED_STEPS + 1):
+        start = _now(device)
+        for loss in loss_parts(model, Batch(tokens, tokens), whole):
+            loss.backward()
+        middle = _now(device)
+        optimizer.step()
+        updates.append(_now(device) - middle)
+        optimizer.zero_grad()
+        gradients.append(middle - start)
+    # The first compiles, and makes the optimiser's state.
+    return min(gradients[1:]) * run.training.batch_size / rows + min(updates[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,85 @@
+"""The optimiser of a run: which parameters are updated how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from tidegate.lab.training.run import Run
+from tidegate.torch.block import TransformerBlock
+from tidegate.torch.gate_groups import gate_optimizer_groups
+
+
+def make_optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
+    """Make AdamW in three groups: gates at their own rate, matrices with weight decay, norms and biases without.
+
+    With `muon` the matrices inside blocks are a group before them, which Muon updates.
+    """
+    training = run.training
+    groups = gate_optimizer_groups(
+        model, lr=training.lr, gate_lr=training.lr * training.gate_lr, weight_decay=training.weight_decay
+    )
+    betas = (training.beta1, training.beta2)
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(groups, betas=betas, fused=True)
+    hidden = hidden_matrices(model)
+    others = [{**group, "params": [weight for weight in group["params"] if weight not in hidden]} for group in groups]
+    return MuonAndAdamW(
+        list(hidden),
+        [group for group in others if group["params"]],
+        lr=training.lr,
+        weight_decay=training.weight_decay,
+        betas=betas,
+    )
+
+
+def hidden_matrices(model: nn.Module) -> dict[Tensor, None]:
+    """The matrices of linear maps inside blocks, in their order: no embedding, no head, no gate, no norm.
+
+    They are found by type and not by name: a gate's parameters belong to an `AttentionGate` and not to a linear map.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
+    linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
+    return {module.weight: None for module in linear if module.weight.requires_grad}
+
+
+@final
+class MuonAndAdamW(torch.optim.Optimizer):
+    """PyTorch's Muon for some matrices and its AdamW for all else, with one state and one list of groups.
+
+    Muon's steps are scaled to the size that AdamW's usually have, so that one learning rate serves both.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[Tensor],
+        others: list[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+    ) -> None:
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, betas=betas, fused=True)
+        self._parts = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share_state()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update all parameters."""
+        assert closure is None
+        for part in self._parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state; PyTorch puts new groups and a new state into the place of those that the parts share."""
+        super().load_state_dict(state_dict)
+        self._share_state()
+
+    def _share_state(self) -> None:
+        muon, adamw = self._parts
+        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        muon.state = adamw.state = self.state

@@ -1,0 +1,50 @@
+"""Sizes of models to train, with a length, a budget and a learning rate by one rule.
+
+Twenty tokens for each parameter. The learning rate is 3e-3 up to a width of 144, where the comparisons' tuning records
+have their best; from there on it falls with one over the width. That is the rule for matrices that read the width. One
+rate serves all parameters: the embedding is also the head, which reads the width too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOKENS_PER_PARAMETER = 20
+_LARGEST_LR = 3e-3
+_WIDTH_OF_LARGEST_LR = 144
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """A decoder's sizes, and those of a batch."""
+
+    d_model: int
+    num_layers: int
+    num_heads: int
+    length: int
+    """Tokens of a sequence."""
+    batch_size: int
+    """Sequences of an update."""
+    tokenizer: str = "bytes"
+    """What text becomes tokens by, unless told otherwise."""
+
+
+SIZES: dict[str, ModelSize] = {
+    # About 0.18, 1.0 and 14 million parameters: the models that `tidegate compare` trains.
+    "tiny": ModelSize(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16),
+    "small": ModelSize(d_model=144, num_layers=4, num_heads=6, length=256, batch_size=16),
+    "base": ModelSize(d_model=384, num_layers=8, num_heads=6, length=512, batch_size=32),
+    # About 34 and 124 million with that many tokens; the second has the sizes of GPT-2 small.
+    "35m": ModelSize(d_model=512, num_layers=8, num_heads=8, length=1024, batch_size=128, tokenizer="bpe:16384"),
+    "124m": ModelSize(d_model=768, num_layers=12, num_heads=12, length=1024, batch_size=256, tokenizer="bpe:50257"),
+}
+
+
+def learning_rate(d_model: int) -> float:
+    """The largest learning rate for a width: 3e-3, less in proportion where the width is more than 144."""
+    return _LARGEST_LR * min(1.0, _WIDTH_OF_LARGEST_LR / d_model)
+
+
+def token_budget(num_parameters: int) -> int:
+    """Twenty tokens for each parameter."""
+    return TOKENS_PER_PARAMETER * num_parameters

@@ -1,0 +1,31 @@
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+
+runner = CliRunner()
+
+
+def test_a_text_becomes_shards_that_train_reads(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))
+    done = runner.invoke(app, ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1"])
+    assert done.exit_code == 0, done.output
+    assert "1 shards" in done.output
+    assert "of 256 kinds" in done.output
+    sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
+    options = ["--data", str(tmp_path / "shards"), "--out", str(tmp_path / "model"), "--tokens", "128"]
+    trained = runner.invoke(app, ["train", *options, *sizes])
+    assert trained.exit_code == 0, trained.output
+    (tmp_path / "shards" / "00000.bin").write_bytes(b"")
+    short = runner.invoke(app, ["train", *options, *sizes])
+    assert short.exit_code == 2
+    assert "cut short" in short.output
+
+
+def test_bad_input_is_one_line(tmp_path):
+    missing = runner.invoke(app, ["tokenize", str(tmp_path / "none.txt"), "--out", str(tmp_path / "shards")])
+    assert missing.exit_code == 2
+    assert "does not exist" in missing.output
+    wrong = runner.invoke(app, ["tokenize", "stdlib", "--tokenizer", "words", "--out", str(tmp_path / "shards")])
+    assert wrong.exit_code == 2
+    assert "--tokenizer must be" in wrong.output

@@ -1,0 +1,201 @@
+"""`tidegate train` from the command to the model, and what reads the model."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.lab.training.records import RecordFile
+from tidegate.torch import add_gates, load_model
+
+TEXT = "".join(f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(300))
+SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
+SIZES = [*SMALL, "--tokens", "512", "--lr", "1e-2"]
+"""Eight updates of a miniature."""
+
+runner = CliRunner()
+
+
+def invoke(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "sums.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    """Folders of two trained models, the first without a gate and with byte pairs."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = [
+        invoke(
+            "train", "--variant", "none", "--tokenizer", "bpe:300", "--data", text, "--out", folder / "none", *SIZES
+        ),
+        invoke("train", "--variant", "g1", "--data", text, "--out", folder / "g1", *SIZES),
+    ]
+    assert [result.exit_code for result in done] == [0, 0], done[0].output + done[1].output
+    return folder, done[1].output
+
+
+def test_it_says_what_came_of_it_and_keeps_model_log_and_record(trained):
+    folder, output = trained
+    assert "parameters on 512 tokens" in output
+    assert "bits per byte" in output
+    assert sorted(file.name for file in (folder / "g1").iterdir()) == [
+        "hf",
+        "log.jsonl",
+        "model.safetensors",
+        "records.jsonl",
+    ]
+    lines = [json.loads(line) for line in (folder / "g1" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    (record,) = RecordFile(folder / "g1" / "records.jsonl").read()
+    assert record.status == "finished"
+    assert str(load_model(folder / "g1" / "model.safetensors").config.gate) == "g1"
+
+
+def test_transformers_reads_the_same_model(trained):
+    folder, _ = trained
+    tokens = torch.arange(12)[None]
+    for name, kind in (("none", "LlamaForCausalLM"), ("g1", "TidegateForCausalLM")):
+        read = AutoModelForCausalLM.from_pretrained(folder / name / "hf")
+        assert type(read).__name__ == kind
+        torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
+    add_gates(AutoModelForCausalLM.from_pretrained(folder / "none" / "hf"))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "none" / "hf")
+    assert tokenizer.decode(tokenizer("the sum of 5\n").input_ids) == "the sum of 5\n"
+    assert len(tokenizer) <= 300
+
+
+def test_observe_and_curvature_read_it_with_its_own_tokens(trained, text, tmp_path):
+    folder, _ = trained
+    observed = invoke(
+        "observe", folder / "none", "--data", text, "--out", tmp_path / "seen", "--length", 8, "--sequences", 2
+    )
+    assert observed.exit_code == 0, observed.output
+    measured = invoke(
+        "curvature", folder / "g1", "--data", text, "--out", tmp_path / "bent",
+        "--length", 4, "--sequences", 1, "--positions", 1, "--planes", 1,
+    )  # fmt: skip
+    assert measured.exit_code == 0, measured.output
+
+
+def test_the_same_command_again_trains_nothing_and_another_is_refused(trained, text):
+    folder, _ = trained
+    before = (folder / "g1" / "model.safetensors").stat().st_mtime_ns
+    again = invoke("train", "--variant", "g1", "--data", text, "--out", folder / "g1", *SIZES)
+    assert again.exit_code == 0
+    assert "Trained before" in again.output
+    assert (folder / "g1" / "model.safetensors").stat().st_mtime_ns == before
+    other = invoke("train", "--variant", "bma", "--data", text, "--out", folder / "g1", *SIZES)
+    assert other.exit_code == 2
+    assert "belongs to another training" in other.output
+
+
+def test_it_stops_and_goes_on_to_the_same_model(trained, text, tmp_path, monkeypatch):
+    from tidegate.lab.training.log import RunLog
+
+    folder, _ = trained
+    report = RunLog.report
+
+    def interrupt(log, event):
+        report(log, event)
+        if event.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "report", interrupt)
+        stopped = invoke("train", "--variant", "g1", "--data", text, "--out", tmp_path, *SIZES)
+    assert stopped.exit_code == 130, stopped.output
+    assert "nothing is lost. Go on with" in stopped.output
+    assert not (tmp_path / "model.safetensors").exists()
+    done = invoke("train", "--variant", "g1", "--data", text, "--out", tmp_path, *SIZES)
+    assert done.exit_code == 0, done.output
+    expected = load_model(folder / "g1" / "model.safetensors").state_dict()
+    found = load_model(tmp_path / "model.safetensors").state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 9))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_all_options_of_the_engine_train_together(text, tmp_path):
+    done = invoke(
+        "train", "--data", text, "--out", tmp_path, *SIZES, "--precision", "bf16", "--accumulate", 2,
+        "--checkpoint-activations", "--optimizer", "muon", "--num-kv-heads", 1, "--tensorboard", "--seed", 3,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (record,) = RecordFile(tmp_path / "records.jsonl").read()
+    expected = {"precision": "bf16", "accumulate": 2, "optimizer": "muon"}
+    assert {name: record.run["training"][name] for name in expected} == expected
+    assert record.run["model"]["checkpoint_blocks"]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tmp_path):
+    out = tmp_path / "out"
+    done = invoke("train", "--data", text, "--out", out, *SIZES, "--dry-run", "--flops", "4e14", "--mfu", "0.5")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "parameters",
+        "8 updates of 64",
+        "FLOPs",
+        "memory",
+        "hours here",
+        "measured",
+        "at 0.5 of 4e+14 FLOP/s",
+    ):
+        assert words in done.output
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--accumulate", 3], "--accumulate must divide batch_size"),
+        (["--variant", "g1@params=none"], "options of a comparison"),
+        (["--variant", "nonsense"], "nonsense"),
+        (["--device", "quantum"], "--device quantum cannot be used here"),
+        (["--lr", "-1"], "--lr must be a finite number above 0"),
+        (["--num-heads", 3], "num_heads"),
+        (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must lie above 0"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):
+    done = invoke("train", "--data", text, "--out", tmp_path / "out", *SIZES, *options)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
+    inside = invoke("train", "--data", text.parent, "--out", text.parent / "out", *SIZES)
+    assert (inside.exit_code, "outside of it" in inside.output) == (2, True)
+
+
+def test_a_training_that_diverges_ends_with_a_word_on_the_remedy(text, tmp_path):
+    done = invoke("train", "--data", text, "--out", tmp_path, *SIZES, "--lr", "1e6")
+    assert done.exit_code == 1
+    assert "Choose a smaller --lr" in done.output
+
+
+def test_another_models_tokenizer_beside_a_model_is_refused(trained, tmp_path):
+    folder, _ = trained
+    (tmp_path / "model.safetensors").write_bytes((folder / "g1" / "model.safetensors").read_bytes())
+    (tmp_path / "tokenizer.json").write_text((folder / "none" / "tokenizer.json").read_text())
+    done = invoke("observe", tmp_path, "--out", tmp_path / "seen", "--length", 8)
+    assert done.exit_code == 2
+    assert "another model's" in done.output
+    (tmp_path / "tokenizer.json").write_text("{")
+    done = invoke("observe", tmp_path, "--out", tmp_path / "seen", "--length", 8)
+    assert (done.exit_code, "is no tokenizer" in done.output) == (2, True)

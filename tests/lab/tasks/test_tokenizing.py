@@ -1,0 +1,183 @@
+"""Shards of tokens: what is written, what is kept after a stop, what reads them, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from tidegate.lab.tasks import tokenizing
+from tidegate.lab.tasks.documents import file_documents
+from tidegate.lab.tasks.shards import ShardedTokens, open_shards, read_index
+from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.text import text_task
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
+from tidegate.lab.tasks.tokenizing import tokenize
+
+LINES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(600)]
+TEXT = "".join(LINES)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text" / "sums.txt"
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    return path
+
+
+def all_tokens(folder):
+    index = read_index(folder)
+    return np.concatenate([np.fromfile(folder / shard.name, dtype=index.dtype) for shard in index.shards])
+
+
+class TestShards:
+    def test_hold_the_bytes_of_the_text_in_order_the_last_of_each_held_out(self, text, tmp_path):
+        index = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
+        assert len(index.shards) == 4
+        assert bytes(all_tokens(tmp_path / "out")) == TEXT.encode()
+        training, held_out = open_shards(tmp_path / "out", index)
+        assert len(training) + len(held_out) == len(TEXT)
+        assert len(held_out) == pytest.approx(0.05 * len(TEXT), abs=len(index.shards))
+        assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".bin", ".json"}
+
+    def test_of_byte_pairs_give_the_text_back(self, text, tmp_path):
+        index = tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        merges = read_tokenizer((tmp_path / "out" / "tokenizer.json").read_text(), 0).merges
+        assert merges.decode(all_tokens(tmp_path / "out").tolist()) == TEXT
+        assert (index.vocab_size, index.dtype) == (300, "uint16")
+        # Other shards may have the same tokens.
+        again = tokenize(str(text), tmp_path / "b", tokenizer=str(tmp_path / "out" / "tokenizer.json"), shard_bytes=999)
+        assert again.tokenizer_digest == index.tokenizer_digest
+        assert merges.decode(all_tokens(tmp_path / "b").tolist()) == TEXT
+
+    def test_of_folders_json_lines_and_datasets_hold_their_documents(self, text, tmp_path):
+        (text.parent / "more.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in LINES[:50]))
+        tokenize(str(text.parent), tmp_path / "out", field="body", shard_bytes=3000)
+        expected = byte_tokenizer().encode(file_documents(str(text.parent), "body"))
+        assert bytes(all_tokens(tmp_path / "out")) == bytes(expected)
+        Dataset.from_dict({"text": [line.strip() for line in LINES]}).to_parquet(tmp_path / "set" / "train.parquet")
+        tokenize(f"hf:{tmp_path / 'set'}", tmp_path / "hub", shard_bytes=3000)
+        assert bytes(all_tokens(tmp_path / "hub")) == TEXT.encode()
+
+    def test_a_long_line_is_cut_between_characters(self, tmp_path):
+        path = tmp_path / "long.txt"
+        path.write_text("aé€𝄞" * 700)
+        index = tokenize(str(path), tmp_path / "out", tokenizer="bpe:260", shard_bytes=100)
+        assert len(index.shards) > 10
+        merges = read_tokenizer((tmp_path / "out" / "tokenizer.json").read_text(), 0).merges
+        # Each piece of a document without line breaks is ended by one.
+        assert merges.decode(all_tokens(tmp_path / "out").tolist()).replace("\n", "") == "aé€𝄞" * 700
+
+
+class TestAStop:
+    def test_keeps_what_is_done_and_the_rest_comes_out_the_same(self, text, tmp_path, monkeypatch):
+        whole = tokenize(str(text), tmp_path / "whole", tokenizer="bpe:300", shard_bytes=4096)
+        made, write = [], tokenizing._write_shard
+
+        def stopped(job, folder):
+            if len(made) == 3:
+                raise KeyboardInterrupt
+            made.append(job.number)
+            return write(job, folder)
+
+        monkeypatch.setattr(tokenizing, "_write_shard", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        with (tmp_path / "out" / "progress.jsonl").open("a") as journal:
+            journal.write('{"name": "00002.bin", "num_tok')
+        done = {line.split('"')[3] for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()[1:-1]}
+        made.clear()
+        monkeypatch.setattr(tokenizing, "_write_shard", lambda *job: made.append(job[0].number) or write(*job))
+        assert tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096) == whole
+        assert len(made) == len(whole.shards) - len(done)
+        assert len(done) > 0
+        assert not (tmp_path / "out" / "progress.jsonl").exists()
+
+    def test_shards_that_were_damaged_are_made_anew_and_no_others(self, text, tmp_path, monkeypatch):
+        whole = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
+        path = tmp_path / "out" / "00001.bin"
+        path.write_bytes(path.read_bytes()[:-1])
+        made, write = [], tokenizing._write_shard
+        monkeypatch.setattr(tokenizing, "_write_shard", lambda *job: made.append(job[0].number) or write(*job))
+        assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
+        assert made == [1]
+
+    def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
+        tokenize(str(text), tmp_path / "out", shard_bytes=4096)
+        with pytest.raises(DataError, match="shards of another call: tokenizer differ"):
+            tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
+        assert read_index(tmp_path / "out").tokenizer == "bytes"
+
+
+def test_processes_write_what_one_process_does(text, tmp_path):
+    in_processes = tokenize(str(text), tmp_path / "two", tokenizer="bpe:300", num_processes=2, shard_bytes=4096)
+    assert tokenize(str(text), tmp_path / "one", tokenizer="bpe:300", shard_bytes=4096) == in_processes
+
+
+class TestTheTask:
+    def test_batches_are_those_of_the_same_tokens_in_memory(self, text, tmp_path):
+        index = tokenize(str(text), tmp_path / "out", shard_bytes=2048)
+        training, held_out = open_shards(tmp_path / "out", index)
+        plain = training[np.arange(len(training))]
+        np.save(tmp_path / "plain.npy", np.concatenate([plain, held_out[np.arange(len(held_out))]]))
+        sharded = text_task(str(tmp_path / "out"), length=16)
+        # Held out is the end: exactly what the shards hold out.
+        share = len(held_out) / (len(training) + len(held_out))
+        whole = replace(text_task(str(tmp_path / "plain.npy"), length=16), validation_share=share)
+        for step in (0, 7):
+            ours, theirs = (task.load().batch(seed=3, step=step, size=5) for task in (sharded, whole))
+            assert torch.equal(ours.inputs, theirs.inputs)
+            assert torch.equal(ours.targets, theirs.targets)
+        assert all(map(torch.equal, sharded.load().validation()[0], whole.load().validation()[0]))
+        assert sharded.load().bytes_per_token == 1.0
+
+    def test_it_is_known_by_its_tokens_and_not_by_its_place(self, text, tmp_path):
+        for name in ("a", "b"):
+            tokenize(str(text), tmp_path / name, shard_bytes=2048)
+        tokenize(str(text), tmp_path / "c", tokenizer="bpe:300", shard_bytes=2048)
+        a, b, c = (text_task(str(tmp_path / name)) for name in "abc")
+        assert a.to_dict(location=False) == b.to_dict(location=False)
+        assert a.fingerprint != c.fingerprint
+        assert c.load().tokenizer
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes and not .* cut short"),
+            (lambda out: (out / "00000.bin").unlink(), "00000.bin has 0 bytes"),
+            (lambda out: (out / "tokenizer.json").write_text("{}"), "not the tokenizer that the shards were made with"),
+            (
+                lambda out: (out / "index.json").write_text((out / "index.json").read_text().replace("300", "301")),
+                "index.json is damaged",
+            ),
+        ],
+        ids=["cut short", "missing", "another tokenizer", "index"],
+    )
+    def test_damage_is_an_error_that_names_the_file_and_the_remedy(self, text, tmp_path, damage, message):
+        out = tmp_path / "out"
+        tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096)
+        damage(out)
+        with pytest.raises(DataError, match=f"{message}.*Run tidegate tokenize again"):
+            text_task(str(out))
+
+    def test_what_is_for_text_is_refused(self, text, tmp_path):
+        tokenize(str(text), tmp_path / "out")
+        with pytest.raises(DataError, match="holds tokens already"):
+            text_task(str(tmp_path / "out"), tokenizer="bpe:300")
+        with pytest.raises(DataError, match="holds tokens already"):
+            tokenize(str(tmp_path / "out"), tmp_path / "again")
+        with pytest.raises(DataError, match="is no tokenizer"):
+            tokenize(str(text), tmp_path / "no", tokenizer=str(tmp_path / "out" / "index.json"))
+
+
+def test_places_outside_of_a_stream_are_refused():
+    stream = ShardedTokens(
+        [np.arange(3, dtype=np.uint8), np.arange(0, dtype=np.uint8), np.arange(3, 5, dtype=np.uint8)]
+    )
+    assert stream[np.array([[0, 2], [3, 4]])].tolist() == [[0, 2], [3, 4]]
+    for place in (-1, 5):
+        with pytest.raises(IndexError, match="places must lie"):
+            stream[np.array([place])]

@@ -1,0 +1,70 @@
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.log import RunLog, log_path
+
+
+def step_of(step, loss=2.0):
+    return Progress(
+        run="a", variant="g1", seed=0, role="comparison", step=step, steps=10, tokens=100 * step, loss=loss,
+        seconds=2.0 * step, flops=1e6 * step,
+    )  # fmt: skip
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in log_path(folder).read_text().splitlines()]
+
+
+def test_each_step_has_a_line_with_loss_speed_share_and_time_left(tmp_path):
+    log = RunLog(tmp_path, peak=1e6)
+    log.report(step_of(4, loss=1.5))
+    (line,) = lines_of(tmp_path)
+    assert line == {
+        "step": 4,
+        "tokens": 400,
+        "loss": 1.5,
+        "tokens_per_second": 50.0,
+        "share_of_peak": 0.5,
+        "seconds": 8.0,
+        "seconds_left": 12.0,
+    }
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path):
+    RunLog(tmp_path).report(step_of(1, loss=float("nan")))
+    assert lines_of(tmp_path)[0]["loss"] is None
+
+
+def test_a_run_that_goes_on_replaces_what_it_does_again_and_what_was_cut_off(tmp_path):
+    first = RunLog(tmp_path)
+    for step in (1, 2, 3):
+        first.report(step_of(step))
+    with log_path(tmp_path).open("a") as file:
+        file.write('{"step": 4, "lo')
+    second = RunLog(tmp_path)
+    second.report(Notice(text="The run goes on from step 1."))
+    for step in (2, 3, 4):
+        second.report(step_of(step, loss=1.0))
+    assert [(line.get("step"), line.get("loss")) for line in lines_of(tmp_path)] == [
+        (1, 2.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+    ]
+
+
+# Its files are read by code that is older than the warnings that it meets.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_the_same_numbers(tmp_path):
+    for first, last, loss in ((1, 3, 2.0), (2, 4, 1.0)):
+        log = RunLog(tmp_path, peak=1e6, tensorboard=True)
+        for step in range(first, last + 1):
+            log.report(step_of(step, loss=loss))
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert events.Scalars("share_of_peak")[0].value == pytest.approx(0.5)

@@ -1,0 +1,56 @@
+import pytest
+import torch
+from closeness import assert_close
+
+from tidegate.config import Rotary, TransformerConfig
+from tidegate.torch import TransformerLM, add_gates
+from tidegate.torch.hf import to_stock_model
+
+SIZES = {"gate": "none", "d_model": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_length": 32}
+TOKENS = torch.arange(18).reshape(2, 9) * 7 % 64
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "LlamaForCausalLM"),
+        ({"tie_embeddings": False, "num_kv_heads": 2, "head_dim": 6, "rotary": Rotary(base=500.0)}, "LlamaForCausalLM"),
+        ({"qk_norm": True, "d_ff": 24}, "Qwen3ForCausalLM"),
+    ],
+    ids=["llama", "grouped heads", "qwen3"],
+)
+def test_the_logits_are_ours(options, kind):
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(**SIZES | options)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    stock = to_stock_model(model)
+    assert type(stock).__name__ == kind
+    assert not stock.training
+    assert_close(stock(TOKENS).logits, model(TOKENS))
+    assert stock.get_input_embeddings().weight.data_ptr() != model.embedding.weight.data_ptr()
+    # It takes gates, as every model of transformers does.
+    add_gates(stock)
+    assert_close(stock(TOKENS).logits, model(TOKENS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gate": "g1"},
+        {"feedforward": "gelu"},
+        {"norm": "layer"},
+        {"positions": "learned"},
+        {"rotary": Rotary(scale=2.0)},
+        {"window": 4},
+        {"metric": "diagonal"},
+        {"temperature": 2.0},
+        {"bias": True},
+        {"dropout": 0.1},
+        {"d_ff": (8, 16)},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_transformers_has_not_is_refused(options):
+    with pytest.raises(ValueError, match="no such decoder of its own"):
+        to_stock_model(TransformerLM(TransformerConfig(**SIZES | options)))
