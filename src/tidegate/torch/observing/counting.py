@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts
 from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts, with_sink
+from tidegate.torch.observing.statistics import AttentionStatistics, with_sink
 
 _FORBIDDING = -1e4
 """What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
