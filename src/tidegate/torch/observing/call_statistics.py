@@ -12,21 +12,34 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
 from tidegate.torch.observing.statistics import (
     BLOCK,
     AttentionStatistics,
     KeySet,
     additive,
     attention_statistics,
+    cap_scores,
     grouped_matmul,
     indicator,
     join_parts,
+    statistics_of_scores,
 )
 from tidegate.torch.precision import wide_dtype
 
 _PART = 2**19
 """Numbers in the queries of one part, if that is not less than one group of heads of one row."""
+
+
+def with_plain_mask(call: AttentionCall) -> AttentionCall:
+    """The call with its mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
+    mask = call.mask
+    if mask is None or mask.dtype == torch.bool or call.scored:
+        return call
+    forbids = mask <= FORBIDDING
+    if bool((forbids | (mask == 0)).all()):
+        return call._replace(mask=~forbids)
+    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
 
 
 @torch.no_grad()
@@ -53,9 +66,11 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
     with torch.autocast(query.device.type, enabled=False):
         for start in range(0, num_queries, size):
             queries = slice(start, start + size)
-            scores = grouped_matmul(query[:, :, queries], key.mT)
+            scores = torch.zeros((), dtype=dtype) if call.scored else grouped_matmul(query[:, :, queries], key.mT)
+            if call.softcap is not None:
+                cap_scores(scores, call.softcap)
             if call.mask is not None:
-                scores = scores + _mask_of_keys(call.mask, queries, chosen_BN, dtype)
+                scores = scores + _mask_of_keys(call, queries, chosen_BN, dtype)
             scores = scores.masked_fill(hidden_B11N, -math.inf)
             if call.causal:
                 position = torch.arange(num_queries, device=query.device)[queries]
@@ -73,13 +88,15 @@ def _gather_keys(x_BGSD: Tensor, chosen_BN: Tensor) -> Tensor:
     return x_BGSD.gather(2, chosen_BN[:, None, :, None].expand(B, G, -1, D))
 
 
-def _mask_of_keys(mask: Tensor, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
+def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
     """The additive mask of some queries and of each row's chosen keys."""
-    rows = additive(mask if mask.shape[2] == 1 else mask[:, :, queries], dtype)
-    if rows.shape[-1] == 1:
-        return rows
-    rows = rows.expand(len(chosen_BN), -1, -1, -1)
-    return rows.gather(3, chosen_BN[:, None, None].expand(*rows.shape[:3], -1))
+    assert call.mask is not None
+    rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, queries]
+    if rows.shape[-1] > 1:
+        rows = rows.expand(len(chosen_BN), -1, -1, -1)
+        rows = rows.gather(3, chosen_BN[:, None, None].expand(*rows.shape[:3], -1))
+    bias = additive(rows, dtype)
+    return bias.masked_fill(bias <= FORBIDDEN, -math.inf) if call.scored else bias
 
 
 def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
@@ -125,6 +142,9 @@ def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
 
 
 def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    if call.scored:
+        assert call.mask is not None
+        return statistics_of_scores(call.mask, call.value, keys=keys, heat=heat)
     return attention_statistics(
         call.query,
         call.key,
@@ -132,6 +152,7 @@ def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -
         mask=call.mask,
         causal=call.causal,
         scale=call.scale,
+        softcap=call.softcap,
         keys=keys,
         heat=heat,
     )

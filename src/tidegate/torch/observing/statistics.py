@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from tidegate._refusals import require_bool
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
+from tidegate.torch.observing.calls import FORBIDDEN
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
@@ -77,14 +78,15 @@ def attention_statistics(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     keys: KeySet = (0,),
     heat: bool = False,
 ) -> AttentionStatistics:
     """Log-partition, mean score, entropy, and the mass and impact of a key set, for every query of an attention call.
 
     No tensor of T S elements is made. On the CPU the fused kernel does the work, in one call unless queries differ by
-    a mask or follow a cache. Where it cannot (another device, `heat`, a mask with finite entries other than 0) scores
-    are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
+    a mask or follow a cache. Where it cannot (another device, `heat`, a soft cap, a mask with finite entries other than
+    0) scores are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
 
     q       : (B, H, T, D), as the scores use them: rotated, normalised
     k       : (B, G, S, D), G divides H
@@ -94,6 +96,7 @@ def attention_statistics(
     causal  : the last query sees the last key, each earlier one a key less: key j is seen if j <= i for S = T, if
               j <= i + S - T for S > T, where queries follow a cache. S < T is refused. A mask may forbid more
     scale   : of the scores; None is 1/sqrt(D)
+    softcap : c > 0: before the mask a scaled score s becomes c tanh(s / c); None leaves it
     keys    : the key set, as positions or as a bool tensor (S,) or (B, S); the first key, the sink, by default
     heat    : whether to give the heat capacity and the largest score as well
     returns : (B, H, T) each
@@ -101,7 +104,7 @@ def attention_statistics(
     _require_heads(q, k, v)
     require_bool("causal", causal)
     require_bool("heat", heat)
-    _require_options(q, k, mask, causal, scale)
+    _require_options(q, k, mask, causal, scale, softcap)
     dtype = wide_dtype(q.dtype)
     # Under autocast the products would come back in half precision.
     with torch.autocast(q.device.type, enabled=False):
@@ -112,9 +115,32 @@ def attention_statistics(
             mask=None if mask is None else mask[(None,) * (4 - mask.ndim)],
             causal=causal and q.shape[2] > 1,
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            softcap=softcap,
         )
         parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
         return join_parts(list(parts), -1)
+
+
+@torch.no_grad()
+def statistics_of_scores(scores_BHTS: Tensor, v: Tensor, *, keys: KeySet, heat: bool) -> AttentionStatistics:
+    """The same from scores that somebody has made, of which a block of queries at a time is copied.
+
+    scores_BHTS : what goes into the softmax; from -5,000 down a key is forbidden
+    v, keys, heat : as for `attention_statistics`, v with as many heads as the scores have
+    """
+    dtype = wide_dtype(scores_BHTS.dtype)
+    nothing = torch.zeros((), dtype=dtype, device=v.device)
+    with torch.autocast(v.device.type, enabled=False):
+        call = _Call(
+            q_BHTD=nothing.expand(*scores_BHTS.shape[:3], 1),
+            k_BGSD=nothing.expand(*v.shape[:3], 1),
+            channels_BGSC=_channels(v.to(dtype), indicator(keys, v)),
+            mask=scores_BHTS,
+            causal=False,
+            scale=1.0,
+            scored=True,
+        )
+        return join_parts(list(_plain_parts(call, heat)), -1)
 
 
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
@@ -154,6 +180,9 @@ class _Call(NamedTuple):
     mask: Tensor | None
     causal: bool
     scale: float
+    softcap: float | None = None
+    scored: bool = False
+    """Whether the mask is the scores themselves."""
 
 
 class _Block(NamedTuple):
@@ -203,6 +232,8 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
     if call.mask is not None:
         rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
         bias = additive(rows[..., :num_visible], call.q_BHTD.dtype)
+        if call.scored:
+            bias = bias.masked_fill(bias <= FORBIDDEN, -math.inf)
     if call.causal:
         key = torch.arange(num_visible, device=call.q_BHTD.device)
         last = key[num_visible - (stop - start) :, None]
@@ -220,7 +251,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
     """Whether the fused kernel gives all that is asked; it has no second moment of the scores, no mean of a bias."""
     # A call without queries kills the process in the kernel.
-    if heat or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
+    if heat or call.softcap is not None or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
         return False
     if call.mask is None or call.mask.dtype == torch.bool:
         return True
@@ -263,9 +294,7 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
     query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
     for queries, keys, bias, num_keys in _blocks(call, BLOCK):
         empty = num_keys == 0
-        scores = grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
-        if bias is not None:
-            scores += bias
+        scores = _block_scores(call, query[:, :, queries], key[:, :, keys], bias)
         peak = scores.amax(dim=-1).masked_fill(empty, 0)
         reduced = scores.sub_(peak.unsqueeze(-1))
         factors = reduced.exp()
@@ -280,6 +309,22 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
             part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))
         yield part
+
+
+def _block_scores(call: _Call, query_BHTD: Tensor, key_BGSD: Tensor, bias: Tensor | None) -> Tensor:
+    """(B, H, T, S): the scores of a block as a tensor of its own, which may be written over."""
+    if call.scored:
+        assert bias is not None
+        return bias
+    scores = grouped_matmul(query_BHTD, key_BGSD.mT)
+    if call.softcap is not None:
+        cap_scores(scores, call.softcap)
+    return scores if bias is None else scores.add_(bias)
+
+
+def cap_scores(scores: Tensor, softcap: float) -> None:
+    """Bend scores below the cap, in place."""
+    scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
@@ -354,7 +399,9 @@ def _require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"The heads of k and v must divide those of q; {shapes}")
 
 
-def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
+def _require_options(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, softcap: float | None
+) -> None:
     B, H, T, _ = q.shape
     S = k.shape[2]
     if mask is not None:
@@ -363,3 +410,5 @@ def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
         raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number or None; got {scale!r}.")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number or None; got {softcap!r}.")
