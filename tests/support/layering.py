@@ -122,6 +122,7 @@ LAYERS: dict[str, Layer] = {
         only_in={
             "observation.py": ("matplotlib",),
             "figure.py": ("matplotlib",),
+            "interface.py": ("transformers",),
             "trainer_callback.py": ("transformers",),
         },
     ),

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tidegate.torch.observing import statistics
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics, statistics_of_scores
 
 INF = float("inf")
 
@@ -192,6 +192,35 @@ def test_mass_and_impact_of_any_key_set(mask, keys, route):
 def test_any_scale(scale, route):
     qkv = tensors()
     assert_same(attention_statistics(*qkv, scale=scale), reference(*qkv, scale=scale))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_a_soft_cap_bends_the_scores_before_the_mask(softcap):
+    (q, k, v), options = problem("arbitrary", "two blocks of queries")
+    capped = softcap * (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5 / softcap).tanh()
+    found = attention_statistics(q, k, v, **options, softcap=softcap, heat=True)
+    by_mask = {"mask": capped.masked_fill(~options["mask"], -INF), "scale": 0.0, "heat": True}
+    assert_same(found, reference(q, k, v, **by_mask))
+
+
+@pytest.mark.parametrize("forbidding_score", [-1e4, -1e30, -INF])
+def test_scores_that_others_made_give_the_same_and_are_left_alone(forbidding_score):
+    (q, k, v), options = problem("arbitrary", "two blocks of queries")
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~options["mask"], forbidding_score)
+    before = scores.clone()
+    found = statistics_of_scores(scores, v, keys=(0, 2), heat=True)
+    assert torch.equal(scores, before)
+    assert_same(found, reference(q, k, v, **options, keys=(0, 2), heat=True))
+
+
+def test_scores_that_others_made_are_not_copied_whole():
+    q, k, v = tensors(**LONG | {"G": 2})
+    scores = q @ k.mT
+    with LargestTensor() as largest:
+        statistics_of_scores(scores, v, keys=(0,), heat=True)
+    assert largest.num_elements < 512 * 512
 
 
 def test_a_query_that_sees_nothing_has_the_documented_values(route):
@@ -415,6 +444,7 @@ Q, K, V = tensors()
         ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, ValueError, "mask must be .queries, keys."),
         ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, ValueError, "as many keys as queries; got 6 and 7"),
         ((Q, K, V), {"scale": INF}, ValueError, "scale must be a finite number or None; got inf"),
+        ((Q, K, V), {"softcap": 0.0}, ValueError, "softcap must be a positive finite number or None; got 0.0"),
         ((Q, K, V), {"keys": (0, 7)}, ValueError, r"keys must be positions from 0 to 6, the last of k; got \[7\]"),
         ((Q, K, V), {"keys": (-1,)}, ValueError, r"keys must be positions from 0 to 6, the last of k; got \[-1\]"),
         ((Q, K, V), {"keys": (True,)}, ValueError, r"keys must be positions .* got \[True\]"),

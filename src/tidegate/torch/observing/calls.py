@@ -1,5 +1,7 @@
 """Intercept every attention call at PyTorch's dispatcher, whatever the caller and kernel.
 
+Attention that a model spells out, as products around a softmax, is put together again (`spelled_out.py`).
+
 A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
 it apart first: into one fused kernel, which the mode sees, or into plain matrix products, in which it can no longer be
 told. So a kernel of our own, registered while somebody watches, sees the whole call before autograd does, and then does
@@ -24,7 +26,13 @@ from torch.utils._python_dispatch import (
 )
 
 from tidegate.torch.kernel import inside_transform
+from tidegate.torch.observing.spelled_out import COMPOSITES, SpelledOutAttention
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
+
+FORBIDDING = -1e4
+"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
+FORBIDDEN = FORBIDDING / 2
+"""What a score is at most that was forbidden so: whatever it was before, it is far below all others."""
 
 
 class AttentionCall(NamedTuple):
@@ -41,6 +49,12 @@ class AttentionCall(NamedTuple):
     """None is 1/sqrt(D)."""
     output: Tensor | None = None
     """(B, H, T, D): what the kernel returned."""
+    softcap: float | None = None
+    """c: before the mask a score s becomes c tanh(s / c)."""
+    sink_H: Tensor | None = None
+    """Logits of sinks that the call itself has in its softmax; those of a layer around it are not here."""
+    scored: bool = False
+    """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
 
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
@@ -70,11 +84,13 @@ def in_backward() -> bool:
 
 
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, and whether calls are ignored now."""
+    """Per-thread state: active watchers, whether calls are ignored now, and how many of a kernel were not."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
         self.hidden = False
+        self.spelled_out_hidden = False
+        self.num_kernel_calls = 0
 
 
 _state = _ThreadState()
@@ -92,6 +108,7 @@ class AttentionCalls(TorchDispatchMode):
     def __init__(self, see: Callable[[AttentionCall], None]) -> None:
         super().__init__()
         self._see = see
+        self._spelled_out = SpelledOutAttention()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,10 +128,32 @@ class AttentionCalls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Serve the operator, and look at it if it is an attention call."""
         kwargs = kwargs or {}
+        spelled_out = not (_state.hidden or _state.spelled_out_hidden or in_backward() or inside_transform())
+        if func in COMPOSITES and spelled_out:
+            # In inference mode; its parts are followed.
+            with self._entered_again():
+                return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
+        elif spelled_out:
+            self._follow(func, args, result)
         return result
+
+    def _follow(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Report the call that ends with this operator, if one does."""
+        found = self._spelled_out.follow(func, args, result)
+        if found is not None:
+            query, key, value, scores, output = found
+            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True))
+
+    @contextmanager
+    def _entered_again(self) -> Generator[None]:
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Report the call, unless it is hidden or left out."""
@@ -122,11 +161,15 @@ class AttentionCalls(TorchDispatchMode):
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if func is ATTEND_IN_BLOCKS:
             named = whole_call(*named.values())
-        if _state.hidden or _is_left_out(named["query"]):
+        if _state.hidden or is_left_out(named["query"]):
             return
+        _state.num_kernel_calls += 1
+        self._report(_as_call(named, _output(func, result)))
+
+    def _report(self, call: AttentionCall) -> None:
         # Run our own operators outside this mode: dispatching each would be slow.
-        with _hide_calls(), _disable_current_modes():
-            self._see(_as_call(named, _output(func, result)))
+        with hide_calls(), _disable_current_modes():
+            self._see(call)
 
 
 class _WholeCallKernel:
@@ -158,7 +201,7 @@ _kernel = _WholeCallKernel()
 
 def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
     # The fused kernel inside is the same call again.
-    with _hide_calls():
+    with hide_calls():
         result = _whole.decompose(*args, **kwargs)
     for watcher in _state.watching:
         watcher.look(_whole, args, kwargs, result)
@@ -166,7 +209,8 @@ def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _hide_calls() -> Generator[None]:
+def hide_calls() -> Generator[None]:
+    """Keep what this thread does from being seen."""
     before, _state.hidden = _state.hidden, True
     try:
         yield
@@ -180,7 +224,24 @@ def _output(func: Any, result: Any) -> Tensor:
     return output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output
 
 
-def _is_left_out(query: Tensor) -> bool:
+@contextmanager
+def hide_spelled_out() -> Generator[Callable[[], bool]]:
+    """Keep attention that is spelled out from being seen; yield what tells whether a kernel was called and seen."""
+    before, _state.spelled_out_hidden = _state.spelled_out_hidden, True
+    num_before = _state.num_kernel_calls
+    try:
+        yield lambda: _state.num_kernel_calls > num_before
+    finally:
+        _state.spelled_out_hidden = before
+
+
+def calls_are_hidden() -> bool:
+    """Whether what this thread does is not seen now."""
+    return _state.hidden
+
+
+def is_left_out(query: Tensor) -> bool:
+    """Whether no call with this query is seen: in a backward pass or a transform, of nested or meta tensors."""
     return inside_transform() or in_backward() or query.is_nested or query.device.type == "meta"
 
 

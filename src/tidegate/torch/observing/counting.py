@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, key_set_output, statistics_in_parts, with_sink
-
-_FORBIDDING = -1e4
-"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
+from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
+from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
+from tidegate.torch.observing.statistics import BLOCK, AttentionStatistics, with_sink
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
@@ -123,7 +121,7 @@ def count_call(
     sink_H     : logits of the sinks in the layer's softmax, which the call itself does not have
     """
     whole = call.key.shape[2]
-    call = _without_unwritten(_with_square_causality(_with_plain_mask(call)))
+    call = _without_unwritten(_with_square_causality(with_plain_mask(call)))
     placed = (
         _place_across(call)
         if crossing
@@ -230,17 +228,6 @@ def _place_after_unseen(call: AttentionCall, padding: Tensor | None) -> _PlacedC
     return _PlacedCall(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
 
 
-def _with_plain_mask(call: AttentionCall) -> AttentionCall:
-    """The mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
-    mask = call.mask
-    if mask is None or mask.dtype == torch.bool:
-        return call
-    forbids = mask <= _FORBIDDING
-    if bool((forbids | (mask == 0)).all()):
-        return call._replace(mask=~forbids)
-    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
-
-
 def _with_square_causality(call: AttentionCall) -> AttentionCall:
     """The call with as many keys as queries wherever it is causal: it lines up the first query with the first key."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
@@ -279,8 +266,11 @@ def _visible_keys(call: AttentionCall) -> Tensor:
     shape = (call.query.shape[0], call.key.shape[2])
     if call.mask is None:
         return torch.ones(shape, dtype=torch.bool, device=call.query.device)
-    allowed = call.mask if call.mask.dtype == torch.bool else call.mask != float("-inf")
-    return allowed.flatten(1, 2).any(dim=1).expand(shape)
+    # Block by block: a mask may be as large as the scores.
+    least = FORBIDDEN if call.scored else FORBIDDING
+    blocks = (rows if rows.dtype == torch.bool else rows > least for rows in call.mask.split(BLOCK, dim=2))
+    seen = torch.stack([allowed.flatten(1, 2).any(dim=1) for allowed in blocks])
+    return seen.any(dim=0).expand(shape)
 
 
 def _padding_of_keys(padding: Tensor, call: AttentionCall) -> Tensor:

@@ -13,8 +13,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from tidegate.torch.observing.calls import AttentionCall
 
 _OTHER = ("key_value_states", "encoder_hidden_states", "context")
 """What attention modules call the other sequence: those of transformers, and ours."""
@@ -134,11 +136,16 @@ def attends_across(call: ModuleCall) -> bool:
     `nn.MultiheadAttention` does if its key is not the very tensor that its query is. Any other module does if its
     `forward` has an argument `key_value_states`, `encoder_hidden_states` or `context`, and it is given.
     """
-    names = _argument_names(type(call.module).forward)
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    given = _given(call)
     if isinstance(call.module, nn.MultiheadAttention):
         return given.get("key") is not given.get("query")
+    names = _argument_names(type(call.module).forward)
     return any(name in names and given.get(name) is not None for name in _OTHER)
+
+
+def _given(call: ModuleCall) -> dict[str, Any]:
+    """What a module was given, by the names of its `forward`."""
+    return dict(zip(_argument_names(type(call.module).forward), call.args, strict=False)) | call.kwargs
 
 
 def require_names(crossing: Sequence[str]) -> None:
@@ -180,8 +187,55 @@ def projects_itself(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
     return isinstance(module, nn.MultiheadAttention) and type(module).forward is _forward
 
 
-def num_added_keys(module: nn.Module) -> int:
-    """How many keys `nn.MultiheadAttention` puts behind those that it is given: `add_bias_kv`, `add_zero_attn`."""
-    if not isinstance(module, nn.MultiheadAttention):
-        return 0
-    return (module.bias_k is not None) + bool(module.add_zero_attn)
+def num_added_keys(call: ModuleCall, num_keys: int) -> int:
+    """How many keys stand behind those of the sequence, which the module adds.
+
+    `nn.MultiheadAttention` adds some by `add_bias_kv` and `add_zero_attn`. Any other module adds what its keys have
+    more than the mask that it is given, such as summaries of the sequence.
+    """
+    module = call.module
+    if isinstance(module, nn.MultiheadAttention):
+        return (module.bias_k is not None) + bool(module.add_zero_attn)
+    mask = _given(call).get("attention_mask")
+    told = mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim == 4 else num_keys
+    return num_keys - told if 1 < told < num_keys else 0
+
+
+def first_tensor(call: ModuleCall) -> Tensor | None:
+    """The first tensor that a module was given: its tokens."""
+    return next((x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)), None)
+
+
+def with_rows_of(module: ModuleCall, call: AttentionCall) -> AttentionCall | None:
+    """The call with the module's rows as its batch; None if it is not certain that its queries are all of its tokens.
+
+    A module is given its tokens as its first tensor: (B, T, M), or with B and T changed about, or as heads
+    (B, H, T, D). There are at least as many keys as queries unless the module attends to another sequence. So parts of
+    attention that is computed in blocks, and attention to landmarks, are no calls.
+    """
+    tokens = first_tensor(module)
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    if tokens is None or tokens.ndim not in (3, 4) or (num_keys < num_queries and not attends_across(module)):
+        return None
+    rows, length = tokens.shape[0], tokens.shape[-2]
+    if length != num_queries:
+        rows, length = tokens.shape[1], tokens.shape[0]
+    if length != num_queries or call.query.shape[0] % rows:
+        return None
+    if call.query.shape[0] == rows:
+        return call
+    if call.query.shape[1] > 1:
+        return None
+
+    def split(x: Tensor) -> Tensor:
+        return x.reshape(rows, -1, *x.shape[2:])
+
+    assert call.mask is not None
+    assert call.output is not None
+    return call._replace(
+        query=split(call.query),
+        key=split(call.key),
+        value=split(call.value),
+        mask=split(call.mask),
+        output=split(call.output),
+    )

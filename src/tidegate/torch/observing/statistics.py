@@ -23,20 +23,17 @@ from torch.nn import functional as F
 from tidegate._refusals import require_bool
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
-from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.calls import FORBIDDEN
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
 """Key positions, or a bool tensor (S,) or (B, S) that is True on them."""
 
-_BLOCK = 64
+BLOCK = 64
 """Queries taken at once where scores or masks are held: memory grows with T + S and not with T S."""
 
 _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
-
-_PART = 2**19
-"""Numbers in the queries of one part, if that is not less than one group of heads of one row."""
 
 _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -81,14 +78,15 @@ def attention_statistics(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     keys: KeySet = (0,),
     heat: bool = False,
 ) -> AttentionStatistics:
     """Log-partition, mean score, entropy, and the mass and impact of a key set, for every query of an attention call.
 
     No tensor of T S elements is made. On the CPU the fused kernel does the work, in one call unless queries differ by
-    a mask or follow a cache. Where it cannot (another device, `heat`, a mask with finite entries other than 0) scores
-    are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
+    a mask or follow a cache. Where it cannot (another device, `heat`, a soft cap, a mask with finite entries other than
+    0) scores are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
 
     q       : (B, H, T, D), as the scores use them: rotated, normalised
     k       : (B, G, S, D), G divides H
@@ -98,6 +96,7 @@ def attention_statistics(
     causal  : the last query sees the last key, each earlier one a key less: key j is seen if j <= i for S = T, if
               j <= i + S - T for S > T, where queries follow a cache. S < T is refused. A mask may forbid more
     scale   : of the scores; None is 1/sqrt(D)
+    softcap : c > 0: before the mask a scaled score s becomes c tanh(s / c); None leaves it
     keys    : the key set, as positions or as a bool tensor (S,) or (B, S); the first key, the sink, by default
     heat    : whether to give the heat capacity and the largest score as well
     returns : (B, H, T) each
@@ -105,20 +104,43 @@ def attention_statistics(
     _require_heads(q, k, v)
     require_bool("causal", causal)
     require_bool("heat", heat)
-    _require_options(q, k, mask, causal, scale)
+    _require_options(q, k, mask, causal, scale, softcap)
     dtype = wide_dtype(q.dtype)
     # Under autocast the products would come back in half precision.
     with torch.autocast(q.device.type, enabled=False):
         call = _Call(
             q_BHTD=q.to(dtype),
             k_BGSD=k.to(dtype),
-            channels_BGSC=_channels(v.to(dtype), _indicator(keys, k)),
+            channels_BGSC=_channels(v.to(dtype), indicator(keys, k)),
             mask=None if mask is None else mask[(None,) * (4 - mask.ndim)],
             causal=causal and q.shape[2] > 1,
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            softcap=softcap,
         )
         parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
-        return _join(list(parts), -1)
+        return join_parts(list(parts), -1)
+
+
+@torch.no_grad()
+def statistics_of_scores(scores_BHTS: Tensor, v: Tensor, *, keys: KeySet, heat: bool) -> AttentionStatistics:
+    """The same from scores that somebody has made, of which a block of queries at a time is copied.
+
+    scores_BHTS : what goes into the softmax; from -5,000 down a key is forbidden
+    v, keys, heat : as for `attention_statistics`, v with as many heads as the scores have
+    """
+    dtype = wide_dtype(scores_BHTS.dtype)
+    nothing = torch.zeros((), dtype=dtype, device=v.device)
+    with torch.autocast(v.device.type, enabled=False):
+        call = _Call(
+            q_BHTD=nothing.expand(*scores_BHTS.shape[:3], 1),
+            k_BGSD=nothing.expand(*v.shape[:3], 1),
+            channels_BGSC=_channels(v.to(dtype), indicator(keys, v)),
+            mask=scores_BHTS,
+            causal=False,
+            scale=1.0,
+            scored=True,
+        )
+        return join_parts(list(_plain_parts(call, heat)), -1)
 
 
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
@@ -158,6 +180,9 @@ class _Call(NamedTuple):
     mask: Tensor | None
     causal: bool
     scale: float
+    softcap: float | None = None
+    scored: bool = False
+    """Whether the mask is the scores themselves."""
 
 
 class _Block(NamedTuple):
@@ -206,7 +231,9 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
     bias = None
     if call.mask is not None:
         rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
-        bias = _additive(rows[..., :num_visible], call.q_BHTD.dtype)
+        bias = additive(rows[..., :num_visible], call.q_BHTD.dtype)
+        if call.scored:
+            bias = bias.masked_fill(bias <= FORBIDDEN, -math.inf)
     if call.causal:
         key = torch.arange(num_visible, device=call.q_BHTD.device)
         last = key[num_visible - (stop - start) :, None]
@@ -214,7 +241,8 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
     return bias
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers that are added to the scores."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
     return mask.to(dtype)
@@ -223,11 +251,11 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
     """Whether the fused kernel gives all that is asked; it has no second moment of the scores, no mean of a bias."""
     # A call without queries kills the process in the kernel.
-    if heat or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
+    if heat or call.softcap is not None or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
         return False
     if call.mask is None or call.mask.dtype == torch.bool:
         return True
-    blocks = (_additive(rows, call.q_BHTD.dtype) for rows in call.mask.split(_BLOCK, dim=2))
+    blocks = (additive(rows, call.q_BHTD.dtype) for rows in call.mask.split(BLOCK, dim=2))
     return all(bool(((bias == 0) | (bias == -math.inf)).all()) for bias in blocks)
 
 
@@ -242,7 +270,7 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
     alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
-    for queries, keys, bias, num_keys in _blocks(rest, query.shape[2] if alike else _BLOCK):
+    for queries, keys, bias, num_keys in _blocks(rest, query.shape[2] if alike else BLOCK):
         mean_BHTD, log_partition = _fused_kernel(
             query[:, :, queries],
             key[:, :, keys],
@@ -264,11 +292,9 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
     """Statistics from the scores of one block of queries after another."""
     # Products of strided keys would copy them again for each block.
     query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
-    for queries, keys, bias, num_keys in _blocks(call, _BLOCK):
+    for queries, keys, bias, num_keys in _blocks(call, BLOCK):
         empty = num_keys == 0
-        scores = _grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
-        if bias is not None:
-            scores += bias
+        scores = _block_scores(call, query[:, :, queries], key[:, :, keys], bias)
         peak = scores.amax(dim=-1).masked_fill(empty, 0)
         reduced = scores.sub_(peak.unsqueeze(-1))
         factors = reduced.exp()
@@ -277,7 +303,7 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         # A key without weight adds nothing, also if its score is -inf.
         reduced.masked_fill_(weights == 0, 0)
         mean = torch.linalg.vecdot(weights, reduced)
-        sums_BHTC = _grouped_matmul(weights, call.channels_BGSC[:, :, keys])
+        sums_BHTC = grouped_matmul(weights, call.channels_BGSC[:, :, keys])
         part = _block_statistics(num_keys, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
         if heat:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
@@ -285,7 +311,23 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         yield part
 
 
-def _grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
+def _block_scores(call: _Call, query_BHTD: Tensor, key_BGSD: Tensor, bias: Tensor | None) -> Tensor:
+    """(B, H, T, S): the scores of a block as a tensor of its own, which may be written over."""
+    if call.scored:
+        assert bias is not None
+        return bias
+    scores = grouped_matmul(query_BHTD, key_BGSD.mT)
+    if call.softcap is not None:
+        cap_scores(scores, call.softcap)
+    return scores if bias is None else scores.add_(bias)
+
+
+def cap_scores(scores: Tensor, softcap: float) -> None:
+    """Bend scores below the cap, in place."""
+    scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
     """(B, H, T, M): each query head times its group's matrix, which is not repeated."""
     B, H, T, N = x_BHTN.shape
     G, M = y_BGNM.shape[1], y_BGNM.shape[3]
@@ -309,7 +351,8 @@ def _block_statistics(
     )
 
 
-def _join(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
+def join_parts(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
+    """The statistics of several parts as those of one, along an axis."""
     # A single part is copied too: it is a view of all that the kernel returned.
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
@@ -323,7 +366,7 @@ def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
     return torch.stack((norm_BGS, in_set_BGS, in_set_BGS * norm_BGS), dim=-1)
 
 
-def _indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:
+def indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:
     """The key set as a bool tensor, (S,) or (B, S)."""
     B, _, S, _ = k_BGSD.shape
     if isinstance(keys, Tensor):
@@ -356,7 +399,9 @@ def _require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"The heads of k and v must divide those of q; {shapes}")
 
 
-def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
+def _require_options(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, softcap: float | None
+) -> None:
     B, H, T, _ = q.shape
     S = k.shape[2]
     if mask is not None:
@@ -365,109 +410,5 @@ def _require_options(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
         raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number or None; got {scale!r}.")
-
-
-@torch.no_grad()
-def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet) -> Tensor:
-    r"""Return what each query takes in from the key set, $\sum_{j \in J} A_{ij} v_j$.
-
-    Only the scores of keys in the set are made: with the log-partition known, $A_{ij} = \exp(S_{ij} - L_i)$.
-
-    call              : causal only for S = T
-    log_partition_BHT : of all keys, as `attention_statistics` gives it
-    keys              : positions, or a bool tensor (S,) or (B, S)
-    returns           : (B, H, T, width of the values), in float32 or better; 0 if the query sees no key of the set
-    """
-    dtype, (num_queries, num_keys) = wide_dtype(call.query.dtype), (call.query.shape[2], call.key.shape[2])
-    in_set = _indicator(keys, call.key).to(call.key.device).expand(len(call.key), num_keys)
-    num_chosen = int(in_set.sum(dim=-1).max())
-    # Rows with fewer keys in their set are filled up with others, which are hidden.
-    chosen_BN = in_set.int().argsort(dim=-1, descending=True, stable=True)[:, :num_chosen]
-    hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
-    key, value = (_gather_keys(x.to(dtype), chosen_BN) for x in (call.key, call.value))
-    query = call.query.to(dtype) * (call.query.shape[-1] ** -0.5 if call.scale is None else call.scale)
-    parts: list[Tensor] = []
-    size = max(_BLOCK, _BLOCK * num_keys // max(num_chosen, 1))
-    with torch.autocast(query.device.type, enabled=False):
-        for start in range(0, num_queries, size):
-            queries = slice(start, start + size)
-            scores = _grouped_matmul(query[:, :, queries], key.mT)
-            if call.mask is not None:
-                scores = scores + _mask_of_keys(call.mask, queries, chosen_BN, dtype)
-            scores = scores.masked_fill(hidden_B11N, -math.inf)
-            if call.causal:
-                position = torch.arange(num_queries, device=query.device)[queries]
-                scores = scores.masked_fill(chosen_BN[:, None, None] > position[:, None], -math.inf)
-            # Of a query that may see nothing the log-partition is -inf: any finite number gives weights of 0.
-            log_partition = log_partition_BHT[:, :, queries].clamp(min=torch.finfo(dtype).min)
-            weights = (scores - log_partition.unsqueeze(-1)).exp()
-            parts.append(_grouped_matmul(weights, value))
-    return torch.cat(parts, dim=2)
-
-
-def _gather_keys(x_BGSD: Tensor, chosen_BN: Tensor) -> Tensor:
-    """(B, G, N, D): of each row its chosen keys."""
-    B, G, _, D = x_BGSD.shape
-    return x_BGSD.gather(2, chosen_BN[:, None, :, None].expand(B, G, -1, D))
-
-
-def _mask_of_keys(mask: Tensor, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
-    """The additive mask of some queries and of each row's chosen keys."""
-    rows = _additive(mask if mask.shape[2] == 1 else mask[:, :, queries], dtype)
-    if rows.shape[-1] == 1:
-        return rows
-    rows = rows.expand(len(chosen_BN), -1, -1, -1)
-    return rows.gather(3, chosen_BN[:, None, None].expand(*rows.shape[:3], -1))
-
-
-def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
-    """What `attention_statistics` gives for the whole call, (B, H, T) each.
-
-    call : causal only for S = T
-    keys : positions, or a bool tensor (S,) or (B, S)
-    """
-    num_rows, num_groups = call.query.shape[0], call.key.shape[1]
-    group_size = call.query[0].numel() // num_groups
-    # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
-    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
-    rows = max(1, _PART // (group_size * num_groups))
-    by_rows = [
-        _join([_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1)
-        for part, keys in _by_rows(call, keys, rows, num_rows)
-    ]
-    return _join(by_rows, 0)
-
-
-def _by_rows(
-    call: AttentionCall, keys: Sequence[int] | Tensor, rows: int, num_rows: int
-) -> Iterator[tuple[AttentionCall, Sequence[int] | Tensor]]:
-    for start in range(0, num_rows, rows):
-        part = slice(start, start + rows)
-        mask = call.mask if call.mask is None or call.mask.shape[0] == 1 else call.mask[part]
-        in_set = keys[part] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
-        yield call._replace(query=call.query[part], key=call.key[part], value=call.value[part], mask=mask), in_set
-
-
-def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
-    """The key/value heads from `start` to `stop` with the query heads that they serve."""
-    size = call.query.shape[1] // call.key.shape[1]
-    heads = slice(start * size, stop * size)
-    return call._replace(
-        query=call.query[:, heads],
-        key=call.key[:, start:stop],
-        value=call.value[:, start:stop],
-        mask=call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, heads],
-    )
-
-
-def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
-    return attention_statistics(
-        call.query,
-        call.key,
-        call.value,
-        mask=call.mask,
-        causal=call.causal,
-        scale=call.scale,
-        keys=keys,
-        heat=heat,
-    )
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number or None; got {softcap!r}.")

@@ -28,6 +28,7 @@ from tidegate.torch.observing.counting import (
     require_keys,
     require_padding,
 )
+from tidegate.torch.observing.interface import InterfaceCalls
 from tidegate.torch.observing.modules import (
     ModuleCall,
     attend_without_weights,
@@ -37,6 +38,7 @@ from tidegate.torch.observing.modules import (
     num_added_keys,
     projects_itself,
     require_names,
+    with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
 from tidegate.torch.observing.sums import (
@@ -49,6 +51,7 @@ from tidegate.torch.observing.sums import (
     tokens_of,
 )
 
+_EVERY_QUERY = "one for each of the tokens that the module was given, over at least as many keys"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -112,7 +115,13 @@ def observe(
     watcher = Watcher(model, keys=keys, heat=heat, residual=residual, padding=padding, crossing=crossing)
     _watched_models.add(model)
     try:
-        with _disable_fast_path(), _force_eager(), follow_modules(model, watcher) as stack, AttentionCalls(watcher.see):
+        with (
+            _disable_fast_path(),
+            _force_eager(),
+            follow_modules(model, watcher) as stack,
+            InterfaceCalls(watcher.see),
+            AttentionCalls(watcher.see),
+        ):
             watcher.follow(stack)
             yield watcher
     finally:
@@ -146,6 +155,8 @@ class Watcher:
         self._crossing = tuple(crossing)
         self._stack: Sequence[ModuleCall] = ()
         self._tally = Tally()
+        self._uncertain: str | None = None
+        """A layer that spells out something like attention, of which it is not certain whose queries it has."""
         self._before: Tally | None = None
         """The sums before the batch that runs."""
         self._real: dict[str, Tensor] = {}
@@ -167,11 +178,12 @@ class Watcher:
         """Return everything seen so far, as plain data."""
         tally = self._tally
         if not tally.layers:
+            uncertain = f" In {self._uncertain} a softmax was found, but not {_EVERY_QUERY}." if self._uncertain else ""
             raise RuntimeError(
-                f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`. Attention "
-                "that does not go through scaled_dot_product_attention cannot be watched: load a transformers model "
-                'with attn_implementation="sdpa", or, for one without it such as GPT-OSS, convert its layers with '
-                "from_gpt_oss."
+                f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`.{uncertain} "
+                "Watched are scaled_dot_product_attention, the attention functions of transformers, and a product, a "
+                "softmax over its last axis and a product with the values, one after the other. Load a transformers "
+                'model with attn_implementation="sdpa" or "eager".'
             )
         gates = tally.gates.summaries(dict.fromkeys(name for name, _ in tally.layers))
         return Observation(
@@ -204,7 +216,16 @@ class Watcher:
         if not self._stack or 0 in (call.query.numel(), call.key.numel()):
             return
         name, module = self._stack[-1].name, self._stack[-1].module
-        sink_H = module.sink_logits() if isinstance(module, GatedAttention) else None
+        if call.scored:
+            # Ours calls the kernel, and PyTorch's own is called again for it.
+            if isinstance(module, GatedAttention) or projects_itself(module):
+                return
+            known = with_rows_of(self._stack[-1], call)
+            if known is None:
+                self._uncertain = name or type(module).__name__
+                return
+            call = known
+        sink_H = module.sink_logits() if isinstance(module, GatedAttention) else call.sink_H
         record = self._record(name, call.query.shape[1], has_sink=sink_H is not None)
         counted = count_call(
             call,
@@ -214,7 +235,7 @@ class Watcher:
             set_output=record.contribution.known,
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
-            num_added=num_added_keys(module),
+            num_added=num_added_keys(self._stack[-1], call.key.shape[2]),
             sink_H=sink_H,
         )
         record.add(counted)
@@ -251,7 +272,7 @@ class Watcher:
         output_BHTD = call.output
         if not sums.known or counted.set_output_BHTD is None or output_BHTD is None:
             return
-        if (sink_BHT := counted.statistics.sink) is not None:
+        if (sink_BHT := counted.statistics.sink) is not None and call.sink_H is None:
             # The layer takes the sink's share off after the call.
             output_BHTD = output_BHTD * (1 - sink_BHT).unsqueeze(-1).to(output_BHTD.dtype)
         if projects_itself(module):

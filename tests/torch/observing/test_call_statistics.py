@@ -4,9 +4,10 @@ import torch
 from covers import axis, over
 from observed import qkv
 
-from tidegate.torch.observing import statistics as module
+from tidegate.torch.observing import call_statistics as module
+from tidegate.torch.observing.call_statistics import statistics_in_parts
 from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics, statistics_in_parts
+from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
 
 RNG = torch.Generator().manual_seed(0)
 MASKS = {

@@ -1,0 +1,158 @@
+"""The statistics of an intercepted attention call, part by part, and what its queries take in from a key set.
+
+Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
+N keys of a set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
+from tidegate.torch.observing.statistics import (
+    BLOCK,
+    AttentionStatistics,
+    KeySet,
+    additive,
+    attention_statistics,
+    cap_scores,
+    grouped_matmul,
+    indicator,
+    join_parts,
+    statistics_of_scores,
+)
+from tidegate.torch.precision import wide_dtype
+
+_PART = 2**19
+"""Numbers in the queries of one part, if that is not less than one group of heads of one row."""
+
+
+def with_plain_mask(call: AttentionCall) -> AttentionCall:
+    """The call with its mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
+    mask = call.mask
+    if mask is None or mask.dtype == torch.bool or call.scored:
+        return call
+    forbids = mask <= FORBIDDING
+    if bool((forbids | (mask == 0)).all()):
+        return call._replace(mask=~forbids)
+    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
+
+
+@torch.no_grad()
+def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet) -> Tensor:
+    r"""Return what each query takes in from the key set, $\sum_{j \in J} A_{ij} v_j$.
+
+    Only the scores of keys in the set are made: with the log-partition known, $A_{ij} = \exp(S_{ij} - L_i)$.
+
+    call              : causal only for S = T
+    log_partition_BHT : of all keys, as `attention_statistics` gives it
+    keys              : positions, or a bool tensor (S,) or (B, S)
+    returns           : (B, H, T, width of the values), in float32 or better; 0 if the query sees no key of the set
+    """
+    dtype, (num_queries, num_keys) = wide_dtype(call.query.dtype), (call.query.shape[2], call.key.shape[2])
+    in_set = indicator(keys, call.key).to(call.key.device).expand(len(call.key), num_keys)
+    num_chosen = int(in_set.sum(dim=-1).max())
+    # Rows with fewer keys in their set are filled up with others, which are hidden.
+    chosen_BN = in_set.int().argsort(dim=-1, descending=True, stable=True)[:, :num_chosen]
+    hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
+    key, value = (_gather_keys(x.to(dtype), chosen_BN) for x in (call.key, call.value))
+    query = call.query.to(dtype) * (call.query.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    parts: list[Tensor] = []
+    size = max(BLOCK, BLOCK * num_keys // max(num_chosen, 1))
+    with torch.autocast(query.device.type, enabled=False):
+        for start in range(0, num_queries, size):
+            queries = slice(start, start + size)
+            scores = torch.zeros((), dtype=dtype) if call.scored else grouped_matmul(query[:, :, queries], key.mT)
+            if call.softcap is not None:
+                cap_scores(scores, call.softcap)
+            if call.mask is not None:
+                scores = scores + _mask_of_keys(call, queries, chosen_BN, dtype)
+            scores = scores.masked_fill(hidden_B11N, -math.inf)
+            if call.causal:
+                position = torch.arange(num_queries, device=query.device)[queries]
+                scores = scores.masked_fill(chosen_BN[:, None, None] > position[:, None], -math.inf)
+            # Of a query that may see nothing the log-partition is -inf: any finite number gives weights of 0.
+            log_partition = log_partition_BHT[:, :, queries].clamp(min=torch.finfo(dtype).min)
+            weights = (scores - log_partition.unsqueeze(-1)).exp()
+            parts.append(grouped_matmul(weights, value))
+    return torch.cat(parts, dim=2)
+
+
+def _gather_keys(x_BGSD: Tensor, chosen_BN: Tensor) -> Tensor:
+    """(B, G, N, D): of each row its chosen keys."""
+    B, G, _, D = x_BGSD.shape
+    return x_BGSD.gather(2, chosen_BN[:, None, :, None].expand(B, G, -1, D))
+
+
+def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask of some queries and of each row's chosen keys."""
+    assert call.mask is not None
+    rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, queries]
+    if rows.shape[-1] > 1:
+        rows = rows.expand(len(chosen_BN), -1, -1, -1)
+        rows = rows.gather(3, chosen_BN[:, None, None].expand(*rows.shape[:3], -1))
+    bias = additive(rows, dtype)
+    return bias.masked_fill(bias <= FORBIDDEN, -math.inf) if call.scored else bias
+
+
+def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    """What `attention_statistics` gives for the whole call, (B, H, T) each.
+
+    call : causal only for S = T
+    keys : positions, or a bool tensor (S,) or (B, S)
+    """
+    num_rows, num_groups = call.query.shape[0], call.key.shape[1]
+    group_size = call.query[0].numel() // num_groups
+    # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
+    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
+    rows = max(1, _PART // (group_size * num_groups))
+    by_rows = [
+        join_parts(
+            [_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1
+        )
+        for part, keys in _by_rows(call, keys, rows, num_rows)
+    ]
+    return join_parts(by_rows, 0)
+
+
+def _by_rows(
+    call: AttentionCall, keys: Sequence[int] | Tensor, rows: int, num_rows: int
+) -> Iterator[tuple[AttentionCall, Sequence[int] | Tensor]]:
+    for start in range(0, num_rows, rows):
+        part = slice(start, start + rows)
+        mask = call.mask if call.mask is None or call.mask.shape[0] == 1 else call.mask[part]
+        in_set = keys[part] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
+        yield call._replace(query=call.query[part], key=call.key[part], value=call.value[part], mask=mask), in_set
+
+
+def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """The key/value heads from `start` to `stop` with the query heads that they serve."""
+    size = call.query.shape[1] // call.key.shape[1]
+    heads = slice(start * size, stop * size)
+    return call._replace(
+        query=call.query[:, heads],
+        key=call.key[:, start:stop],
+        value=call.value[:, start:stop],
+        mask=call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, heads],
+    )
+
+
+def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+    if call.scored:
+        assert call.mask is not None
+        return statistics_of_scores(call.mask, call.value, keys=keys, heat=heat)
+    return attention_statistics(
+        call.query,
+        call.key,
+        call.value,
+        mask=call.mask,
+        causal=call.causal,
+        scale=call.scale,
+        softcap=call.softcap,
+        keys=keys,
+        heat=heat,
+    )

@@ -1,0 +1,185 @@
+"""What `observe` sees of a tiny model of each causal type, held against the weights that its layers return.
+
+`python tests/support/observed_types.py [TYPE ...]` prints a line for each type, and the counts.
+"""
+
+import sys
+import warnings
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import model_types
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tidegate.torch.observing import observe
+
+CLOSE = 1e-5
+"""How far a statistic may be from that of the materialised weights, relative to 1 + its size."""
+LENGTH = 12
+REASONS = {
+    "prophetnet": "its layers attend from several streams of queries at once",
+    "reformer": "it hashes keys into buckets, and has no softmax over keys",
+}
+"""Why a type with softmax attention is not observed."""
+HIDES_KEYS = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text")
+"""Types that choose a few keys for each query: what no query chooses is not padding, which has to be said."""
+ATTENDS_TWICE = ("diffllama",)
+"""Types whose layers attend twice with the same weights, and return them once."""
+
+
+class Examined(NamedTuple):
+    """What was found of one type."""
+
+    model_type: str
+    observed: bool
+    why: str = ""
+    """Why it is not observed; empty if it is."""
+    num_layers: int = 0
+    apart: float = 0.0
+    """Largest distance of a statistic to that of the materialised weights, relative to 1 + its size."""
+
+
+def examine(model_type):
+    """Observe a tiny model as it is built, and once more with `eager` attention, beside the weights of that run.
+
+    Raises AssertionError if a statistic is not that of the weights, or if observing changes what the model says.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_types.build(model_type)
+        inputs = model_types.inputs_of(model, length=LENGTH)
+        options = {"padding": inputs["attention_mask"].bool()} if model_type in HIDES_KEYS else {}
+        try:
+            as_built = observed(model, inputs, **options)
+        except RuntimeError as error:
+            return Examined(model_type, observed=False, why=REASONS.get(model_type, str(error)))
+        eager = model_types.build(model_type, attn_implementation="eager")
+        spelled_out = observed(eager, inputs, **options)
+        weights = layer_weights(eager, inputs, [layer.name for layer in spelled_out.layers])
+    times = 1 + (model_type in ATTENDS_TWICE)
+    apart = max(
+        distance(layer, weights[layer.name] * times, **options)
+        for found in (as_built, spelled_out)
+        for layer in found.layers
+    )
+    assert apart <= CLOSE, f"{model_type}: a statistic is {apart:.2g} away from that of the weights"
+    return Examined(model_type, observed=True, num_layers=len(as_built.layers), apart=apart)
+
+
+@torch.no_grad()
+def observed(model, inputs, **options):
+    """What is observed of one forward pass, which is held against one that nobody observes."""
+    before = model(**inputs).logits
+    with observe(model, **options) as watcher:
+        after = model(**inputs).logits
+    assert torch.equal(before, after), f"observing changes {type(model).__name__}"
+    return watcher.observation()
+
+
+@torch.no_grad()
+def layer_weights(model, inputs, names):
+    """By layer, the weights (B, H, T, S) that it returns at each of its calls, and those on its sink (B, H, T)."""
+    found = {name: [] for name in names}
+    logarithms = LogSums()
+    with ExitStack() as hooks:
+        for name in names:
+
+            def keep(module, args, result, name=name):
+                del args
+                sums, logarithms.found = logarithms.found, []
+                found[name].append(with_sink_mass(module, next(matrices(result)), sums))
+
+            handle = model.get_submodule(name).register_forward_hook(keep)
+            hooks.callback(handle.remove)
+        hooks.enter_context(logarithms)
+        model(**inputs, output_attentions=True)
+    return found
+
+
+def matrices(result):
+    """The tensors with four axes in what a layer returns."""
+    for each in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(each, Tensor) and each.ndim == 4:
+            yield each
+        elif isinstance(each, tuple | list):
+            yield from matrices(each)
+
+
+class LogSums(TorchFunctionMode):
+    """Keep the log-partitions that a model asks PyTorch for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.logsumexp:
+            self.found.append(result)
+        return result
+
+
+def with_sink_mass(module, weights, log_partitions):
+    """The weights with the sink in their denominator, and its own."""
+    weights = weights.double()
+    if type(module).__name__ == "XLNetRelativeAttention":
+        weights = weights.permute(2, 3, 0, 1)
+    if getattr(module, "sinks", None) is None:
+        return weights, None
+    if log_partitions:
+        # The sink scales the output, after the softmax.
+        weights = weights * (log_partitions[0].double() - module.sinks[:, None]).sigmoid()[..., None]
+    return weights, 1 - weights.sum(-1)
+
+
+def distance(layer, calls, padding=None):
+    """How far the layer's means by head are from those of the weights, at most."""
+    by_call = [from_weights(*call, padding) for call in calls]
+    apart = 0.0
+    for statistic in by_call[0]:
+        if statistic == "counted":
+            continue
+        for head, moments in enumerate(layer.heads[statistic]):
+            values = torch.cat([call[statistic][:, head][call["counted"][:, head]] for call in by_call])
+            assert moments.count == len(values), (layer.name, statistic, moments.count, len(values))
+            if len(values):
+                apart = max(apart, abs(moments.mean - float(values.mean())) / (1 + abs(float(values.mean()))))
+    return apart
+
+
+def from_weights(weights, sink, padding=None):
+    """Statistics (B, H, T), and which queries count: those that see more than one key.
+
+    Eager attention gives equal weights to a query that may see nothing.
+    """
+    nothing = (weights == weights[..., :1]).all(-1)
+    weights = weights.masked_fill(nothing[..., None], 0)
+    visible = (weights > 0).any(dim=(1, 2)) if padding is None else padding
+    first = visible & (visible.cumsum(-1) == 1)
+    entropy = -torch.xlogy(weights, weights).sum(-1)
+    found = {"mass": (weights * first[:, None, None]).sum(-1)}
+    if sink is not None:
+        entropy = entropy - torch.xlogy(sink, sink)
+        found["sink"] = sink
+    counted = (weights > 0).sum(-1) > 1
+    return found | {"entropy": entropy, "effective_keys": entropy.exp(), "counted": counted}
+
+
+def main(names):
+    transformers.logging.set_verbosity_error()
+    names = names or [name for name in model_types.model_types() if name not in model_types.NOT_BUILT]
+    attends = [name for name in names if name not in model_types.NO_ATTENTION]
+    found = []
+    for name in attends:
+        found.append(each := examine(name))
+        words = f"{each.num_layers} layers, within {each.apart:.1g}" if each.observed else f"not observed: {each.why}"
+        print(f"{name}: {words}", flush=True)
+    num_observed = sum(each.observed for each in found)
+    print(f"{len(names)} types built, {len(attends)} with softmax attention, {num_observed} observed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

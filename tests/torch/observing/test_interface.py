@@ -1,0 +1,318 @@
+"""Eager attention of transformers is watched where models look it up; nothing of it is left behind."""
+
+import threading
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from observed import assert_curves, assert_moments, plain_statistics, several_keys
+from torch import nn
+from transformers import AttentionInterface, Gemma2Config, Gemma2Model, GptOssConfig, GptOssModel
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
+from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
+
+from tidegate.torch import GatedAttention, from_gpt_oss, gpt_oss_layer
+from tidegate.torch.observing.interface import InterfaceCalls
+from tidegate.torch.observing.watcher import observe
+from tidegate.torch.retrofit import add_gates
+
+INF = float("inf")
+STOCK = AttentionInterface.get_interface
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4}
+TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(0))
+LEFT = torch.arange(10) >= torch.tensor([0, 3])[:, None]
+BUILD = {
+    "gpt_oss": lambda: GptOssModel(GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)),
+    "gemma2": lambda: Gemma2Model(Gemma2Config(**SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    yield
+    assert AttentionInterface.get_interface is STOCK
+
+
+@pytest.fixture(scope="module", params=BUILD)
+def model(request):
+    """A tiny random model with scores worth looking at, and sinks that differ."""
+    torch.manual_seed(0)
+    model = BUILD[request.param]().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter.mul_(12)
+            if name.endswith("sinks"):
+                parameter.copy_(torch.linspace(-1, 2, 4))
+    return model
+
+
+class Recorder:
+    """An eager attention function that keeps what it was given."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, []
+
+    def __call__(self, module, query, key, value, mask, **options):
+        self.calls.append((module, query, key, value, mask, options))
+        return self.function(module, query, key, value, mask, **options)
+
+
+def recorded(model, monkeypatch):
+    """Record the calls of the model's own eager function."""
+    namespace = model.layers[0].self_attn.forward.__globals__
+    recorder = Recorder(namespace["eager_attention_forward"])
+    monkeypatch.setitem(namespace, "eager_attention_forward", recorder)
+    return recorder
+
+
+def expected_of(call):
+    """Every statistic by the definition, in float64, and the weights."""
+    _, q, k, v, mask, options = call
+    q, k, v = (x.double() for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+    scores = q @ k.mT * options["scaling"]
+    if softcap := options.get("softcap"):
+        scores = softcap * (scores / softcap).tanh()
+    forbidden = (mask <= -1e4).expand_as(scores)
+    scores = scores.masked_fill(forbidden, -INF)
+    sinks = options.get("s_aux")
+    states = scores
+    if sinks is not None:
+        states = torch.cat((scores, sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+    weights = states.softmax(-1).nan_to_num(0.0)
+    real = ~forbidden[:, 0].all(1)
+    first = real & (real.cumsum(-1) == 1)
+    keys = weights[..., : k.shape[2]]
+    found = plain_statistics(keys, scores.masked_fill(forbidden, 0), v.norm(dim=-1), first[:, None, None])
+    if sinks is not None:
+        sink = weights[..., -1]
+        found["sink"] = sink
+        found["entropy"] = found["entropy"] - torch.xlogy(sink, sink)
+        found["effective_keys"] = found["entropy"].exp()
+        found["mean_score"] = found["mean_score"] + sink * sinks.double()[:, None]
+        apart = torch.cat((scores.masked_fill(forbidden, 0), states[..., -1:]), -1) - found["mean_score"][..., None]
+        found["heat_capacity"] = (weights * apart**2).sum(-1)
+    return found, keys, real
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_every_statistic_is_that_of_the_definition(model, padded, monkeypatch):
+    monkeypatch.setattr("observed.TOLERANCE", 1e-5)
+    options = {"attention_mask": LEFT.long()} if padded else {}
+    before = model(TOKENS, **options).last_hidden_state
+    calls = recorded(model, monkeypatch).calls
+    with observe(model, heat=True) as watcher:
+        after = model(TOKENS, **options).last_hidden_state
+    assert torch.equal(before, after)
+    found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
+    for layer, call in zip(found.layers, calls, strict=True):
+        statistics, weights, real = expected_of(call)
+        assert layer.heads.keys() == {*statistics, "contribution"}
+        for name, values in statistics.items():
+            assert_moments(layer, name, values, real[:, None] & several_keys(weights))
+            assert_curves(layer, name, values, real[:, None].expand(values.shape))
+
+
+@torch.no_grad()
+def test_decoding_with_a_cache_is_seen_as_the_whole_is(model):
+    with observe(model) as watcher:
+        model(TOKENS)
+    whole = watcher.observation()
+    with observe(model) as watcher:
+        cache = None
+        for part in TOKENS.split((6, 2, 1, 1), dim=1):
+            cache = model(part, past_key_values=cache, use_cache=True).past_key_values
+    for mine, theirs in zip(watcher.observation().layers, whole.layers, strict=True):
+        assert mine.positions == theirs.positions
+        for statistic in ("mass", "entropy", "impact", "mean_score", *({"sink"} & theirs.heads.keys())):
+            found, expected = (torch.tensor(layer.by_position[statistic]) for layer in (mine, theirs))
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_those_of_a_model_that_nobody_watches(model):
+    def gradients(context):
+        model.zero_grad()
+        with context as watcher:
+            model(TOKENS).last_hidden_state.square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()], watcher
+
+    plain, _ = gradients(torch.enable_grad())
+    watched, watcher = gradients(observe(model))
+    assert all(x is None or torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 9
+
+
+@torch.no_grad()
+def test_what_a_sink_takes_is_the_same_in_a_layer_of_ours():
+    torch.manual_seed(0)
+    attention = BUILD["gpt_oss"]().layers[1].self_attn
+    attention.sinks.copy_(torch.linspace(-1, 2, 4))
+    ours = GatedAttention.from_config(gpt_oss_layer(attention.config, 1))
+    ours.load_state_dict(from_gpt_oss(attention.state_dict()))
+    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(1))
+    rotary = modeling_gpt_oss.GptOssRotaryEmbedding(attention.config)
+    mask = torch.zeros(10, 10).masked_fill(~torch.ones(10, 10, dtype=torch.bool).tril(), -INF)[None, None]
+    with observe(attention) as watcher:
+        theirs_output = attention(x, rotary(x, torch.arange(10)[None]), mask)[0]
+    theirs = watcher.observation().layers[0]
+    with observe(ours) as watcher:
+        ours_output = ours(x)
+    mine = watcher.observation().layers[0]
+    torch.testing.assert_close(ours_output, theirs_output, atol=1e-5, rtol=1e-5)
+    assert mine.heads.keys() == theirs.heads.keys() >= {"sink", "contribution"}
+    for statistic in mine.heads:
+        found, expected = (torch.tensor([m.mean for m in layer.heads[statistic]]) for layer in (mine, theirs))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_gates_that_were_added_to_eager_attention_are_seen(model):
+    with observe(model) as watcher:
+        model(TOKENS)
+    before = watcher.observation()
+    gated = BUILD["gpt_oss" if isinstance(model, GptOssModel) else "gemma2"]().eval()
+    gated.load_state_dict(model.state_dict())
+    add_gates(gated, "g1")
+    with observe(gated) as watcher:
+        gated(TOKENS)
+    after = watcher.observation()
+    for mine, theirs in zip(after.layers, before.layers, strict=True):
+        assert mine.heads == theirs.heads
+        assert set(mine.gates) == {"output"}
+
+
+# The interface itself.
+
+
+class Attends(nn.Module):
+    """A module that asks the table for its attention function, as models of transformers do."""
+
+    num_key_value_groups = 1
+    is_causal = False
+
+    def __init__(self, function=llama_eager, implementation="eager", **options):
+        super().__init__()
+        self.function, self.implementation, self.options = function, implementation, options
+
+    def forward(self, x, mask=None):
+        attend = AttentionInterface().get_interface(self.implementation, self.function)
+        q = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
+        return attend(self, q, q, q, mask, **({"scaling": 0.5} | self.options))[0].reshape(x.shape)
+
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def counts(model, *inputs):
+    with observe(model) as watcher:
+        model(*inputs or (X,))
+    return [layer.heads["mass"][0].count for layer in watcher.observation().layers]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_call_is_counted_once_whoever_sees_it(implementation):
+    assert counts(Attends(implementation=implementation)) == [10]
+
+
+def test_a_function_that_calls_the_kernel_is_counted_once():
+    assert counts(Attends(partial(AttentionInterface()["sdpa"], dropout=0.0))) == [10]
+
+
+def test_a_bias_that_is_no_mask_is_seen_by_its_softmax():
+    bias = torch.linspace(-2, 2, 50).view(1, 2, 5, 5)
+    model = Attends(t5_eager, position_bias=bias)
+    with observe(model) as watcher:
+        model(X)
+    q = X.view(2, 5, 2, 4).transpose(1, 2)
+    weights = (q @ q.mT * 0.5 + bias).softmax(-1)
+    found = torch.tensor([moments.mean for moments in watcher.observation().layers[0].heads["mass"]])
+    torch.testing.assert_close(found, weights[..., 0].mean((0, 2)), atol=1e-5, rtol=1e-5)
+
+
+def test_a_function_that_does_something_else_is_left_out_with_a_warning():
+    def colder(module, query, *arguments, **options):
+        return llama_eager(module, 2 * query, *arguments, **options)
+
+    model = Attends(colder)
+    with pytest.warns(UserWarning, match="attention of Attends is not what its arguments say"), observe(model) as seen:
+        model(X)
+    with pytest.raises(RuntimeError, match="No attention call of Attends was seen"):
+        seen.observation()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_what_its_arguments_say(dtype):
+    model = Attends()
+    with warnings.catch_warnings(), observe(model) as watcher:
+        warnings.simplefilter("error")
+        model(6 * X.to(dtype))
+    assert watcher.observation().layers[0].heads["mass"][0].count == 10
+
+
+def test_dropout_is_left_out_of_the_statistics():
+    model, plain = Attends(dropout=0.5).train(), Attends()
+    with observe(model) as watcher:
+        model(X)
+    with observe(plain) as expected:
+        plain(X)
+    assert watcher.observation().layers[0].heads["entropy"] == expected.observation().layers[0].heads["entropy"]
+
+
+def test_after_an_error_the_table_is_as_it_was():
+    def broken(*arguments, **options):
+        raise ArithmeticError
+
+    model = Attends(broken)
+    with pytest.raises(ArithmeticError), observe(model):
+        model(X)
+    assert AttentionInterface.get_interface is STOCK
+    assert counts(Attends()) == [10]
+
+
+def test_a_lookup_that_others_put_around_ours_stays_and_sees_nothing_twice():
+    seen = []
+    with InterfaceCalls(seen.append):
+        ours = AttentionInterface.get_interface
+        AttentionInterface.get_interface = around = lambda *arguments: ours(*arguments)
+    try:
+        assert AttentionInterface.get_interface is around
+        with InterfaceCalls(seen.append):
+            Attends()(X)
+        assert len(seen) == 1
+        Attends()(X)
+        assert len(seen) == 1
+        assert AttentionInterface.get_interface is around
+    finally:
+        AttentionInterface.get_interface = STOCK
+
+
+def test_other_threads_are_not_seen():
+    seen = []
+    with InterfaceCalls(seen.append):
+        thread = threading.Thread(target=Attends(), args=(X,))
+        thread.start()
+        thread.join()
+    assert seen == []
+
+
+def test_two_watchers_see_each_call_and_the_last_restores_the_table():
+    first, second = [], []
+    with InterfaceCalls(first.append):
+        with InterfaceCalls(second.append):
+            Attends()(X)
+        Attends()(X)
+        assert AttentionInterface.get_interface is not STOCK
+    assert (len(first), len(second)) == (2, 1)
+
+
+def test_transforms_and_the_meta_device_pass_unseen():
+    seen = []
+    with InterfaceCalls(seen.append):
+        torch.func.grad(lambda x: Attends()(x).sum())(X)
+        Attends()(X.to("meta"))
+    assert seen == []

@@ -1,0 +1,233 @@
+"""Attention that a model spells out is put together from its operators, and what only resembles it is left alone."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from observed import assert_curves, assert_moments, plain_statistics, several_keys
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tidegate.torch.observing.watcher import observe
+
+INF = float("inf")
+CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
+LEFT_PADDED = CAUSAL & (torch.arange(9) >= torch.tensor([0, 3])[:, None, None, None])
+
+
+def matmul(q, k, mask):
+    return (q @ k.mT / 2 + mask).softmax(-1)
+
+
+def by_hand(q, k, mask):
+    return F.softmax((q @ k.mT).div(2).add_(mask), dim=-1, dtype=torch.float32).to(q.dtype)
+
+
+def einsum(q, k, mask):
+    return F.softmax(torch.einsum("bhtd,bhsd->bhts", q, k) * 0.5 + mask, dim=3)
+
+
+def heads_in_the_batch(q, k, mask):
+    scores = torch.baddbmm(mask.expand(2, 4, 9, 9).flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.5)
+    return scores.softmax(-1)
+
+
+WAYS = {way.__name__: way for way in (matmul, by_hand, einsum, heads_in_the_batch)}
+
+
+class SpelledOut(nn.Module):
+    """Attention of four heads by its definition, with weights by one of the ways above."""
+
+    def __init__(self, way=matmul, dropout=0.0, change=None, mask=CAUSAL, forbids=-INF):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.project.weight.data *= 6
+        self.way, self.dropout, self.change = way, dropout, change
+        self.mask = torch.zeros(mask.shape).masked_fill(~mask, forbids)
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4)
+        weights = self.way(q, k, self.mask.to(x.dtype))
+        weights = weights if self.change is None else self.change(weights)
+        weights = F.dropout(weights, self.dropout, self.training)
+        output = torch.bmm(weights, v.flatten(0, 1)).view(v.shape) if weights.ndim == 3 else weights @ v
+        return self.out(output.transpose(1, 2).reshape(x.shape))
+
+
+def inputs(dtype=torch.float32):
+    return torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def expected_of(model, x):
+    """Every statistic by the definition, in float64."""
+    q, k, v = model.project(x).double().detach().view(2, 9, 3, 4, 4).permute(2, 0, 3, 1, 4)
+    forbidden = model.mask <= -1e4
+    scores = (q @ k.mT / 2).masked_fill(forbidden, -INF)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    real = ~forbidden.expand(2, 1, 9, 9).flatten(1, 2).all(1)
+    first = real & (real.cumsum(-1) == 1)
+    statistics = plain_statistics(weights, scores.masked_fill(forbidden, 0), v.norm(dim=-1), first[:, None, None])
+    return statistics, weights, real
+
+
+@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_statistic_is_that_of_the_definition(way, context, monkeypatch):
+    monkeypatch.setattr("observed.TOLERANCE", 1e-5)
+    model = SpelledOut(WAYS[way])
+    with context():
+        x = inputs()
+        before = model(x)
+        with observe(model, heat=True) as watcher:
+            after = model(x)
+    assert torch.equal(before, after)
+    (layer,) = watcher.observation().layers
+    statistics, weights, real = expected_of(model, inputs())
+    for name, values in statistics.items():
+        assert_moments(layer, name, values, real[:, None] & several_keys(weights))
+        assert_curves(layer, name, values, real[:, None].expand(values.shape))
+    assert "contribution" in layer.heads
+
+
+@pytest.mark.parametrize("forbids", [-INF, -1e4, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("way", ["by_hand", "heads_in_the_batch"])
+@torch.no_grad()
+def test_padding_is_read_from_the_scores(way, forbids, monkeypatch):
+    monkeypatch.setattr("observed.TOLERANCE", 1e-5)
+    # What sees nothing would be nan, and is mended as models do it.
+    model = SpelledOut(WAYS[way], mask=LEFT_PADDED, forbids=forbids, change=partial(torch.nan_to_num, nan=0.0))
+    with observe(model) as watcher:
+        model(inputs())
+    (layer,) = watcher.observation().layers
+    statistics, weights, real = expected_of(model, inputs())
+    for name in ("mass", "entropy", "impact", "mean_score"):
+        assert_moments(layer, name, statistics[name], real[:, None] & several_keys(weights))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout):
+    def gradients(context):
+        model = SpelledOut(dropout=dropout).train()
+        with context(model) as watcher:
+            torch.manual_seed(2)
+            model(inputs()).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()], watcher
+
+    plain, _ = gradients(nullcontext)
+    watched, watcher = gradients(observe)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, plain, strict=True))
+    found = watcher.observation()
+    with observe(model := SpelledOut()) as watcher:
+        model(inputs())
+    # Statistics are of the weights before dropout.
+    assert found.layers[0].heads["entropy"] == watcher.observation().layers[0].heads["entropy"]
+
+
+def test_half_precision_is_seen():
+    model = SpelledOut(by_hand).bfloat16()
+    with torch.no_grad(), observe(model) as watcher:
+        model(inputs(torch.bfloat16))
+    statistics, weights, _ = expected_of(model, inputs(torch.bfloat16))
+    found = watcher.observation().layers[0].heads["entropy"]
+    for head, moments in enumerate(found):
+        expected = statistics["entropy"][:, head][several_keys(weights)[:, head]].mean()
+        assert abs(moments.mean - float(expected)) < 0.05
+
+
+def softmax_of_features(q, k, mask):
+    """Linear attention: no matrix of scores, the softmax is over channels."""
+    del mask
+    return (q @ torch.eye(4)).softmax(-1) @ k.mT
+
+
+def landmarks(q, k, mask):
+    """Attention to three summaries of the keys, whose own weights spread it over all."""
+    del mask
+    short = k.unflatten(2, (3, 3)).mean(3)
+    return (q @ short.mT).softmax(-1) @ (short @ k.mT)
+
+
+def blocks(q, k, mask):
+    """Queries in blocks of three, each with a softmax of its own."""
+    return torch.cat([(q[:, :, at] @ k.mT + mask[at]).softmax(-1) for at in map(slice, (0, 3, 6), (3, 6, 9))], dim=2)
+
+
+UNCERTAIN = {
+    "features": {"way": softmax_of_features},
+    "landmarks": {"way": landmarks},
+    "blocks": {"way": blocks},
+    "no product": {"way": lambda q, k, mask: (q.sum(-1, keepdim=True) + k.sum(-1)[:, :, None] + mask).softmax(-1)},
+    "other axis": {"way": lambda q, k, mask: (q @ k.mT + mask.T).softmax(-2)},
+    "renormalised": {"change": lambda weights: weights / weights.square().sum(-1, keepdim=True)},
+    "doubled": {"change": lambda weights: 2 * weights},
+    "difference": {"change": lambda weights: weights - 0.3 * weights.flip(1)},
+}
+
+
+@pytest.mark.parametrize("kind", UNCERTAIN)
+@torch.no_grad()
+def test_what_only_resembles_attention_is_left_alone(kind):
+    model = SpelledOut(**UNCERTAIN[kind])
+    with observe(model) as watcher:
+        model(inputs())
+    with pytest.raises(RuntimeError, match=r"No attention call of SpelledOut was seen.*softmax over its last axis"):
+        watcher.observation()
+
+
+@torch.no_grad()
+def test_a_softmax_for_some_of_the_queries_is_named():
+    class Half(nn.Module):
+        def forward(self, x):
+            return (x[:, :4] @ x.mT).softmax(-1) @ x
+
+    with observe(nn.Sequential(Half())) as watcher:
+        watcher._model(inputs())
+    with pytest.raises(RuntimeError, match="In 0 a softmax was found, but not one for each of the tokens"):
+        watcher.observation()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_repeats_is_counted_once(reentrant):
+    model = nn.Sequential(SpelledOut())
+    with observe(model) as watcher:
+        x = inputs().requires_grad_()
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
+
+
+def test_weights_that_multihead_attention_returns_are_counted_once():
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = inputs()
+    with observe(model) as watcher:
+        model(x, x, x, need_weights=True)
+    assert watcher.observation().layers[0].heads["mass"][0].count == 18
+
+
+@torch.no_grad()
+def test_scores_of_a_cache_go_on_with_the_sequence():
+    class Cached(SpelledOut):
+        def forward(self, x):
+            self.seen = x if self.seen is None else torch.cat((self.seen, x), 1)
+            _, k, v = self.project(self.seen).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)
+            q = self.project(x).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)[0]
+            start, stop = self.seen.shape[1] - x.shape[1], self.seen.shape[1]
+            output = matmul(q, k, self.mask[start:stop, :stop]) @ v
+            return self.out(output.transpose(1, 2).reshape(x.shape))
+
+    model, whole = Cached(), SpelledOut()
+    model.seen = None
+    with observe(model) as watcher:
+        for part in inputs().split((5, 3, 1), dim=1):
+            model(part)
+    found = watcher.observation().layers[0]
+    with observe(whole) as watcher:
+        whole(inputs())
+    expected = watcher.observation().layers[0]
+    assert found.positions == expected.positions == tuple(range(9))
+    for statistic in expected.by_position:
+        mine, theirs = (torch.tensor(layer.by_position[statistic]) for layer in (found, expected))
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
