@@ -1,0 +1,18 @@
+import model_types
+import pytest
+import torch
+
+
+def test_every_exception_names_a_type():
+    named = {*model_types.OWN, *model_types.NOT_BUILT, *model_types.NO_ATTENTION}
+    assert named <= set(model_types.model_types())
+    assert not set(model_types.OWN) & set(model_types.NOT_BUILT)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model_type", sorted(set(model_types.model_types()) - set(model_types.NOT_BUILT)))
+def test_a_tiny_model_answers(model_type):
+    model = model_types.build(model_type)
+    assert sum(weight.numel() for weight in model.parameters()) < 500_000
+    with torch.no_grad():
+        assert model(**model_types.inputs_of(model)).logits.isfinite().all()
