@@ -18,14 +18,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from tidegate.gate import Gate
+from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.kernel import require_no_tracing
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
-from tidegate.torch.retrofit.wrappers import acting_module, acting_modules
+from tidegate.torch.retrofit.wrappers import acting_module, acting_modules, base_module
 
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
@@ -82,9 +82,17 @@ class LayerReads:
         """What is attended to."""
         return self.input if self.attended is None else self.attended
 
-    def apply(self, gate: AttentionGate, target: Tensor) -> Tensor:
+    def apply(self, gate: ActingGate, target: Tensor) -> Tensor:
         """Apply a gate that reads from here to the target."""
-        return gate.apply_to(target, gate.source(self))
+        return gate.plain.combine(target, gate.runs(gate.plain.source(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ActingGate:
+    """A gate of a layer, and the adapter around it that runs in its place, if there is one."""
+
+    plain: AttentionGate
+    runs: nn.Module
 
 
 class _Call(threading.local):
@@ -144,10 +152,23 @@ class GatedLayer:
         for hook in self.hooks:
             hook.leave()
 
+    def require_plain_gates(self) -> None:
+        """Refuse gates with adapters around them, where their own numbers are to be written or folded."""
+        if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
+            raise ValueError(
+                f"The gates of {self.layout.name} have adapters around them. Merge these first, with merge_and_unload, "
+                "or save them by save_pretrained of peft."
+            )
+
     @property
     def modules(self) -> AttentionGates:
         """The gates that act: those of the attention module, or the active copy in a wrapper."""
         return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
+
+    def gate_at(self, path: GatePath) -> ActingGate | None:
+        """Return the gate at a site, if there is one."""
+        runs = self.modules._modules.get(path)
+        return None if runs is None else ActingGate(cast("AttentionGate", base_module(runs)), runs)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
@@ -164,13 +185,13 @@ class GatedLayer:
                 f"The attention implementation {name!r} would leave out the gates of {self.layout.name}. Call "
                 f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
             )
-        return args, {**kwargs, "attn_gate": _OutputGate(self.modules.at("output"), reads)}
+        return args, {**kwargs, "attn_gate": _OutputGate(self.gate_at("output"), reads)}
 
 
 class _OutputGate:
     """What the attention function does to its output; the gate is None where another gate only reads the output."""
 
-    def __init__(self, gate: AttentionGate | None, reads: LayerReads) -> None:
+    def __init__(self, gate: ActingGate | None, reads: LayerReads) -> None:
         self.gate = gate
         self.reads = reads
 
@@ -241,7 +262,7 @@ class _PartsHook(_ResultHook):
         for kind, columns in self.parts:
             setattr(reads, kind, columns.take(result))
         for kind, columns in self.parts:
-            gate = self.layer.modules.at(kind)
+            gate = self.layer.gate_at(kind)
             if gate is not None:
                 result = columns.put(result, reads.apply(gate, getattr(reads, kind)))
         return result.unsqueeze(1) if alone else result
@@ -251,7 +272,7 @@ class _DenseHook(_ResultHook):
     """Gates the result of the output projection, which may run after the attention module has ended."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:  # noqa: ARG002
-        gate, reads = self.layer.modules.at("dense"), self.layer.reads
+        gate, reads = self.layer.gate_at("dense"), self.layer.reads
         assert gate is not None
         assert reads is not None
         self.layer.reads = None
@@ -271,7 +292,7 @@ class _OutputHook(_ProjectionHook):
         if self.layer.gates.at("dense") is None:
             self.layer.reads = None
         heads = args[0].unflatten(-1, (shape.num_heads, shape.head_dim))
-        return (_OutputGate(self.layer.modules.at("output"), reads)(heads).flatten(-2), *args[1:])
+        return (_OutputGate(self.layer.gate_at("output"), reads)(heads).flatten(-2), *args[1:])
 
 
 class _Forget:
