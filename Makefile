@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo tour chromium test test-all torture check coverage bench format
+.PHONY: help demo tour chromium test test-all torture models check coverage bench format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -57,6 +57,9 @@ torture: $(READY) chromium ## every fault of tests/faults at full length; writes
 	rm -f build/faults.jsonl && mkdir -p build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --torture --outcomes build/faults.jsonl -r s --timeout 3600
 	$(BIN)/python tests/support/faults.py build/faults.jsonl
+
+models: $(READY) ## every causal model type of transformers, gated and observed; writes the table of docs/models-supported.md
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/support/supported_models.py
 
 coverage: $(READY) ## the tests once more, with the lines that none of them reaches
 	$(PYTEST) --cov=src/tidegate --cov-report=term-missing:skip-covered

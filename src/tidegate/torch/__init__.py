@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     from tidegate.torch.retrofit import (
         RetrofitReport,
         add_gates,
+        export_gated,
         load_gates,
+        load_pretrained,
         merge_gates,
         remove_gates,
         save_gates,
+        save_pretrained,
+        to_laguna,
         to_qwen3_next,
         to_qwen3_next_attention,
+        to_step3p7,
     )
 
 __all__ = [
@@ -63,6 +68,7 @@ __all__ = [
     "VisionTransformer",
     "add_gates",
     "attention_statistics",
+    "export_gated",
     "freeze_all_but_gates",
     "from_fused_query_gate",
     "from_gpt_oss",
@@ -72,16 +78,20 @@ __all__ = [
     "gpt_oss_layer",
     "load_gates",
     "load_model",
+    "load_pretrained",
     "merge_gates",
     "observe",
     "plain_kernel",
     "remove_gates",
     "save_gates",
     "save_model",
+    "save_pretrained",
     "to_fused_query_gate",
     "to_gpt_oss",
+    "to_laguna",
     "to_qwen3_next",
     "to_qwen3_next_attention",
+    "to_step3p7",
 ]
 
 

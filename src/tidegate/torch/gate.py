@@ -180,7 +180,10 @@ class AttentionGate(nn.Module):
 
     def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
         """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
-        values = self(source)
+        return self.combine(target, self(source))
+
+    def combine(self, target: Tensor, values: Tensor) -> Tensor:
+        """The target under the gate's values, which may be overwritten; of the target's dtype."""
         match self.gate.op:
             case "replace":
                 gated = values

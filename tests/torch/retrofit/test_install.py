@@ -202,15 +202,25 @@ def test_gates_take_the_dtype_of_the_weights():
 
 
 def test_a_model_that_would_change_is_refused_and_left_as_it_was():
-    # In eager attention under its stock name, this model widens its scores.
-    model = tiny("gpt2", dtype=torch.bfloat16, reorder_and_upcast_attn=True)
+    model = tiny("llama")
     before, names = logits(model), set(model.state_dict())
+    handle = model.lm_head.register_forward_hook(lambda _module, _args, output: output + torch.rand(()))
     with pytest.raises(ValueError, match="its answers changed by up to"):
         add_gates(model)
+    handle.remove()
     assert torch.equal(logits(model), before)
     assert set(model.state_dict()) == names
     assert model.config._attn_implementation == "sdpa"
     assert add_gates(model, "g2").bitwise_equal
+
+
+def test_a_model_that_goes_by_the_name_of_its_implementation_keeps_it():
+    # In eager attention under its stock name, this model widens its scores.
+    model = tiny("gpt2", dtype=torch.bfloat16, reorder_and_upcast_attn=True)
+    before = logits(model)
+    assert add_gates(model, "g1").implementations == ("eager", "sdpa")
+    assert torch.equal(logits(model), before)
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

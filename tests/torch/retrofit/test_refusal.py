@@ -1,52 +1,24 @@
+import model_types
 import pytest
 import torch
 import transformers
-from retrofit_models import SPECIAL, TOKENS, tiny
+from retrofit_models import tiny
 from torch import nn
 
-from tidegate.torch import GatedAttention, gate_parameters
+from tidegate.torch import GatedAttention
 from tidegate.torch.retrofit import add_gates
 
-SMALL = {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "vocab_size": 64}
-CLIP_TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "vocab_size": 64,
-}
-CLIP_IMAGES = {**CLIP_TEXT, "image_size": 16, "patch_size": 8}
-
-
-def sound():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    options = {"conv_dim": (8,), "conv_kernel": (4,), "conv_stride": (4,), "num_feat_extract_layers": 1}
-    config = transformers.Wav2Vec2Config(**sizes, **options, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
-    return transformers.Wav2Vec2Model(config)
-
-
 REFUSED = {
-    "an encoder and a decoder": (
-        lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**SMALL, decoder_start_token_id=0)),
-        "T5ForConditionalGeneration cannot take gates: its configuration says is_encoder_decoder",
+    "no softmax over keys": (
+        lambda: model_types.build("mamba"),
+        "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS, and none takes a softmax",
     ),
-    "cross-attention": (lambda: tiny("gpt2", add_cross_attention=True), "its configuration says add_cross_attention"),
-    "attention of its own": (
-        lambda: transformers.BloomForCausalLM(
-            transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64, **SPECIAL)
-        ),
-        "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS",
+    "heads in another order": (lambda: model_types.build("xlnet"), "and none takes a softmax over keys"),
+    "modules that are exchanged": (lambda: model_types.build("big_bird"), "it exchanges its attention modules"),
+    "a gate of its own behind a name": (
+        lambda: model_types.build("axk2"),
+        "no projection takes the attention output as it is, and the model goes by the name of its attention",
     ),
-    "two inputs": (
-        lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=CLIP_TEXT, vision_config=CLIP_IMAGES)),
-        "CLIPModel cannot take gates: it takes input_ids and pixel_values at once, and only one of them can be made "
-        "up; add gates to its parts, model.text_model and model.vision_model",
-    ),
-    "attention that drops keywords": (
-        lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_IMAGES)),
-        "attention function of encoder.layers.0.self_attn, or not as self-attention, or without the keywords",
-    ),
-    "sound": (sound, "its input is 'input_values', and only 'input_ids' and 'pixel_values' can be made up"),
 }
 
 
@@ -66,12 +38,25 @@ def test_a_gate_that_cannot_read_is_refused_with_the_layer():
 
 
 def test_a_part_that_no_single_projection_gives_is_named():
-    config = transformers.Olmo2Config(**TOKENS, **SPECIAL)
-    model = transformers.Olmo2ForCausalLM(config)
-    # The norm before the heads are split mixes all columns, so that none belong to one head.
-    with pytest.raises(ValueError, match="no single projection of the layer's input gives the query"):
+    # Experts give the queries.
+    model = model_types.build("jetmoe")
+    with pytest.raises(ValueError, match="no single projection gives the query with columns for each head"):
         add_gates(model, "bma")
     assert add_gates(model, "g1+g2").bitwise_equal
+
+
+@pytest.mark.parametrize(("gate", "article"), [("bma", "a query"), ("g2", "an input")])
+def test_values_that_are_made_from_a_cache_of_latents_cannot_read_what_is_gone(gate, article):
+    model = model_types.build("deepseek_v3")
+    with pytest.raises(ValueError, match=f"made anew from the cache .* the current one has {article} to read"):
+        add_gates(model, gate)
+    assert add_gates(model, "vga+g1").bitwise_equal
+
+
+def test_a_value_that_is_the_key_as_well_is_not_gated():
+    model = model_types.build("deepseek_v4", layer_types=["sliding_attention", "sliding_attention"])
+    with pytest.raises(ValueError, match="the value and the key are the same numbers"):
+        add_gates(model, "vga")
 
 
 @pytest.mark.parametrize("model", [nn.Linear(3, 3), GatedAttention(16, 2)], ids=["linear", "ours"])
@@ -142,18 +127,3 @@ def test_a_layer_that_is_used_twice_is_refused_in_words():
     )
     with pytest.raises(ValueError, match=message):
         add_gates(model)
-
-
-def test_the_parts_of_a_model_with_two_inputs_take_gates():
-    special = {"bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.CLIPConfig(text_config=CLIP_TEXT | special, vision_config=CLIP_IMAGES)
-    model = transformers.CLIPModel(config).eval()
-    inputs = {"input_ids": torch.arange(3, 13).reshape(2, 5), "pixel_values": torch.ones(2, 3, 16, 16)}
-    with torch.no_grad():
-        before = model(**inputs).logits_per_text
-        for part in (model.text_model, model.vision_model):
-            add_gates(part, "bma")
-        assert torch.equal(model(**inputs).logits_per_text, before)
-        for gate in gate_parameters(model):
-            gate.normal_(std=0.5)
-        assert not torch.allclose(model(**inputs).logits_per_text, before)

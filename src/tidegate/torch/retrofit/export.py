@@ -5,6 +5,7 @@ Legend: M model width, H query heads, D head width, R channels that a gate reads
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
-from tidegate.gate import Activation
+from tidegate.gate import Activation, Gate
 from tidegate.torch.attention import PROJECTIONS
 from tidegate.torch.convert import to_fused_query_gate
 from tidegate.torch.gate import AttentionGate
@@ -29,7 +30,7 @@ from tidegate.torch.retrofit.probe import (
     probe_inputs,
 )
 
-_AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
+AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
 
 
@@ -78,7 +79,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
         exported.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{type(model).__name__} is not built like Qwen3: {error}") from error
-    _require_equal_answers(model, exported)
+    require_equal_answers(model, exported)
     return exported.train(model.training)
 
 
@@ -105,32 +106,49 @@ def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[st
     return to_fused_query_gate(state)
 
 
-@torch.no_grad()
 def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
     """Write the gate as factor · sigmoid: return its matrices (H, M, D), its bias (H, D) and the factor."""
+    gate = require_output_gate(layer, "Qwen3-Next", AS_SIGMOID)
+    inner, outer = AS_SIGMOID[gate.activation]
+    weight_HMW, bias_HW = written_gate(layer)
+    width = layer.layout.shape.head_dim
+    bias = None if bias_HW is None else inner * bias_HW.expand(-1, width)
+    return inner * weight_HMW.expand(-1, -1, width), bias, outer
+
+
+def require_output_gate(layer: GatedLayer, target: str, activations: Collection[Activation]) -> Gate:
+    """Return the layer's gate; refuse what is not one gate like `g1` with one of these activations."""
+    layer.require_plain_gates()
     gate = layer.gates.at("output")
     if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
         raise ValueError(
-            f"{layer.layout.name} has the gates {layer.gates}; Qwen3-Next has one, at the output, that reads the input"
+            f"{layer.layout.name} has the gates {layer.gates}; {target} has one, at the output, that reads the input"
             " and multiplies, like 'g1'."
         )
-    if gate.activation not in _AS_SIGMOID:
+    if gate.activation not in activations:
         raise ValueError(
             f"{layer.layout.name} has a gate with the activation {gate.activation!r}; "
-            f"only {', '.join(_AS_SIGMOID)} can be written as Qwen3-Next's sigmoid."
+            f"only {', '.join(activations)} can be written as that of {target}."
         )
-    inner, outer = _AS_SIGMOID[gate.activation]
+    return gate
+
+
+@torch.no_grad()
+def written_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None]:
+    """Write out the output gate's matrices (H, M, W) and its bias (H, W), by head, W the head's width or 1.
+
+    Factors of low rank are multiplied, shared matrices repeated, and channels that are not read have zeros.
+    """
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
     weight = widen(first)
     for factor in rest:
         weight = weight @ widen(factor)
     weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
-    repeats, width = module.num_heads // module.num_matrices, shape.head_dim
-    weight = weight.repeat_interleave(repeats, dim=0).expand(-1, -1, width)
-    bias = None if gate.bias is None else widen(module.get_parameter("bias"))
-    bias = None if bias is None else inner * bias.repeat_interleave(repeats, dim=0).expand(-1, width)
-    return inner * weight, bias, outer
+    repeats = module.num_heads // module.num_matrices
+    bias = None if module.gate.bias is None else widen(module.get_parameter("bias"))
+    bias = None if bias is None else bias.repeat_interleave(repeats, dim=0)
+    return weight.repeat_interleave(repeats, dim=0), bias
 
 
 def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
@@ -140,16 +158,8 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
         raise ValueError(
             f"{type(model).__name__} has layers of {', '.join(sorted(kinds))}; Qwen3-Next attends to all positions."
         )
-    names = (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
-        *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
-    )
-    missing = [name for name in names if not hasattr(config, name)]
-    if missing:
-        raise ValueError(f"{type(model).__name__} is not built like Qwen3: its configuration has no {missing[0]}.")
     return Qwen3NextConfig(
-        **{name: getattr(config, name) for name in names},
+        **common_options(model),
         rope_parameters={**config.rope_parameters, "partial_rotary_factor": 1.0},
         attention_bias=bias,
         layer_types=["full_attention"] * config.num_hidden_layers,
@@ -158,7 +168,20 @@ def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
     )
 
 
-def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) -> None:
+def common_options(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the options of a model's configuration that all targets share; refuse one that is not like Qwen3's."""
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+        *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
+    )
+    missing = [name for name in names if not hasattr(model.config, name)]
+    if missing:
+        raise ValueError(f"{type(model).__name__} is not built like Qwen3: its configuration has no {missing[0]}.")
+    return {name: getattr(model.config, name) for name in names}
+
+
+def require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel, target: str = "Qwen3-Next") -> None:
     """Refuse an export whose answers differ by more than rounding."""
     inputs = probe_inputs(model)
     with evaluation_mode(model), evaluation_mode(exported):
@@ -166,6 +189,6 @@ def _require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel) ->
     change, size = largest_change(ours, theirs), largest_number(theirs)
     if exceeds_rounding(change, size, model.dtype):
         raise ValueError(
-            f"{type(model).__name__} computes something else than Qwen3-Next does with the same weights: answers of "
+            f"{type(model).__name__} computes something else than {target} does with the same weights: answers of "
             f"size {size:.3g} differ by up to {change:.3g}."
         )

@@ -75,6 +75,8 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     layers = acting_layers(base)
     if not layers:
         raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
+    for layer in layers.values():
+        layer.require_plain_gates()
     weights = {name: weight.detach().contiguous() for name, weight in _weights(base).items()}
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,6 +114,8 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     require_model(base)
     _require_base(base, description, directory)
     layers = {name: Gates(gates) for name, gates in description.layers.items()}
+    for layer in acting_layers(base).values():
+        layer.require_plain_gates()
     present = {path: layer.gates for path, layer in acting_layers(base).items()}
     if present and present != layers:
         raise ValueError(

@@ -1,7 +1,8 @@
 """Find the attention modules of a loaded model and their projections, by what flows through them.
 
 Nothing here goes by the name of a model or of its parts. A small input is sent through the model. What reaches the
-attention function is seen there, and its gradient says which columns of which projection each head came from.
+attention function is seen there, and its gradient says which columns of which projection each head came from. A module
+that has no attention function is found by the operators that it calls, in `spelled.py`.
 
 Legend: B batch, T positions, M model width, W width of a projection, H query heads, G key/value heads, D head width.
 """
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from tidegate.sizes import HeadShape
 from tidegate.torch.retrofit.interface import calls_interface
-from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
+from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot, Source
 from tidegate.torch.retrofit.probe import bitwise_equal
 
 
@@ -29,10 +30,10 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Attentio
     model : with one of the gated attention implementations switched on
     run   : sends a small input through the model
     """
-    watch = _Watch(model)
-    with watch.recording(), torch.enable_grad():
+    watch = Watch(model, {module: name for name, module in model.named_modules() if calls_interface(type(module))})
+    with watch.recording(keyword="attn_seen"), torch.enable_grad():
         run()
-    return [trace.layout() for trace in watch.traces.values() if trace.shape is not None]
+    return [layout for trace in watch.traces.values() if (layout := trace.layout()) is not None]
 
 
 def layer_input(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Tensor:
@@ -40,24 +41,44 @@ def layer_input(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> 
     return args[0] if args else kwargs[name]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Trace:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProjectionCall:
+    """A projection that an attention module has called."""
+
+    slot: Slot
+    source: Source
+    leaf: Tensor
+    """(B, T, W): its result, or that of the norm behind it; gradients are taken to it."""
+    returned: Tensor
+    """What went on through the model, a copy of the leaf."""
+    norm: nn.Module | None = None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Trace:
     """What is seen of one attention module during the run."""
 
     name: str
     module: nn.Module
     input_name: str
     input: Tensor | None = None
-    calls: list[tuple[Slot, Tensor]] = field(default_factory=list[tuple[Slot, Tensor]])
-    """Projections of the input in the order in which they ran, each with its result as a leaf (B, T, W)."""
+    context: tuple[Tensor, ...] = ()
+    """The other tensors that it is given, among them what cross-attention attends to, and what norms make of them."""
+    calls: list[ProjectionCall] = field(default_factory=list[ProjectionCall])
+    """In the order in which they ran."""
     shape: HeadShape | None = None
+    cross: bool = False
+    settled: bool = False
+    """Whether a call with gradients has been recorded."""
     parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
     merged: Tensor | None = None
     """(B, T, HD): the attention output, until the output projection has been found."""
     output: Slot | None = None
 
-    def layout(self) -> AttentionLayout:
-        assert self.shape is not None
+    def layout(self) -> AttentionLayout | None:
+        """Return what was found; None if attention was not reached, or runs without gradients alone."""
+        if self.shape is None or not self.settled:
+            return None
         return AttentionLayout(
             name=self.name,
             module=self.module,
@@ -65,39 +86,55 @@ class _Trace:
             shape=self.shape,
             parts=self.parts,
             output=self.output,
+            cross=self.cross,
         )
 
     def record_call(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
-        """Record a call of the attention function; the first one with as many queries as keys counts."""
-        if self.shape is not None or self.input is None or query_BHTD.shape[2] != key_BGTD.shape[2]:
+        """Record a call of the attention function; the first one that has gradients counts."""
+        if self.settled or self.input is None:
             return
         heads = {"query": query_BHTD, "key": key_BGTD, "value": value_BGTD}
-        for kind in ("query", "key", "value"):
-            part = self._part(heads[kind])
-            if part is not None and part.columns.head_dim == output_BTHD.shape[-1]:
-                self.parts[kind] = part
-        groups = self.parts["value"].columns.num_heads if "value" in self.parts else value_BGTD.shape[1]
+        self.record_parts({kind: self.part(heads[kind]) for kind in ("query", "key", "value")}, value_BGTD, output_BTHD)
+        self.settled = query_BHTD.requires_grad
+
+    def record_parts(self, found: Mapping[PartKind, Part | None], value_BGTD: Tensor, output_BTHD: Tensor) -> None:
+        """Keep the projections that were found, and the sizes that the output tells."""
+        assert self.input is not None
+        parts = {
+            kind: part
+            for kind, part in found.items()
+            if part is not None and part.columns.head_dim == output_BTHD.shape[-1]
+        }
+        value = parts.get("value")
+        self.cross = value is not None and value.source == "context"
+        if not self.cross and value_BGTD.shape[2] != output_BTHD.shape[1]:
+            # Keys of another origin stand beside those of the layer's own positions.
+            parts = {kind: part for kind, part in parts.items() if kind == "query"}
+            value = None
+        self.parts = parts
         self.shape = HeadShape(
             d_model=self.input.shape[-1],
             num_heads=output_BTHD.shape[2],
-            num_kv_heads=groups,
+            num_kv_heads=value_BGTD.shape[1] if value is None else value.columns.num_heads,
             head_dim=output_BTHD.shape[3],
         )
         self.merged = output_BTHD.detach().flatten(2)
         self.calls, self.input = [], None
 
-    def _part(self, heads_BHTD: Tensor) -> Part | None:
+    def part(self, heads_BHTD: Tensor) -> Part | None:
         """Find the projection and the columns that the heads came from; None unless one regular layout fits."""
-        found = [
-            (order, slot, leaf, columns)
-            for order, (slot, leaf) in enumerate(self.calls)
-            if (columns := _columns_of(heads_BHTD, leaf)) is not None
-        ]
-        if len(found) != 1:
+        return self.part_of([(call, _columns_of(heads_BHTD, call.leaf)) for call in self.calls])
+
+    def part_of(self, found: list[tuple[ProjectionCall, list[list[int]] | None]]) -> Part | None:
+        """Describe the one projection that heads came from, by the columns of each head; None if it is not one."""
+        fitting = [(order, call, heads) for order, (call, heads) in enumerate(found) if heads is not None]
+        if len(fitting) != 1:
             return None
-        order, slot, leaf, heads = found[0]
-        columns = Columns.of(heads, width=leaf.shape[-1])
-        return None if columns is None else Part(slot=slot, columns=columns, order=order)
+        order, call, heads = fitting[0]
+        columns = Columns.of(heads, width=call.leaf.shape[-1])
+        if columns is None or (call.norm is not None and not _keeps_heads_apart(call.norm, columns, call.leaf)):
+            return None
+        return Part(slot=call.slot, columns=columns, order=order, source=call.source)
 
 
 def _columns_of(heads_BHTD: Tensor, leaf_BTW: Tensor) -> list[list[int]] | None:
@@ -109,10 +146,7 @@ def _columns_of(heads_BHTD: Tensor, leaf_BTW: Tensor) -> list[list[int]] | None:
     weights = torch.randn(heads_BHTD.shape, generator=generator).to(heads_BHTD)
     heads: list[list[int]] = []
     for head in range(heads_BHTD.shape[1]):
-        total = (heads_BHTD[:, head] * weights[:, head]).sum()
-        if not total.requires_grad:
-            return None
-        (gradient,) = torch.autograd.grad(total, leaf_BTW, retain_graph=True, allow_unused=True)
+        gradient = gradient_to(leaf_BTW, (heads_BHTD[:, head] * weights[:, head]).sum())
         if gradient is None:
             return None
         columns = gradient.abs().sum((0, 1)).nonzero().flatten().tolist()
@@ -121,64 +155,126 @@ def _columns_of(heads_BHTD: Tensor, leaf_BTW: Tensor) -> list[list[int]] | None:
     return heads if all(heads) else None
 
 
-class _Watch:
-    """Listens to every attention module, to what they call on their input, and to what takes their output."""
+def gradient_to(leaf: Tensor, total: Tensor) -> Tensor | None:
+    """Return the gradient of a sum to a leaf; None if it does not depend on it."""
+    if not total.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+    return gradient
 
-    def __init__(self, model: nn.Module) -> None:
+
+@torch.no_grad()
+def _keeps_heads_apart(norm: nn.Module, columns: Columns, like_BTW: Tensor) -> bool:
+    """Tell whether one head's columns alone give that head's columns alone, as a division by a common length does."""
+    for head in columns.heads():
+        alone = torch.zeros_like(like_BTW)
+        alone[..., head] = like_BTW[..., head]
+        if norm.forward(alone).any(0).any(0).nonzero().flatten().tolist() != head:
+            return False
+    return True
+
+
+class Watch:
+    """Listens to attention modules, to what they call, and to what takes their output."""
+
+    def __init__(self, model: nn.Module, names: dict[nn.Module, str]) -> None:
         self.model = model
-        self.traces: dict[nn.Module, _Trace] = {}
-        self.names = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
+        self.traces: dict[nn.Module, Trace] = {}
+        self.names = names
+        """The modules to listen to, by their paths."""
+        self.entered: set[nn.Module] = set()
 
     @contextmanager
-    def recording(self) -> Generator[None]:
-        """Record runs of the model inside this context."""
+    def recording(self, *, keyword: str | None = None) -> Generator[None]:
+        """Record runs of the model inside this context.
+
+        keyword : under which the modules are given what is to be called with query, key, value and output
+        """
         with ExitStack() as stack:
             for module in self.names:
-                stack.enter_context(module.register_forward_pre_hook(self._enter_attention, with_kwargs=True))
+                enter = _Entered(self, keyword)
+                stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
                 for name, child in module.named_children():
                     hook = _Called(self, Slot(owner=module, name=name))
                     stack.enter_context(child.register_forward_hook(hook))
             for owner in self.model.modules():
                 for name, child in owner.named_children():
-                    if _is_matrix(child):
+                    if is_matrix(child):
                         taken = _Taken(self, Slot(owner=owner, name=name))
                         stack.enter_context(child.register_forward_pre_hook(taken))
             yield
 
-    def _enter_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def trace_of(self, module: nn.Module) -> Trace:
+        """Return the trace of a module that is listened to; a new one at its first call."""
         if module not in self.traces:
             name = next(iter(inspect.signature(module.forward).parameters))
-            self.traces[module] = _Trace(name=self.names[module], module=module, input_name=name)
-        trace = self.traces[module]
-        if trace.shape is None:
-            trace.input = layer_input(args, kwargs, trace.input_name)
-        return args, {**kwargs, "attn_seen": trace.record_call}
+            self.traces[module] = Trace(name=self.names[module], module=module, input_name=name)
+        return self.traces[module]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """Notes the input of an attention module, and hands it what is to be called by its attention function."""
+
+    watch: Watch
+    keyword: str | None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        trace = self.watch.trace_of(module)
+        self.watch.entered.add(module)
+        if not trace.settled:
+            found = args[0] if args else kwargs.get(trace.input_name)
+            trace.input = found if isinstance(found, Tensor) and found.ndim == 3 else None
+            trace.context = tuple(
+                each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each is not found
+            )
+            trace.calls = []
+        return None if self.keyword is None else (args, {**kwargs, self.keyword: trace.record_call})
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Notes a projection of the layer's input, and makes its result a leaf that gradients can be taken to."""
+    """Notes a projection or the norm behind it, and makes its result a leaf that gradients can be taken to."""
 
-    watch: _Watch
+    watch: Watch
     slot: Slot
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         trace = self.watch.traces.get(self.slot.owner)
-        if trace is None or trace.input is None or not args or args[0] is not trace.input:
+        if trace is None or trace.input is None or not args or not isinstance(args[0], Tensor):
             return None
-        if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim != 3:
+        if not isinstance(output, Tensor) or not output.is_floating_point() or not _is_sequence(output):
             return None
-        leaf = output.detach().requires_grad_()
-        trace.calls.append((self.slot, leaf))
+        before = next((call for call in trace.calls if call.returned is args[0]), None)
+        leaf = output.detach().reshape(output.shape[0], -1, output.shape[-1]).requires_grad_()
         # A copy, since a leaf may not be changed in place.
-        return leaf.clone()
+        with torch.enable_grad():
+            returned = leaf.clone().view(output.shape)
+        if before is not None and not is_matrix(module):
+            if output.shape != args[0].shape or before.norm is not None:
+                return None
+            call = ProjectionCall(slot=before.slot, source=before.source, leaf=leaf, returned=returned, norm=module)
+            trace.calls[trace.calls.index(before)] = call
+            return returned
+        source = self._source(trace, args[0])
+        if source != "input" and not is_matrix(module):
+            trace.context += (output,) if source == "context" else ()
+            return None
+        trace.calls.append(ProjectionCall(slot=self.slot, source=source, leaf=leaf, returned=returned))
+        return returned
+
+    @staticmethod
+    def _source(trace: Trace, given: Tensor) -> Source:
+        if given is trace.input:
+            return "input"
+        return "context" if any(given is each for each in trace.context) else "inner"
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
     """Notes the first matrix that takes a layer's attention output as it is."""
 
-    watch: _Watch
+    watch: Watch
     slot: Slot
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -190,6 +286,12 @@ class _Taken:
                 trace.output, trace.merged = self.slot, None
 
 
-def _is_matrix(module: nn.Module) -> bool:
+def _is_sequence(output: Tensor) -> bool:
+    """Tell whether a result is (B, T, W), or (B, 1, T, W) as that of latents, which stand for one head."""
+    return output.ndim == 3 or (output.ndim == 4 and output.shape[1] == 1)
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Tell whether a module has a matrix of weights."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -15,15 +15,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tidegate.gate import Activation, Gate
 from tidegate.gates import GateLike, Gates
 from tidegate.torch.gate import AttentionGates
-from tidegate.torch.retrofit.flow import find_attention
 from tidegate.torch.retrofit.interface import (
     gated_implementation,
     implementation_in,
-    remember_functions,
     stock_implementation,
     supported_implementations,
 )
-from tidegate.torch.retrofit.layer import GatedLayer, gated_layers, uses_interface
+from tidegate.torch.retrofit.layer import GatedLayer, gated_layers
 from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import (
     answers,
@@ -38,10 +36,11 @@ from tidegate.torch.retrofit.refusal import (
     refusal,
     require_gateable,
     require_model,
-    require_reached,
 )
+from tidegate.torch.retrofit.survey import Survey, implementation, survey_attention
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
+_CROSSING = "cross-attention has no query at the positions of its keys"
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
 """The activations whose value at zero changes nothing: 1 where it multiplies, 0 where it adds."""
 
@@ -66,18 +65,22 @@ class RetrofitReport:
     """Whether the answers to the probe have the same bits as before."""
     largest_change: float
     """The largest difference between the answers; 0 if they are bitwise equal."""
+    left_alone: dict[str, str] = field(default_factory=dict[str, str])
+    """The paths of attention modules that have no gates, and why: other parts of the model, unused cross-attention."""
 
     def __str__(self) -> str:
-        """Describe the report in two lines."""
+        """Describe the report in two lines, three if some attention was left alone."""
         found = (
             "gave the same bits as before"
             if self.bitwise_equal
             else f"changed by up to {self.largest_change:.3g}, since these gates do not start at the identity"
         )
-        return (
+        text = (
             f"{self.model}: {self.gates} in {len(self.layers)} layers, {self.num_parameters:,} parameters.\n"
             f"A padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
         )
+        reasons = "; ".join(sorted(set(self.left_alone.values())))
+        return f"{text}\nLeft alone: {', '.join(self.left_alone)} ({reasons})." if self.left_alone else text
 
 
 def add_gates(
@@ -114,10 +117,11 @@ def add_gates(
     inputs = _inputs(base)
     with evaluation_mode(base), keep_random_state(base):
         before = _answers_before(base, inputs)
-        added = install_gates(model, gates, layers)
+        survey = survey_attention(base, inputs)
+        added = _install(model, gates, _choose_layouts(survey, gates, layers))
         with _take_out_on_error(base, added):
             after = {stock: _answers_with(base, stock, inputs) for stock in before}
-            report = _report(base, gates, added, before, after)
+            report = _report(base, gates, added, before, after, left_alone=_left_alone(survey, base))
             _require_unchanged(base, gates, report)
     # Their layers were in evaluation mode until now.
     for layer in added:
@@ -133,10 +137,14 @@ def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | 
     base = unwrap_model(model)
     require_model(base)
     with keep_random_state(base):
-        chosen = _choose_layouts(_find_layouts(base), layers)
-        require_gateable(base, chosen, gates)
-        added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
-    if uses_interface(gates):
+        return _install(model, gates, _choose_layouts(survey_attention(base, _inputs(base)), gates, layers))
+
+
+def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) -> list[GatedLayer]:
+    base = unwrap_model(model)
+    require_gateable(base, chosen, gates)
+    added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
+    if any(layer.acts_in_function for layer in added):
         if not _acts_in_function(base):
             _own_configuration(model)
         base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
@@ -193,17 +201,6 @@ def _own_configuration(model: nn.Module) -> None:
                 setattr(module, name, copy.deepcopy(value, copies))
 
 
-def _find_layouts(model: PreTrainedModel) -> list[AttentionLayout]:
-    inputs = _inputs(model)
-    now = implementation_in(model)
-    with evaluation_mode(model), _implementation(model, gated_implementation(stock_implementation(now))):
-        found = find_attention(model, lambda: model(**inputs))
-    require_reached(model, found)
-    for layer in found:
-        remember_functions(type(layer.module))
-    return found
-
-
 def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     try:
         return probe_inputs(model)
@@ -228,18 +225,8 @@ def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[s
 def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the model's answers with a stock implementation, or with its gated twin if a gate needs that."""
     gated = implementation_in(model) != stock_implementation(implementation_in(model))
-    with _implementation(model, gated_implementation(stock) if gated else stock):
+    with implementation(model, gated_implementation(stock) if gated else stock):
         return answers(model, inputs)
-
-
-@contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Generator[None]:
-    before = implementation_in(model)
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _report(
@@ -248,6 +235,8 @@ def _report(
     layers: Sequence[GatedLayer],
     before: dict[str, list[Tensor]],
     after: dict[str, list[Tensor]],
+    *,
+    left_alone: dict[str, str],
 ) -> RetrofitReport:
     equal = all(bitwise_equal(after[name], before[name]) for name in before)
     return RetrofitReport(
@@ -259,12 +248,23 @@ def _report(
         dtype=str(model.dtype).removeprefix("torch."),
         bitwise_equal=equal,
         largest_change=0.0 if equal else max(largest_change(after[name], before[name]) for name in before),
+        left_alone=left_alone,
     )
 
 
-def _choose_layouts(found: Sequence[AttentionLayout], layers: Iterable[int | str] | None) -> list[AttentionLayout]:
+def _left_alone(survey: Survey, model: PreTrainedModel) -> dict[str, str]:
+    """Return the attention modules without gates that only a choice of layers or of gates does not explain."""
+    gated = {layer.layout.module for layer in gated_layers(model)}
+    crossing = {layer.name: _CROSSING for layer in survey.layers if layer.cross and layer.module not in gated}
+    return {**survey.left_out, **crossing}
+
+
+def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | None) -> list[AttentionLayout]:
+    """Return the layers that were asked for; of all, those whose kind of attention these gates can act on."""
+    found = survey.layers
     if layers is None:
-        return list(found)
+        needs_self_attention = any(gate.needs_self_attention for gate in gates)
+        return [layer for layer in found if not (layer.cross and needs_self_attention)] or list(found)
     if isinstance(layers, int | str):
         raise TypeError(f"layers must be a list of numbers, such as [{layers}]; got {layers!r}.")
     known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}

@@ -47,8 +47,12 @@ def implementation_of(module: nn.Module) -> str:
 
 
 def implementation_in(model: nn.Module) -> str:
-    """Return the implementation that a model's attention modules use now, by the configuration of the first."""
-    return implementation_of(next(module for module in model.modules() if calls_interface(type(module))))
+    """Return the implementation that a model's attention modules use now, by the configuration of the first.
+
+    A model whose modules spell out their attention has that of its own configuration.
+    """
+    calling = (module for module in model.modules() if calls_interface(type(module)))
+    return implementation_of(next(calling, model))
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:
@@ -56,8 +60,24 @@ def calls_interface(kind: type[nn.Module]) -> bool:
     return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
 
 
+def names_implementation(kind: type[nn.Module]) -> bool:
+    """Tell whether the forward method of a class has the name of a stock implementation in it.
+
+    It may then do something else when the implementation has another name, perhaps on long inputs alone.
+    """
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    constants: tuple[Any, ...] = () if code is None else code.co_consts
+    nested = (each for constant in constants for each in (constant if isinstance(constant, tuple) else (constant,)))
+    return any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
+
+
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the stock implementations that have a gated twin and that the model supports."""
+    """Return the stock implementations that have a gated twin and that the model supports.
+
+    Models that spell out their attention choose it when they are built: they have one.
+    """
+    if not any(calls_interface(type(module)) for module in model.modules()):
+        return (implementation_of(model),)
     # transformers has no public way to ask.
     supports_sdpa = model._supports_sdpa  # pyright: ignore[reportPrivateUsage]
     return STOCK_IMPLEMENTATIONS if supports_sdpa else STOCK_IMPLEMENTATIONS[:1]

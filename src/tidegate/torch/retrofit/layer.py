@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -18,14 +18,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from tidegate.gate import Gate
+from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.kernel import require_no_tracing
 from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
-from tidegate.torch.retrofit.layout import AttentionLayout, Columns, PartKind, Slot
-from tidegate.torch.retrofit.wrappers import acting_module, acting_modules
+from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
+from tidegate.torch.retrofit.wrappers import acting_module, acting_modules, base_module
 
 GATES_NAME = "attn_gate"
 """The attention module's child that holds its gates."""
@@ -34,8 +34,8 @@ _PARTS: tuple[PartKind, ...] = ("query", "key", "value")
 _OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
 
 
-def uses_interface(gates: Gates) -> bool:
-    """Tell whether any of the gates acts or reads inside the attention function."""
+def acts_at_output(gates: Gates) -> bool:
+    """Tell whether any of the gates acts on or reads the heads' outputs."""
     return any(gate.site == "output" or gate.reads == "output" for gate in gates)
 
 
@@ -64,6 +64,8 @@ class LayerReads:
 
     input: Tensor
     """(B, T, M)"""
+    attended: Tensor | None = None
+    """(B, S, M), what cross-attention attends to; None if it is the input."""
     query: Tensor | None = None
     """(B, T, H, D), raw."""
     key: Tensor | None = None
@@ -77,12 +79,20 @@ class LayerReads:
 
     @property
     def context(self) -> Tensor:
-        """What is attended to: the input, since cross-attention is refused."""
-        return self.input
+        """What is attended to."""
+        return self.input if self.attended is None else self.attended
 
-    def apply(self, gate: AttentionGate, target: Tensor) -> Tensor:
+    def apply(self, gate: ActingGate, target: Tensor) -> Tensor:
         """Apply a gate that reads from here to the target."""
-        return gate.apply_to(target, gate.source(self))
+        return gate.plain.combine(target, gate.runs(gate.plain.source(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ActingGate:
+    """A gate of a layer, and the adapter around it that runs in its place, if there is one."""
+
+    plain: AttentionGate
+    runs: nn.Module
 
 
 class _Call(threading.local):
@@ -105,8 +115,9 @@ class GatedLayer:
         self.layout = layout
         self.gates = gates
         self._call = _Call()
-        self.shares = any(_reads_elsewhere(gate) for gate in gates)
-        self.acts_in_function = uses_interface(gates)
+        self.acts_in_function = acts_at_output(gates) and layout.in_function
+        self.acts_before_output = acts_at_output(gates) and not layout.in_function
+        self.shares = self.acts_before_output or any(_reads_elsewhere(gate, layout) for gate in gates)
         self.hooks = tuple(_projection_hooks(self))
         self.forget = _Forget(self)
 
@@ -141,10 +152,23 @@ class GatedLayer:
         for hook in self.hooks:
             hook.leave()
 
+    def require_plain_gates(self) -> None:
+        """Refuse gates with adapters around them, where their own numbers are to be written or folded."""
+        if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
+            raise ValueError(
+                f"The gates of {self.layout.name} have adapters around them. Merge these first, with merge_and_unload, "
+                "or save them by save_pretrained of peft."
+            )
+
     @property
     def modules(self) -> AttentionGates:
         """The gates that act: those of the attention module, or the active copy in a wrapper."""
         return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
+
+    def gate_at(self, path: GatePath) -> ActingGate | None:
+        """Return the gate at a site, if there is one."""
+        runs = self.modules._modules.get(path)
+        return None if runs is None else ActingGate(cast("AttentionGate", base_module(runs)), runs)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
@@ -161,13 +185,13 @@ class GatedLayer:
                 f"The attention implementation {name!r} would leave out the gates of {self.layout.name}. Call "
                 f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
             )
-        return args, {**kwargs, "attn_gate": _OutputGate(self.modules.at("output"), reads)}
+        return args, {**kwargs, "attn_gate": _OutputGate(self.gate_at("output"), reads)}
 
 
 class _OutputGate:
     """What the attention function does to its output; the gate is None where another gate only reads the output."""
 
-    def __init__(self, gate: AttentionGate | None, reads: LayerReads) -> None:
+    def __init__(self, gate: ActingGate | None, reads: LayerReads) -> None:
         self.gate = gate
         self.reads = reads
 
@@ -192,54 +216,87 @@ class _ProjectionHook(ABC):
     def move(self, module: nn.Module) -> None:
         """Leave the module that it is on, and go to this one."""
         self.leave()
-        module.register_forward_hook(self)
+        self.register(module)
         self.hooked = module
+
+    @abstractmethod
+    def register(self, module: nn.Module) -> None:
+        """Put the hook on a projection."""
 
     def leave(self) -> None:
         """Take the hook away."""
         if self.hooked is not None:
-            for key in _keys(self.hooked._forward_hooks, self):
-                del self.hooked._forward_hooks[key]
+            for hooks in (self.hooked._forward_hooks, self.hooked._forward_pre_hooks):
+                for key in [key for key, hook in hooks.items() if hook is self]:
+                    del hooks[key]
         self.hooked = None
+
+
+class _ResultHook(_ProjectionHook):
+    """A hook that acts on a projection's result."""
+
+    def register(self, module: nn.Module) -> None:
+        module.register_forward_hook(self)
 
     @abstractmethod
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Return the projection's result with the layer's gates applied."""
 
 
-class _PartsHook(_ProjectionHook):
+class _PartsHook(_ResultHook):
     """Notes the raw query, key or value of a projection, and gates it before anything else sees it."""
 
-    def __init__(self, layer: GatedLayer, slot: Slot, parts: tuple[tuple[PartKind, Columns], ...]) -> None:
+    def __init__(self, layer: GatedLayer, slot: Slot, parts: Sequence[tuple[PartKind, Part]]) -> None:
         super().__init__(layer, slot)
-        self.parts = parts
+        self.parts: tuple[tuple[PartKind, Columns], ...] = tuple((kind, part.columns) for kind, part in parts)
+        self.of_context = any(part.source == "context" for _, part in parts)
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         reads = self.layer.reads if self.layer.shares else None
         reads = LayerReads(input=args[0]) if reads is None else reads
+        if self.of_context:
+            reads.attended = args[0]
+        # Latents of one head stand behind an axis of their own.
+        alone = output.ndim == 4
+        result = output.squeeze(1) if alone else output
         for kind, columns in self.parts:
-            setattr(reads, kind, columns.take(output))
-        result = output
+            setattr(reads, kind, columns.take(result))
         for kind, columns in self.parts:
-            gate = self.layer.modules.at(kind)
+            gate = self.layer.gate_at(kind)
             if gate is not None:
                 result = columns.put(result, reads.apply(gate, getattr(reads, kind)))
-        return result
+        return result.unsqueeze(1) if alone else result
 
 
-class _DenseHook(_ProjectionHook):
+class _DenseHook(_ResultHook):
     """Gates the result of the output projection, which may run after the attention module has ended."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:  # noqa: ARG002
-        gate, reads = self.layer.modules.at("dense"), self.layer.reads
+        gate, reads = self.layer.gate_at("dense"), self.layer.reads
         assert gate is not None
         assert reads is not None
         self.layer.reads = None
         return reads.apply(gate, output)
 
 
+class _OutputHook(_ProjectionHook):
+    """Gates the heads' outputs, side by side, before the output projection takes them."""
+
+    def register(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self)
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the output projection with the first one gated."""
+        reads, shape = self.layer.reads, self.layer.layout.shape
+        assert reads is not None
+        if self.layer.gates.at("dense") is None:
+            self.layer.reads = None
+        heads = args[0].unflatten(-1, (shape.num_heads, shape.head_dim))
+        return (_OutputGate(self.layer.gate_at("output"), reads)(heads).flatten(-2), *args[1:])
+
+
 class _Forget:
-    """Lets go of what the gates have read when the attention module ends, unless the dense gate is yet to run.
+    """Lets go of what the gates have read when the attention module ends, unless a gate outside it is yet to run.
 
     It is called after an error too, and then without a result.
     """
@@ -248,14 +305,15 @@ class _Forget:
         self.layer = layer
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-        if result is None or self.layer.gates.at("dense") is None:
+        if result is None or (self.layer.gates.at("dense") is None and not self.layer.acts_before_output):
             self.layer.reads = None
 
 
 def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
     """Move the hooks of a slot to the module that is put there; PyTorch calls this for every new child."""
     before = owner._modules.get(name)
-    for hook in [] if before is None else list(before._forward_hooks.values()):
+    hooks = () if before is None else (*before._forward_hooks.values(), *before._forward_pre_hooks.values())
+    for hook in hooks:
         if isinstance(hook, _ProjectionHook) and hook.slot.owner is owner and hook.slot.name == name:
             hook.move(module)
 
@@ -273,8 +331,11 @@ def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -
     return [key for key, hook in hooks.items() if hook is wanted]
 
 
-def _reads_elsewhere(gate: Gate) -> bool:
+def _reads_elsewhere(gate: Gate, layout: AttentionLayout) -> bool:
     """Tell whether the gate reads something that its own hook is not given."""
+    part = layout.parts.get(gate.site) if gate.site in _PARTS else None
+    if part is not None and part.source == "inner" and gate.reads == "input":
+        return True
     match gate.site:
         case "dense":
             return True
@@ -286,13 +347,16 @@ def _reads_elsewhere(gate: Gate) -> bool:
 
 def _projection_hooks(layer: GatedLayer) -> Iterator[_ProjectionHook]:
     wanted = {gate.site for gate in layer.gates} | {gate.reads for gate in layer.gates}
-    by_slot: dict[Slot, list[tuple[PartKind, Columns]]] = {}
+    by_slot: dict[Slot, list[tuple[PartKind, Part]]] = {}
     for kind in _PARTS:
         if kind in wanted:
             part = layer.layout.parts[kind]
-            by_slot.setdefault(part.slot, []).append((kind, part.columns))
+            by_slot.setdefault(part.slot, []).append((kind, part))
     for slot, parts in by_slot.items():
-        yield _PartsHook(layer, slot, tuple(parts))
+        yield _PartsHook(layer, slot, parts)
+    if layer.acts_before_output:
+        assert layer.layout.output is not None
+        yield _OutputHook(layer, layer.layout.output)
     if layer.gates.at("dense") is not None:
         assert layer.layout.output is not None
         yield _DenseHook(layer, layer.layout.output)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from tidegate.sizes import HeadShape
 
 PartKind: TypeAlias = Literal["query", "key", "value"]
+Source: TypeAlias = Literal["input", "context", "inner"]
+"""What a projection is given: the layer's input, what cross-attention attends to, or something made inside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +86,15 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Queries, keys or values as a projection of the layer's input gives them, before norms and rotation."""
+    """Queries, keys or values as a projection gives them, before norms and rotation."""
 
     slot: Slot
     columns: Columns
     order: int
     """The number of the projection among those of its layer, in the order in which they run."""
+    source: Source = "input"
+    spans_cache: bool = False
+    """Whether the projection is given all positions of the cache, not the new ones alone, as latent attention does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +108,13 @@ class AttentionLayout:
     """The keyword of its input, for calls without positional arguments."""
     shape: HeadShape
     parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
-    """Query, key and value, as far as each is the result of one projection of the layer's input."""
+    """Query, key and value, as far as each is the result of one projection."""
     output: Slot | None = None
     """The output projection, which may stand outside the module; None if none takes the heads' outputs unchanged."""
+    cross: bool = False
+    """Whether it attends to something else than its input."""
+    in_function: bool = True
+    """Whether a gate at the output acts inside the attention function; else it acts before the output projection."""
 
 
 def _replace_columns(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:

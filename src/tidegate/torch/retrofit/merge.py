@@ -117,6 +117,7 @@ class _Undo:
 
 
 def _gates(layer: GatedLayer) -> list[AttentionGate]:
+    layer.require_plain_gates()
     return [cast("AttentionGate", gate) for gate in layer.modules.children()]
 
 

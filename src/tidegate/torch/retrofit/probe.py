@@ -5,7 +5,8 @@ Legend: B batch, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,27 +19,101 @@ _PADDED = 3
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make random tokens with padding on the left, on the right and nowhere, or random images.
+    """Make up a small input: tokens with padding on the left, on the right and nowhere, images, or sound.
 
-    A model whose main input is neither `input_ids` nor `pixel_values` is refused.
+    An encoder with a decoder is given tokens for both. Where a model may want several inputs at once, or several rows
+    of tokens for each example, the first choice that it takes counts. A model whose input cannot be made up is refused.
     """
-    generator = torch.Generator().manual_seed(0)
+    choices = list(_choices(model))
+    taken = (inputs for inputs in choices if len(choices) == 1 or _runs(model, inputs))
+    return next(taken, choices[0])
+
+
+def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     config: Any = model.config
-    match model.main_input_name:
-        case "input_ids":
-            vocabulary = config.get_text_config().vocab_size
-            tokens = torch.randint(vocabulary, (3, _POSITIONS), generator=generator)
-            mask = torch.ones(3, _POSITIONS, dtype=torch.long)
-            mask[0, :_PADDED] = 0
-            mask[1, -_PADDED:] = 0
-            return {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
-        case "pixel_values":
-            size = config.image_size
-            height, width = (size, size) if isinstance(size, int) else size
-            images = torch.randn(2, config.num_channels, height, width, generator=generator)
-            return {"pixel_values": images.to(model.device, model.dtype)}
-        case other:
-            raise ValueError(f"its input is {other!r}, and only 'input_ids' and 'pixel_values' can be made up")
+    wanted = [name for name in _MAKERS if name in inspect.signature(model.forward).parameters]
+    main = model.main_input_name
+    if main not in _MAKERS:
+        raise ValueError(f"its input is {main!r}, and only {', '.join(map(repr, _MAKERS))} can be made up")
+    generator = torch.Generator().manual_seed(0)
+    inputs = _MAKERS[main](model, generator)
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = _tokens(model, generator, rows=len(inputs[main]), length=_POSITIONS - 2)
+    yield inputs
+    num_codebooks = getattr(config.get_text_config(), "num_codebooks", None)
+    if main == "input_ids" and isinstance(num_codebooks, int):
+        rows = len(inputs["attention_mask"]) * num_codebooks
+        yield {**inputs, "input_ids": _tokens(model, generator, rows=rows, length=_POSITIONS)}
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
+    if len(wanted) > 1 and len(parts) > 1:
+        made = (_MAKERS[name](model, generator) for name in wanted if name != main)
+        yield inputs | {name: value for each in made for name, value in each.items()}
+
+
+@torch.no_grad()
+def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
+    try:
+        model(**inputs)
+    except Exception:
+        # A model may raise anything for an input that it cannot take.
+        return False
+    return True
+
+
+def _tokens(model: PreTrainedModel, generator: torch.Generator, *, rows: int, length: int) -> Tensor:
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
+    return torch.randint(vocabulary, (rows, length), generator=generator).to(model.device)
+
+
+def _make_tokens(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    mask = torch.ones(3, _POSITIONS, dtype=torch.long)
+    mask[0, :_PADDED] = 0
+    mask[1, -_PADDED:] = 0
+    tokens = _tokens(model, generator, rows=3, length=_POSITIONS)
+    return {"input_ids": tokens, "attention_mask": mask.to(model.device)}
+
+
+def _make_images(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    config: Any = model.config
+    config = getattr(config, "vision_config", None) or config
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return _numbers(model, "pixel_values", (3, config.num_channels, height, width), generator)
+
+
+def _make_sound(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    """Make samples for as many frames as a probe has positions, or frames if nothing says how samples become frames."""
+    config: Any = model.config
+    strides = getattr(config, "conv_stride", None)
+    if strides is None:
+        return _numbers(model, "input_values", (3, config.max_length, config.num_mel_bins), generator)
+    length = _POSITIONS
+    for stride, kernel in zip(reversed(strides), reversed(config.conv_kernel), strict=True):
+        length = (length - 1) * stride + kernel
+    return _numbers(model, "input_values", (3, length), generator)
+
+
+def _make_features(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    config: Any = model.config
+    width = getattr(config, "input_feat_per_channel", None)
+    shape = (3, config.num_mel_bins, 2 * config.max_source_positions) if width is None else (3, 4 * _POSITIONS, width)
+    return _numbers(model, "input_features", shape, generator)
+
+
+def _numbers(
+    model: PreTrainedModel, name: str, shape: tuple[int, ...], generator: torch.Generator
+) -> dict[str, Tensor]:
+    return {name: torch.randn(shape, generator=generator).to(model.device, model.dtype)}
+
+
+_MAKERS: dict[str, Callable[[PreTrainedModel, torch.Generator], dict[str, Tensor]]] = {
+    "input_ids": _make_tokens,
+    "pixel_values": _make_images,
+    "input_values": _make_sound,
+    "input_features": _make_features,
+}
+"""What models of transformers call tokens, images and sound, and what makes them up."""
 
 
 @contextmanager
@@ -66,12 +141,31 @@ def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it."""
     whole = model(**inputs)
     found = _tensors(whole)
-    if getattr(whole, "past_key_values", None) is None or "input_ids" not in inputs:
+    if getattr(whole, "past_key_values", None) is None:
         return found
-    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
-    first = model(input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
-    second = model(input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=first.past_key_values)
-    return [*found, *_tensors(first), *_tensors(second)]
+    return [*found, *(tensor for part in answer_in_two(model, inputs) for tensor in _tensors(part))]
+
+
+@torch.no_grad()
+def has_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
+    """Tell whether the model answers with what it has cached."""
+    return getattr(model(**inputs), "past_key_values", None) is not None
+
+
+@torch.no_grad()
+def answer_in_two(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator[Any]:
+    """Yield the model's answers to all tokens but the last, and to the last with what is cached of the others."""
+    if "decoder_input_ids" in inputs:
+        tokens = inputs["decoder_input_ids"]
+        encoded = {name: value for name, value in inputs.items() if name != "decoder_input_ids"}
+        first = model(**encoded, decoder_input_ids=tokens[:, :-1], use_cache=True)
+        yield first
+        yield model(**encoded, decoder_input_ids=tokens[:, -1:], past_key_values=first.past_key_values)
+    elif "input_ids" in inputs:
+        tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+        first = model(input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
+        yield first
+        yield model(input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=first.past_key_values)
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

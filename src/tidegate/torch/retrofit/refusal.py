@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +20,7 @@ from tidegate.torch.retrofit.interface import (
     stock_implementation,
 )
 from tidegate.torch.retrofit.layer import GATES_NAME
-from tidegate.torch.retrofit.layout import AttentionLayout, PartKind, Slot
-
-_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
-"""What models of transformers call tokens, images and sound."""
+from tidegate.torch.retrofit.layout import AttentionLayout, Part, PartKind, Slot
 
 
 def refusal(model: nn.Module, reason: str) -> ValueError:
@@ -46,15 +41,11 @@ def require_model(model: PreTrainedModel) -> None:
             "some of its weights are on the meta device, not loaded or offloaded, and have no values; load the whole "
             "model onto a device first",
         )
-    config: Any = model.config
-    for flag in ("is_encoder_decoder", "add_cross_attention"):
-        if getattr(config, flag, False):
-            raise refusal(model, f"its configuration says {flag}, and cross-attention has no input of its own to read")
-    if not any(calls_interface(type(module)) for module in model.modules()):
-        raise refusal(model, "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS")
     if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
         raise refusal(model, f"it uses the attention implementation {name!r}; set_attn_implementation({known}) first")
+    if hasattr(model.base_model, "set_attention_type"):
+        raise refusal(model, "it exchanges its attention modules as its inputs grow, and gates would be lost")
 
 
 def failure_reason(model: PreTrainedModel, error: Exception) -> str:
@@ -68,26 +59,20 @@ def failure_reason(model: PreTrainedModel, error: Exception) -> str:
             f"one module is {' and '.join(shared)}, so that both write to one place in the cache, and a small made-up "
             f"input fails ({error}); give each place a copy with a `layer_idx` of its own"
         )
-    wanted = [name for name in _INPUTS if name in inspect.signature(model.forward).parameters]
-    parts = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
-    if len(wanted) > 1 and parts:
-        return (
-            f"it takes {' and '.join(wanted)} at once, and only one of them can be made up; add gates to its parts, "
-            f"{' and '.join(f'model.{name}' for name in parts)}"
-        )
     return f"a small made-up input fails: {error}"
 
 
 def require_reached(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
-    """Refuse a model with an attention module that the probe did not reach as self-attention."""
-    reached = {layer.module for layer in layers}
-    missed = [name for name, module in model.named_modules() if calls_interface(type(module)) and module not in reached]
-    if missed:
-        raise refusal(
-            model,
-            f"a plain input does not come to the attention function of {', '.join(missed)}, or not as self-attention, "
-            "or without the keywords of the module's call",
-        )
+    """Refuse a model without an attention module that the probe reached."""
+    if layers:
+        return
+    if any(calls_interface(type(module)) for module in model.modules()):
+        raise refusal(model, "a small made-up input comes to none of its attention modules")
+    raise refusal(
+        model,
+        "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS, and none takes a softmax "
+        "over keys, multiplies it by values and hands the heads to an output projection as they are",
+    )
 
 
 def require_gateable(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
@@ -102,16 +87,50 @@ def require_gateable(model: PreTrainedModel, layers: Sequence[AttentionLayout], 
 
 def _objection(layer: AttentionLayout, gate: Gate) -> str | None:
     parts: dict[str, PartKind] = {"query": "query", "key": "key", "value": "value"}
+    if layer.cross and gate.needs_self_attention:
+        return f"attention goes to something else than the input, and a key's position has no {gate.reads}"
     for needed in (gate.site, gate.reads):
         if needed in parts and parts[needed] not in layer.parts:
-            return f"no single projection of the layer's input gives the {needed}"
+            return f"no single projection gives the {needed} with columns for each head, as wide as the heads' outputs"
+        if needed == gate.site in parts and (reason := _cache_objection(layer.parts[parts[needed]], gate)):
+            return reason
     if gate.site == "dense" and layer.output is None:
         return "no projection takes the attention output as it is"
-    if gate.site in parts and gate.reads in parts:
-        site, reads = layer.parts[parts[gate.site]], layer.parts[parts[gate.reads]]
-        if site.order < reads.order:
-            return f"the {gate.site} is projected before the {gate.reads} is there to read"
+    if "output" in (gate.site, gate.reads) and not layer.in_function and layer.output is None:
+        return (
+            "no projection takes the attention output as it is, and the model goes by the name of its attention "
+            "implementation, so that no gate can act inside that"
+        )
+    if gate.site in parts:
+        return _part_objection(layer, gate, parts[gate.site])
+    reads = layer.parts[parts[gate.reads]] if gate.reads in parts else None
+    if reads is not None and reads.spans_cache:
+        return f"the {gate.reads} is made anew for all positions of the cache, and not for the current one alone"
     return None
+
+
+def _part_objection(layer: AttentionLayout, gate: Gate, kind: PartKind) -> str | None:
+    site = layer.parts[kind]
+    if twin := next((other for other in layer.parts if other != kind and _overlap(site, layer.parts[other])), None):
+        return f"the {kind} and the {twin} are the same numbers, and a gate on one would act on both"
+    reads = next((part for other, part in layer.parts.items() if other == gate.reads), None)
+    if reads is not None and site.order < reads.order:
+        return f"the {kind} is projected before the {gate.reads} is there to read"
+    return None
+
+
+def _cache_objection(site: Part, gate: Gate) -> str | None:
+    if not site.spans_cache or gate.reads in ("nothing", gate.site):
+        return None
+    return (
+        f"the {gate.site} is made anew from the cache for all its positions, and only the current one has "
+        f"{'an' if gate.reads == 'input' else 'a'} {gate.reads} to read"
+    )
+
+
+def _overlap(ours: Part, theirs: Part) -> bool:
+    columns = ({column for head in part.columns.heads() for column in head} for part in (ours, theirs))
+    return ours.slot == theirs.slot and not set.isdisjoint(*columns)
 
 
 def _sharing_objection(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str | None:

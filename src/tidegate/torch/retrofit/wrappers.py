@@ -49,6 +49,13 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((path, each) for path, each in _walk(model, "", _base_inside) if not isinstance(each, AttentionGates))
 
 
+def base_module(module: nn.Module) -> nn.Module:
+    """Return the module inside all adapters that stand around it."""
+    while (inner := _base_inside(module)) is not None:
+        module = inner
+    return module
+
+
 def _walk(
     module: nn.Module, path: str, inside: Callable[[nn.Module], nn.Module | None]
 ) -> Iterator[tuple[str, nn.Module]]:

@@ -1,0 +1,153 @@
+"""Find all attention of a model that gates can act on, and say what is left alone and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tidegate.torch.retrofit.flow import find_attention
+from tidegate.torch.retrofit.interface import (
+    calls_interface,
+    gated_implementation,
+    implementation_in,
+    names_implementation,
+    remember_functions,
+    stock_implementation,
+)
+from tidegate.torch.retrofit.layer import gated_layers
+from tidegate.torch.retrofit.layout import AttentionLayout, Part
+from tidegate.torch.retrofit.probe import (
+    answer_in_two,
+    answers,
+    bitwise_equal,
+    evaluation_mode,
+    has_cache,
+    keep_random_state,
+)
+from tidegate.torch.retrofit.refusal import require_reached
+from tidegate.torch.retrofit.spelled import find_spelled_attention
+
+NOT_REACHED = "a plain input does not come there, or the model runs it without gradients"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """The attention modules of a model."""
+
+    layers: tuple[AttentionLayout, ...]
+    """Those that a small input has reached, in the order in which they run."""
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    """The paths of the others, and why nothing is known of them."""
+
+
+def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Survey:
+    """Find the attention modules of a model by sending an input through it.
+
+    Raises a `ValueError` if it reaches none.
+    """
+    with evaluation_mode(model), keep_random_state(model):
+        found = _find_on_interface(model, inputs)
+        calling = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
+        if not found or _runs_unseen(model, inputs, calling.keys() - {layer.module for layer in found}):
+            found += _find_spelled(model, inputs, found)
+        require_reached(model, found)
+        layers = tuple(_note_cache(model, inputs, found))
+    reached = {layer.module for layer in layers}
+    return Survey(
+        layers=layers, left_out={name: NOT_REACHED for module, name in calling.items() if module not in reached}
+    )
+
+
+@contextmanager
+def implementation(model: PreTrainedModel, name: str) -> Generator[None]:
+    """Switch the model to another attention implementation for a while."""
+    before = implementation_in(model)
+    if name == before:
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _find_on_interface(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[AttentionLayout]:
+    if not any(calls_interface(type(module)) for module in model.modules()):
+        return []
+    with implementation(model, gated_implementation(stock_implementation(implementation_in(model)))):
+        found = find_attention(model, lambda: model(**inputs))
+    for layer in found:
+        remember_functions(type(layer.module))
+    in_function = _bears_gated_twin(model, inputs)
+    return [replace(layer, in_function=in_function) for layer in found]
+
+
+def _bears_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
+    """Tell whether the gated implementation, without gates, does what the stock one does.
+
+    Some modules compare the name of the implementation with those that they know.
+    """
+    if any(layer.acts_in_function for layer in gated_layers(model)):
+        return True
+    if any(names_implementation(type(module)) for module in model.modules()):
+        return False
+    stock = stock_implementation(implementation_in(model))
+    with implementation(model, stock):
+        before = answers(model, inputs)
+    with implementation(model, gated_implementation(stock)):
+        return bitwise_equal(answers(model, inputs), before)
+
+
+def _runs_unseen(model: PreTrainedModel, inputs: dict[str, Tensor], modules: Collection[nn.Module]) -> bool:
+    """Tell whether an input comes to one of these modules: they then attend without handing on their keywords."""
+    running: list[nn.Module] = []
+    handles = [module.register_forward_pre_hook(lambda each, _: running.append(each)) for module in modules]
+    try:
+        if modules:
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return bool(running)
+
+
+def _find_spelled(
+    model: PreTrainedModel, inputs: dict[str, Tensor], known: Sequence[AttentionLayout]
+) -> list[AttentionLayout]:
+    modules = {layer.module for layer in known}
+    found = find_spelled_attention(model, lambda: model(**inputs), known=modules)
+    return [replace(layer, in_function=False) for layer in found]
+
+
+def _note_cache(
+    model: PreTrainedModel, inputs: dict[str, Tensor], layers: Sequence[AttentionLayout]
+) -> Generator[AttentionLayout]:
+    """Note which projections run over all positions of a cache."""
+    inner = [part for layer in layers for part in layer.parts.values() if part.source == "inner"]
+    spanning = _spanning_cache(model, inputs, inner) if inner and has_cache(model, inputs) else set[nn.Module]()
+    for layer in layers:
+        parts = {kind: replace(part, spans_cache=part.slot.module in spanning) for kind, part in layer.parts.items()}
+        yield replace(layer, parts=parts)
+
+
+def _spanning_cache(model: PreTrainedModel, inputs: dict[str, Tensor], parts: Sequence[Part]) -> set[nn.Module]:
+    """Return the projections that are given more than one position when a single one is new."""
+    lengths: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, _args: Any, output: Tensor) -> None:
+        lengths[module] = output.shape[-2]
+
+    handles = [module.register_forward_hook(note) for module in {part.slot.module for part in parts}]
+    try:
+        for _ in answer_in_two(model, inputs):
+            pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {module for module, length in lengths.items() if length > 1}

@@ -1,0 +1,71 @@
+"""What adding gates does to a tiny model of each causal type: the checks behind docs/models-supported.md."""
+
+import warnings
+
+import model_types
+import torch
+from retrofit_models import stir
+
+from tidegate.torch.retrofit import add_gates, remove_gates
+
+CACHED = 3
+"""Tokens that are read one by one with a cache, after the others."""
+
+
+def check_gates(model_type, gate):
+    """Add gates to a tiny model and check all that is promised; raises ValueError if the model cannot take them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_types.build(model_type)
+        inputs = model_types.inputs_of(model, padded=True)
+        before = _logits(model, inputs)
+        report = add_gates(model, gate)
+        assert report.bitwise_equal
+        assert torch.equal(_logits(model, inputs), before), "other bits"
+        stir(model)
+        assert not torch.equal(_logits(model, inputs), before), "gates that do nothing"
+        _require_gradients(model, inputs)
+        # A few models answer otherwise with a cache than without by themselves.
+        own = _largest_step(model_types.build(model_type))
+        assert _largest_step(model) <= max(1e-4, 2 * own), "other answers with a cache"
+        remove_gates(model)
+        assert torch.equal(_logits(model, inputs), before), "other bits without the gates"
+    return report
+
+
+def _logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def _require_gradients(model, inputs):
+    model.zero_grad()
+    model(**inputs).logits.float().logsumexp(-1).sum().backward()
+    modules = [module for module in model.modules() if "attn_gate" in dict(module.named_children())]
+    assert modules
+    for module in modules:
+        moved = {
+            name: weight.grad is not None and bool(weight.grad.any()) for name, weight in module.named_parameters()
+        }
+        gates = [name for name in moved if name.startswith("attn_gate.")]
+        # A module that only chooses, such as what cuts bytes into patches, has no gradient in its own weights either.
+        others = any(moved[name] for name in moved if name not in gates)
+        assert all(moved[name] == others for name in gates), f"no gradient in {type(module).__name__}: {moved}"
+    model.zero_grad()
+
+
+@torch.no_grad()
+def _largest_step(model):
+    """How far answers to tokens that come one by one are from those of one pass, by the size of the latter."""
+    tokens = model_types.inputs_of(model)["input_ids"]
+    whole = model(input_ids=tokens)
+    if getattr(whole, "past_key_values", None) is None:
+        return 0.0
+    step = model(input_ids=tokens[:, :-CACHED], use_cache=True)
+    largest = 0.0
+    for position in range(tokens.shape[1] - CACHED, tokens.shape[1]):
+        token = tokens[:, position : position + 1]
+        step = model(input_ids=token, past_key_values=step.past_key_values, use_cache=True)
+        difference = (step.logits[:, -1] - whole.logits[:, position]).abs().max()
+        largest = max(largest, float(difference / whole.logits.abs().max()))
+    return largest

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from closeness import assert_close
+from retrofit_models import inputs_of, logits, stir, tiny
+from transformers import AutoModelForCausalLM
+
+from tidegate.torch.retrofit import add_gates, export_gated, to_laguna, to_step3p7
+
+WINDOWS = {
+    "sliding_window": 4,
+    "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
+def gated(gate, activation="twosigmoid", *, layers=None, **options):
+    """A small Qwen3 with stirred gates and with norms that are not all ones."""
+    model = tiny("qwen3", **options)
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(mean=1.0, std=0.2, generator=generator)
+    add_gates(model, gate, activation, layers)
+    return stir(model)
+
+
+@pytest.mark.parametrize("options", [{}, WINDOWS, {"layers": [1]}, {"tie_word_embeddings": True}])
+@pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
+def test_gates_of_one_number_a_head_become_those_of_step(activation, options):
+    model = gated("output:input:head:r2", activation, **options)
+    exported = to_step3p7(model)
+    assert exported.model.language_model.layers[0].self_attn.g_proj.weight.shape == (4, 32)
+    assert_close(logits(exported), logits(model), what="forward")
+
+
+@pytest.mark.parametrize("options", [{}, WINDOWS, {"layers": [0]}, {"attention_bias": True}])
+@pytest.mark.parametrize("gate", ["output:input:softplus", "output:input:head:softplus:w5"])
+def test_softplus_gates_become_those_of_laguna(gate, options):
+    model = gated(gate, None, **options)
+    assert_close(logits(to_laguna(model)), logits(model), what="forward")
+
+
+@pytest.mark.parametrize(
+    ("gate", "activation", "options", "architecture"),
+    [
+        ("g1", "twosigmoid", {}, "Qwen3NextForCausalLM"),
+        ("g1-head", "twosigmoid", WINDOWS, "Step3p7ForConditionalGeneration"),
+        ("output:input:softplus", None, WINDOWS, "LagunaForCausalLM"),
+    ],
+)
+def test_the_architecture_is_chosen_by_what_fits(gate, activation, options, architecture):
+    model = gated(gate, activation, **options)
+    exported = export_gated(model)
+    assert type(exported).__name__ == architecture
+    assert_close(logits(exported), logits(model), what="forward")
+
+
+def test_the_exported_model_can_be_saved_and_loaded_by_others(tmp_path):
+    model = gated("output:input:softplus", None, **WINDOWS)
+    to_laguna(model).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompt = inputs_of(model, length=5)
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    assert torch.equal(loaded.generate(**prompt, **options), model.generate(**prompt, **options))
+
+
+@pytest.mark.parametrize(
+    ("convert", "gate", "activation", "reason"),
+    [
+        (to_step3p7, "g1", "twosigmoid", "has a gate for each channel; Step-3.7 has one for each head"),
+        (to_step3p7, "output:input:head:b0", "twosigmoid", "has a gate with a bias; that of Step-3.7 has none"),
+        (to_laguna, "g1", "twosigmoid", "only softplus can be written as that of Laguna"),
+        (to_laguna, "bma", "twosigmoid", "Laguna has one, at the output, that reads the input"),
+    ],
+)
+def test_gates_that_do_not_fit_are_refused(convert, gate, activation, reason):
+    with pytest.raises(ValueError, match=reason):
+        convert(gated(gate, activation))
+
+
+def test_a_model_that_fits_no_architecture_is_told_each_reason():
+    model = tiny("llama")
+    add_gates(model, "g1")
+    with pytest.raises(ValueError, match=r"keep them with save_pretrained\. .*q_norm.*for each head.*softplus"):
+        export_gated(model)
+    with pytest.raises(ValueError, match="has no gates to export"):
+        to_laguna(tiny("qwen3"))

@@ -1,0 +1,79 @@
+"""Adapters of peft on projections and on gates: trained, saved and loaded together, and merged."""
+
+import pytest
+import torch
+from closeness import assert_close
+from peft import LoraConfig, PeftModel, get_peft_model
+from retrofit_models import inputs_of, logits, stir, tiny
+
+from tidegate.torch.retrofit import add_gates, load_pretrained, merge_gates, save_gates, save_pretrained, to_qwen3_next
+
+PROJECTIONS = ["q_proj", "v_proj", "o_proj"]
+WHOLE = {"target_modules": PROJECTIONS, "modules_to_save": ["attn_gate"]}
+LOW_RANK = {"target_modules": PROJECTIONS, "target_parameters": ["attn_gate.output.weight", "attn_gate.value.weight"]}
+"""Copies of the gates that are trained whole, or products of low rank beside their matrices."""
+
+
+def gated(family="llama"):
+    model = tiny(family)
+    add_gates(model, "bma+g1")
+    return stir(model)
+
+
+def train(adapted, *, steps=4):
+    """A few steps of what the adapters let learn."""
+    adapted.train()
+    learning = [weight for weight in adapted.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(learning, lr=2.0)
+    for _ in range(steps):
+        inputs = inputs_of(adapted.get_base_model())
+        adapted(**inputs, labels=inputs["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return adapted.eval()
+
+
+@pytest.mark.parametrize("options", [WHOLE, LOW_RANK], ids=["gates whole", "gates of low rank"])
+@pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+def test_adapters_and_gates_are_saved_and_loaded_together_and_merged(tmp_path, family, options):
+    targets = PROJECTIONS if family == "llama" else ["query_key_value", "dense"]
+    model = gated(family)
+    before = logits(model)
+    adapted = train(get_peft_model(model, LoraConfig(r=2, **options | {"target_modules": targets})))
+    trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad and "attn_gate" in name]
+    assert trained
+    expected = logits(adapted)
+    assert (expected - before).abs().max() > 1e-3
+    adapted.save_pretrained(tmp_path / "adapters")
+    again = PeftModel.from_pretrained(gated(family), tmp_path / "adapters").eval()
+    assert torch.equal(logits(again), expected)
+    merged = again.merge_and_unload()
+    assert_close(logits(merged), expected, what="forward")
+    save_pretrained(merged, tmp_path / "merged")
+    assert torch.equal(logits(load_pretrained(tmp_path / "merged")), logits(merged))
+
+
+def test_low_rank_adapters_move_the_gates():
+    adapted = get_peft_model(gated(), LoraConfig(r=2, **LOW_RANK)).eval()
+    before = logits(adapted)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "attn_gate.output.lora_B" in name or "attn_gate.value.lora_B" in name:
+                weight.normal_(std=0.5)
+    after = logits(adapted)
+    assert (after - before).abs().max() > 1e-3
+    with adapted.disable_adapter():
+        assert torch.equal(logits(adapted), before)
+
+
+def test_gates_with_adapters_around_them_are_not_written_or_folded_by_halves(tmp_path):
+    adapted = get_peft_model(gated("qwen3"), LoraConfig(r=2, **LOW_RANK | {"target_modules": ["up_proj"]})).eval()
+    for convert in (
+        lambda: save_gates(adapted, tmp_path),
+        lambda: merge_gates(adapted),
+        lambda: to_qwen3_next(adapted.get_base_model()),
+    ):
+        with pytest.raises(ValueError, match=r"have adapters around them\. Merge these first, with merge_and_unload"):
+            convert()
+    with pytest.raises(ValueError, match="its adapters would be lost"):
+        save_pretrained(adapted, tmp_path)

@@ -1,0 +1,53 @@
+import model_types
+import pytest
+import torch
+from closeness import assert_close
+from retrofit_models import stir
+
+from tidegate.torch import gate_parameters
+from tidegate.torch.retrofit import add_gates, merge_gates
+from tidegate.torch.retrofit.probe import probe_inputs
+from tidegate.torch.retrofit.survey import survey_attention
+
+SPELLED = ("bloom", "mpt", "gptj", "falcon", "openai-gpt", "xglm")
+"""Types whose attention does not go through transformers' attention function."""
+
+
+@pytest.mark.parametrize("model_type", SPELLED)
+def test_heads_and_projections_are_found(model_type):
+    model = model_types.build(model_type)
+    for layer in survey_attention(model, probe_inputs(model)).layers:
+        assert (layer.shape.num_heads, layer.shape.head_dim) == (4, 8)
+        assert set(layer.parts) == {"query", "key", "value"}
+        assert layer.output is not None
+        assert not layer.in_function
+
+
+@pytest.mark.parametrize("gate", ["output:nothing:b0", "value:nothing:b0", "query:nothing:b0"])
+@pytest.mark.parametrize("model_type", SPELLED)
+def test_a_constant_gate_is_a_scale_of_the_projection_beside_it(model_type, gate):
+    """What was found is right: the gate does what a scaled projection does, whose columns it claims to know."""
+    model = model_types.build(model_type)
+    inputs = model_types.inputs_of(model)
+    add_gates(model, gate)
+    stir(model)
+    with torch.no_grad():
+        gated = model(**inputs).logits
+        merge_gates(model)
+        assert_close(model(**inputs).logits, gated, what="forward")
+    assert not list(gate_parameters(model))
+
+
+def test_a_query_is_read_before_its_rotation():
+    model = model_types.build("gptj")
+    add_gates(model, "bma-query")
+    stir(model)
+    attention, seen = model.transformer.h[0].attn, {}
+    attention.q_proj.register_forward_hook(lambda _module, _args, output: seen.update(query=output))
+    attention.out_proj.register_forward_pre_hook(lambda _module, args: seen.update(gated=args[0]), prepend=False)
+    attention.out_proj.register_forward_pre_hook(lambda _module, args: seen.update(heads=args[0]), prepend=True)
+    with torch.no_grad():
+        model(**model_types.inputs_of(model))
+    weight = attention.attn_gate.output.weight
+    logits = torch.einsum("bthd,hde->bthe", seen["query"].unflatten(-1, (4, 8)), weight)
+    assert_close(seen["gated"], seen["heads"] * (2 * torch.sigmoid(logits)).flatten(-2), what="forward")

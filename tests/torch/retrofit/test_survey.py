@@ -1,0 +1,154 @@
+import model_types
+import pytest
+import torch
+import transformers
+from retrofit_models import SPECIAL, stir, tiny
+
+from tidegate.torch import gate_parameters
+from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates
+from tidegate.torch.retrofit.interface import names_implementation
+from tidegate.torch.retrofit.probe import answers, largest_change, probe_inputs
+from tidegate.torch.retrofit.survey import survey_attention
+
+SMALL = {"d_model": 32, "vocab_size": 64, "encoder_layers": 1, "decoder_layers": 1} | SPECIAL
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+START = {"decoder_start_token_id": 1, "forced_eos_token_id": None}
+T5 = {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "vocab_size": 64}
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+IMAGES = {**LAYERS, "image_size": 16, "patch_size": 8}
+SOUND = {"conv_dim": (8,), "conv_kernel": (4,), "conv_stride": (4,), "num_feat_extract_layers": 1}
+
+
+def bart():
+    config = transformers.BartConfig(**SMALL, **HEADS, **START, max_position_embeddings=64)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def t5():
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0))
+
+
+def whisper():
+    sizes = {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20}
+    config = transformers.WhisperConfig(**SMALL, **HEADS, **sizes, decoder_start_token_id=1)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def clip():
+    text = {**LAYERS, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=IMAGES))
+
+
+def siglip():
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES))
+
+
+def wav2vec2():
+    options = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    return transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**LAYERS, **SOUND, **options))
+
+
+def crossing_gpt2():
+    return tiny("gpt2", add_cross_attention=True)
+
+
+STACKS = {
+    "bart": (bart, 3, ("model.decoder.layers.0.encoder_attn",)),
+    "t5": (t5, 3, ("decoder.block.0.layer.1.EncDecAttention",)),
+    "whisper": (whisper, 3, ("model.decoder.layers.0.encoder_attn",)),
+    "clip": (clip, 2, ()),
+    "siglip": (siglip, 1, ()),
+    "wav2vec2": (wav2vec2, 1, ()),
+    "gpt2 with an unused cross-attention": (crossing_gpt2, 2, ()),
+}
+
+
+@pytest.mark.parametrize(("build", "num_layers", "crossing"), STACKS.values(), ids=STACKS)
+def test_every_stack_that_a_plain_input_reaches_takes_gates(build, num_layers, crossing):
+    model = build().eval()
+    inputs = probe_inputs(model)
+    before = answers(model, inputs)
+    assert len(add_gates(model, "g1").layers) == num_layers
+    assert largest_change(answers(model, inputs), before) == 0
+    stir(model)
+    assert largest_change(answers(model, inputs), before) > 1e-3
+    _require_gradients(model, inputs)
+    remove_gates(model)
+    report = add_gates(model, "bma")
+    assert len(report.layers) == num_layers - len(crossing)
+    assert set(crossing) <= set(report.left_alone)
+
+
+def _require_gradients(model, inputs):
+    output = model(**inputs)
+    total = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+    total.square().sum().backward()
+    assert all(gate.grad is not None and gate.grad.any() for gate in gate_parameters(model))
+
+
+@pytest.mark.parametrize("gate", ["g1", "bma", "g2", "bma-query"])
+def test_an_encoder_with_a_decoder_generates_the_same_with_and_without_a_cache(gate):
+    torch.manual_seed(0)
+    model = bart().eval()
+    add_gates(model, gate)
+    stir(model, std=1.0)
+    tokens = torch.randint(3, 64, (2, 6))
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    cached, plain = (model.generate(tokens, **options, use_cache=use_cache) for use_cache in (True, False))
+    assert torch.equal(cached, plain)
+
+
+def test_gates_of_an_encoder_with_a_decoder_are_saved_and_loaded(tmp_path):
+    torch.manual_seed(0)
+    model = bart().eval()
+    add_gates(model, "g1+bma", layers=[0, 1])
+    add_gates(model, "g1", layers=[2])
+    inputs = probe_inputs(model)
+    stir(model)
+    save_gates(model, tmp_path)
+    torch.manual_seed(0)
+    again = bart().eval()
+    load_gates(again, tmp_path)
+    assert largest_change(answers(again, inputs), answers(model, inputs)) == 0
+
+
+def test_gates_on_cross_attention_read_what_it_attends_to():
+    """A value gate there is that of a model whose value projection is gated by the encoder's states."""
+    torch.manual_seed(0)
+    model = bart().eval()
+    add_gates(model, "g2", layers=[2])
+    stir(model)
+    seen = {}
+    attention = model.model.decoder.layers[0].encoder_attn
+    attention.v_proj.register_forward_hook(lambda _module, args, output: seen.update(states=args[0], gated=output))
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[5, 6, 7, 8]]), decoder_input_ids=torch.tensor([[1, 9]]))
+        raw = attention.v_proj.forward(seen["states"])
+        matrix = attention.attn_gate.value.weight.movedim(0, 1).flatten(1)
+        assert torch.allclose(seen["gated"], raw * 2 * torch.sigmoid(seen["states"] @ matrix), atol=1e-5)
+
+
+def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
+    model = model_types.build("gemma3")
+    report = add_gates(model, "g1")
+    assert all(name.startswith("model.language_model.") for name in report.layers)
+    assert list(report.left_alone) == [f"model.vision_tower.encoder.layers.{layer}.self_attn" for layer in (0, 1)]
+    assert "Left alone: model.vision_tower.encoder.layers.0.self_attn" in str(report)
+
+
+def test_a_choice_of_keys_by_the_name_of_the_implementation_stays():
+    model = model_types.build("deepseek_v32", index_topk=4)
+    inputs = model_types.inputs_of(model)
+    assert names_implementation(type(model.model.layers[0].self_attn))
+    with torch.no_grad():
+        before = model(**inputs).logits
+        assert add_gates(model, "g1").bitwise_equal
+        assert torch.equal(model(**inputs).logits, before)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_norm_over_all_heads_leaves_each_its_query():
+    model = model_types.build("olmo2")
+    layer = survey_attention(model, probe_inputs(model)).layers[0]
+    assert layer.parts["query"].columns.heads() == [list(range(8 * head, 8 * head + 8)) for head in range(4)]
+    assert layer.parts["query"].slot.name == "q_proj"
