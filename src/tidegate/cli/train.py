@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tidegate.cli.console import new_console
 from tidegate.cli.dry_run import print_estimate
-from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import QuietOption, options_named
-from tidegate.cli.progress import display
+from tidegate.cli.training import Work, do_training, launch_training
 
 if TYPE_CHECKING:
-    from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.presets import ModelSize
-    from tidegate.lab.training.records import Record
     from tidegate.lab.training.run import Run
 
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
-_SAVE_SECONDS = 60.0
 _WIDE = 256
 
 
@@ -158,6 +154,36 @@ def train(
             show_default=False,
         ),
     ] = None,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes of this machine that train the model together; torchrun -m tidegate train starts them too.",
+            rich_help_panel=_WORK,
+        ),
+    ] = 1,
+    parallel: Annotated[
+        Literal["ddp", "fsdp", "tp"],
+        typer.Option(
+            help="How processes share the work: rows of a batch with a copy of the model each (ddp) or with weights "
+            "shared out (fsdp), or heads and their gates (tp).",
+            rich_help_panel=_WORK,
+        ),
+    ] = "ddp",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Times that --nproc starts all processes anew from the last checkpoint after one was lost.",
+            rich_help_panel=_WORK,
+        ),
+    ] = 0,
+    save_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Time between checkpoints, at least; 0 saves after every step.", rich_help_panel=_WORK
+        ),
+    ] = 60.0,
     out: Annotated[
         Path,
         typer.Option(
@@ -242,13 +268,33 @@ def train(
             return
     require_writable(out)
     require_apart(out, data)
+    from tidegate.lab.training.parallel import joined_processes, num_processes_around, require_parallel
+
+    around = num_processes_around()
+    if max(nproc, around) > 1:
+        with options_named(_OPTIONS):
+            require_parallel(run, parallel, max(nproc, around))
     try:
-        _train(run, out, threads=threads, peak=flops, tensorboard=tensorboard, quiet=quiet)
+        if nproc > 1 and around == 1:
+            launch_training(run, out, num_processes=nproc, max_restarts=max_restarts)
+            return
+        with joined_processes(parallel, device) if around > 1 else nullcontext() as processes:
+            work = Work(
+                run=run,
+                out=out,
+                threads=max(1, threads // around),
+                peak=flops,
+                tensorboard=tensorboard,
+                quiet=quiet,
+                save_seconds=save_seconds,
+                processes=processes,
+            )
+            do_training(work)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
 
 
-_OPTIONS = {"device": "--device", "accumulate": "--accumulate", "lr": "--lr", "flops": "--flops", "mfu": "--mfu"}
+_OPTIONS = {name: f"--{name}" for name in ("device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel")}
 """The options by what their checks call them."""
 
 
@@ -295,82 +341,3 @@ def _run_of(
             steps=max(1, round(tokens / (size.batch_size * size.length))), batch_size=size.batch_size, **training
         ),
     )
-
-
-def _train(run: Run, out: Path, *, threads: int, peak: float | None, tensorboard: bool, quiet: bool) -> None:
-    """Train, keep what came of it, and say how it ended."""
-    from tidegate.lab.training.events import Ended, Interrupted, Phase
-    from tidegate.lab.training.executors.serial import note_interrupts
-    from tidegate.lab.training.log import RunLog, log_path
-    from tidegate.lab.training.machine import matrix_flops, use_threads
-    from tidegate.lab.training.outputs import TrainingFolder
-    from tidegate.lab.training.train import RunContext, execute_run
-
-    folder = TrainingFolder(out)
-    console = new_console()
-    out.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        records = folder.records
-        stack.enter_context(records.lock())
-        if (done := folder.finished(run)) is not None:
-            _print_result(folder, done, before=True)
-            return
-        use_threads(threads)
-        if peak is None:
-            peak = matrix_flops(run.training.device, half=run.training.precision == "bf16")
-        log = RunLog(out, peak=peak, tensorboard=tensorboard)
-        stack.callback(log.close)
-        shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
-        interrupted = stack.enter_context(note_interrupts())
-        shown.show(Phase(name="training", num_runs=1))
-
-        def report(event: Any) -> None:
-            log.report(event)
-            shown.show(event)
-
-        context = RunContext(
-            folder=folder.checkpoints,
-            report=report,
-            stopping=lambda: bool(interrupted),
-            checkpoint_seconds=_SAVE_SECONDS,
-            num_threads=threads,
-        )
-        try:
-            record = execute_run(run, context)
-        except Interrupted:
-            raise KeyboardInterrupt from None
-        model = folder.keep(run, record)
-        shown.show(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
-    if record.status == "failed":
-        stop(f"{record.error.strip().splitlines()[-1]} See {records.path}; the same command tries again.", code=FAILED)
-    if model is not None:
-        _export(model, folder)
-    _print_result(folder, record, before=False)
-    console.print(f"The log: {log_path(out)}", soft_wrap=True)
-
-
-def _export(model: Any, folder: TrainingFolder) -> None:
-    """Write the model for transformers too, if that is installed."""
-    from importlib.util import find_spec
-
-    from tidegate.lab.models.export import export_hugging_face
-
-    if find_spec("transformers") is not None:
-        export_hugging_face(model, folder.path / "hf", tokenizer=folder.tokenizer)
-
-
-def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> None:
-    console = new_console()
-    if record.status == "diverged":
-        stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
-    assert record.loss is not None
-    figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
-    when = "Trained before" if before else "Trained"
-    console.print(
-        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. On {record.num_evaluated:,} tokens "
-        f"that were held out: loss {record.loss:.4f} nats{figures}.",
-        soft_wrap=True,
-    )
-    console.print(f"The model: {folder.model}", soft_wrap=True)
-    if (folder.path / "hf").exists():
-        console.print(f"For transformers: {folder.path / 'hf'}", soft_wrap=True)

@@ -88,6 +88,18 @@ class GateReads:
         )
 
 
+class ChannelShare(Protocol):
+    """What one of several processes does for a gate that they share, see `tidegate.torch.parallel`."""
+
+    def own_part(self, source: Tensor) -> Tensor:
+        """The channels of what is read that this process has."""
+        ...
+
+    def add_up(self, logits: Tensor) -> Tensor:
+        """The sum of what the processes have made of their channels."""
+        ...
+
+
 class AttentionGate(nn.Module):
     """One gate of an attention layer, `activation(reads W + b)`; the logits are float32 or better.
 
@@ -109,6 +121,8 @@ class AttentionGate(nn.Module):
         self.num_heads = gate.num_heads_at_site(shape)
         self.num_matrices = gate.num_matrices(shape)
         self._matrix_names = _matrix_names(gate)
+        self.share: ChannelShare | None = None
+        """Which of the channels it reads here, where several processes share them out; None reads all."""
         for name, size in gate.parameter_shapes(**asdict(shape)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         self.reset_parameters()
@@ -153,7 +167,8 @@ class AttentionGate(nn.Module):
                 raise AssertionError("a gate that reads nothing is blind")
         if self.gate.placebo == "shuffled":
             source = source.detach().roll(-1, dims=0)
-        return source if self.gate.width is None else source[..., : self.gate.width]
+        source = source if self.gate.width is None else source[..., : self.gate.width]
+        return source if self.share is None else self.share.own_part(source)
 
     def forward(self, source: Tensor) -> Tensor:
         """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
@@ -169,6 +184,8 @@ class AttentionGate(nn.Module):
         logits = self._blank_logits(source) if self.gate.is_blind else widen(source)
         for name in self._matrix_names:
             logits = _product(logits, widen(self._parameter(name)))
+            if self.share is not None and name == self._matrix_names[0]:
+                logits = self.share.add_up(logits)
         if self.gate.has_bias:
             bias = widen(self._parameter("bias"))
             logits = logits + (bias if logits.ndim == 4 else bias[:, None, :])

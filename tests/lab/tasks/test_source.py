@@ -105,7 +105,8 @@ def test_token_arrays_stay_on_the_disk_and_have_no_bytes(token_file):
 
 
 def test_a_dataset_of_the_hub_is_a_list_of_documents(monkeypatch, sentences):
-    def load(name, configuration, *, split):
+    def load(name, configuration, *, split, streaming):
+        assert not streaming
         assert (name, configuration, split) == ("owner/sums", "small", "train")
         return datasets.Dataset.from_dict({"text": [*sentences, ""], "id": list(range(len(sentences) + 1))})
 

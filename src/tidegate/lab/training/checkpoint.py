@@ -7,6 +7,7 @@ before anything of it is used.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -78,7 +79,10 @@ def previous_path(path: Path) -> Path:
 def forget_checkpoint(folder: Path, run: str) -> None:
     """Remove a run's checkpoints, and what a kill in the middle of saving has left."""
     for file in folder.glob(f"{run}.*"):
-        file.unlink(missing_ok=True)
+        if file.is_dir():
+            shutil.rmtree(file, ignore_errors=True)
+        else:
+            file.unlink(missing_ok=True)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import batch_loss, summed_loss
+from tidegate.lab.training.parallel import Processes
 from tidegate.lab.training.run import Training
+from tidegate.torch.parallel import local_weights
 from tidegate.torch.weights import Model
 
 
@@ -37,11 +39,17 @@ def in_precision(training: Training) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(training.device).type, dtype=torch.bfloat16)
 
 
-def loss_parts(model: Model, batch: Batch, training: Training) -> Iterator[Tensor]:
+def loss_parts(
+    model: nn.Module, batch: Batch, training: Training, processes: Processes | None = None
+) -> Iterator[Tensor]:
     """Make the parts of a batch's loss, one for each of its parts: they add up to the mean over all of its targets.
 
-    A batch of one part has the loss of `batch_loss`.
+    A batch of one part has the loss of `batch_loss`. Of several processes each makes the loss of its own rows, whose
+    mean over the processes is that of the batch.
     """
+    if processes is not None:
+        yield from _shared_loss_parts(model, batch, training, processes)
+        return
     if training.accumulate == 1:
         with in_precision(training):
             loss = batch_loss(model, batch)
@@ -52,6 +60,17 @@ def loss_parts(model: Model, batch: Batch, training: Training) -> Iterator[Tenso
         with in_precision(training):
             loss = summed_loss(model, part)
         yield loss / num_targets
+
+
+def _shared_loss_parts(model: nn.Module, batch: Batch, training: Training, processes: Processes) -> Iterator[Tensor]:
+    num_targets = int((batch.targets != NO_TARGET).sum())
+    for number, part in enumerate(split_rows(batch, training.accumulate), start=1):
+        processes.exchange_gradients(number == training.accumulate)
+        # The backward pass, which comes while this waits, may compute blocks again.
+        with local_weights(model):
+            with in_precision(training):
+                loss = summed_loss(model, processes.own_rows(part))
+            yield loss * (processes.gradient_weight / num_targets)
 
 
 def split_rows(batch: Batch, num_parts: int) -> Iterator[Batch]:

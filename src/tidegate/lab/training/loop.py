@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 Schedule: TypeAlias = Callable[[int], float]
 """Gives, for the number of a step from 0 on, the share of every learning rate at which it is made."""
@@ -34,6 +35,7 @@ def take_step(
     clip: float | None,
     parameters: Iterable[nn.Parameter],
     gates: Iterable[nn.Parameter] = (),
+    mean: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> StepFigures:
     """Make one update.
 
@@ -43,6 +45,7 @@ def take_step(
     clip       : greatest norm of the gradient; None leaves the gradient as it is
     parameters : all that learn
     gates      : those of them whose gradient's norm is also wanted alone
+    mean       : makes the loss of all processes from that of this one
     """
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
@@ -53,7 +56,7 @@ def take_step(
     if clip is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     optimizer.step()
-    return StepFigures(loss.item(), norm.item(), gate_norm.item())
+    return StepFigures(mean(loss).item(), norm.item(), gate_norm.item())
 
 
 def _add_gradients(losses: Iterable[Tensor]) -> Tensor:
@@ -66,7 +69,8 @@ def _add_gradients(losses: Iterable[Tensor]) -> Tensor:
 
 
 def _gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def train(

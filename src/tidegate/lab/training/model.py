@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate.config import TransformerConfig, VisionConfig
@@ -39,12 +39,12 @@ def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = 
     return model
 
 
-def batch_loss(model: Model, batch: Batch) -> Tensor:
+def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of the targets, in nats."""
     return _cross_entropy(model(batch.inputs), batch.targets)
 
 
-def summed_loss(model: Model, batch: Batch) -> Tensor:
+def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Sum of the targets' cross-entropies, in nats."""
     return _cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
 

@@ -36,6 +36,19 @@ def make_optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     )
 
 
+def make_empty_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter the state that its first step would make, to be filled from a checkpoint."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            zeros = torch.zeros_like(parameter, requires_grad=False)
+            if "betas" in group:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                own = {"step": step, "exp_avg": zeros, "exp_avg_sq": torch.zeros_like(zeros)}
+            else:
+                own = {"momentum_buffer": zeros}
+            optimizer.state[parameter] = own
+
+
 def hidden_matrices(model: nn.Module) -> dict[Tensor, None]:
     """The matrices of linear maps inside blocks, in their order: no embedding, no head, no gate, no norm.
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate._files import write_atomically
-from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint, load_checkpoint, remove_if_empty
+from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
+from tidegate.lab.training.distributed_checkpoint import load_latest
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.lab.training.run import Run
@@ -84,7 +85,7 @@ class TrainingFolder:
 def trained_model(run: Run, checkpoints: Path) -> Model:
     """Return the model that a finished run left in its last checkpoint."""
     model = build_model(run.model)
-    loaded = load_checkpoint(checkpoint_path(checkpoints, run.id), model, run=run.id)
+    loaded = load_latest(checkpoints, run, model, None)
     if loaded.state is None or loaded.state.step != run.training.steps:
         reasons = " ".join(loaded.problems) or f"{checkpoints} holds none."
         raise ValueError(f"The checkpoint with the trained model cannot be read. {reasons} Run the command again.")

@@ -6,16 +6,19 @@ import hashlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, load_checkpoint, save_checkpoint
+from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, save_checkpoint
+from tidegate.lab.training.distributed_checkpoint import forget_distributed, load_latest, save_distributed
 from tidegate.lab.training.engine import (
     compile_blocks,
     in_precision,
@@ -29,7 +32,6 @@ from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, 
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     Evaluation,
-    Model,
     build_model,
     evaluate,
     task_metrics,
@@ -37,9 +39,11 @@ from tidegate.lab.training.model import (
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
 from tidegate.lab.training.optimizers import make_optimizer
-from tidegate.lab.training.records import Point, Record, Timing
+from tidegate.lab.training.parallel import Processes, whole_state
+from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters
+from tidegate.torch.parallel import local_weights
 
 CHECKPOINT_SECONDS = 20.0
 """Time between two checkpoints, unless a run is told otherwise."""
@@ -62,6 +66,8 @@ class RunContext:
     """Time between two checkpoints, at least; 0 saves after every step."""
     num_threads: int | None = None
     """Threads that compute, instead of as many as the run says; sums may round differently."""
+    processes: Processes | None = None
+    """Those that do the run together, this one among them; None does it alone. Sums may round differently."""
 
     def seconds_after(self, saving: float) -> float:
         """Time until the next checkpoint, after one that took so many seconds: most of the time is for training."""
@@ -81,15 +87,24 @@ def execute_run(run: Run, context: RunContext) -> Record:
         )
 
 
-def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Batch, run: Run, step: int) -> StepFigures:
-    """Make one update of a run's model on a batch."""
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    run: Run,
+    step: int,
+    processes: Processes | None = None,
+) -> StepFigures:
+    """Make one update of a run's model on a batch, alone or as one of several processes."""
+    together = {} if processes is None else {"mean": processes.mean}
     return take_step(
-        loss_parts(model, batch, run.training),
+        loss_parts(model, batch, run.training, processes),
         optimizer,
         share=run.training.lr_share(step),
         clip=run.training.clip,
         parameters=model.parameters(),
         gates=gate_parameters(model),
+        **together,
     )
 
 
@@ -107,14 +122,16 @@ class _Trainer:
         self.weights = weight_fingerprints(self.model)
         self.model.to(self.device)
         require_independent_rows(self.model, run.training)
+        self.num_parameters = self.model.num_parameters()
+        self.num_gate_parameters = sum(gate.numel() for gate in gate_parameters(self.model))
+        self.flops_per_token = training_flops(self.model)
         compile_blocks(self.model, run.training)
+        self.processes = context.processes
+        self.computing = self.model if self.processes is None else self.processes.distribute(self.model)
         self.has_gates = any(True for _ in gate_parameters(self.model))
         self.optimizer = make_optimizer(self.model, run)
-        self.flops_per_token = training_flops(self.model)
         self.tokens_per_step = run.training.batch_size * run.task.length
         self.validation = [self._to_device(batch) for batch in self.data.validation()]
-        folder = context.folder
-        self.checkpoint = None if folder is None else checkpoint_path(folder, run.id)
         self.state = self._load_state()
         self.saved_step = self.state.step
 
@@ -126,9 +143,9 @@ class _Trainer:
     def _load_state(self) -> TrainingState:
         """Return the state in the checkpoint, or that of a run that begins."""
         fresh = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
-        if self.checkpoint is None:
+        if self.context.folder is None:
             return fresh
-        loaded = load_checkpoint(self.checkpoint, self.model, self.optimizer, run=self.run.id)
+        loaded = load_latest(self.context.folder, self.run, self.model, self.optimizer, self.processes)
         state = loaded.state or fresh
         if loaded.problems:
             how = "The run begins anew." if loaded.state is None else f"The run goes on from step {state.step}."
@@ -144,8 +161,10 @@ class _Trainer:
             start = time.perf_counter()
             batch = self.data.batch(seed=self.run.seed, step=state.step, size=options.batch_size)
             if self._uses_dropout():
-                torch.manual_seed(_dropout_seed(self.run.seed, state.step))
-            figures = train_step(self.model, self.optimizer, self._to_device(batch), self.run, state.step)
+                torch.manual_seed(_dropout_seed(self.run.seed, state.step) + self._dropout_shift())
+            figures = train_step(
+                self.computing, self.optimizer, self._to_device(batch), self.run, state.step, self.processes
+            )
             state.elapsed += time.perf_counter() - start
             state.batches = chained_fingerprint(state.batches, batch)
             if not all(math.isfinite(figure) for figure in figures):
@@ -159,10 +178,12 @@ class _Trainer:
             state.step += 1
             self._evaluate_and_observe(state.step - 1)
             self._report_progress(figures[0])
-            if self.context.stopping():
+            start = time.monotonic()
+            stops, saves = self._agree(self.context.stopping(), start - saved > pause)
+            if stops:
                 self._save()
                 raise Interrupted(self.run.id)
-            if (start := time.monotonic()) - saved > pause:
+            if saves:
                 self._save()
                 saved = time.monotonic()
                 pause = self.context.seconds_after(saved - start)
@@ -172,9 +193,7 @@ class _Trainer:
         """Evaluate and observe after a step, if it is one of those planned for it."""
         state, options = self.state, self.run.training
         if options.observes_after(step):
-            with without_compilation():
-                observation = observe_probe(self.model, self._to_device(self.data.probe()), tokens=self._tokens())
-            state.observations += [] if observation is None else [observation]
+            state.observations += self._observations()
         if not options.evaluates_after(step):
             return
         loss = self._evaluate(self.validation).loss
@@ -192,6 +211,19 @@ class _Trainer:
         )
         state.seconds.append(state.elapsed)
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
+
+    def _observations(self) -> list[ObservationSummary]:
+        """What is seen on the probe, if it is finite; where weights are shared out, by the first process alone."""
+        model = self.model
+        if self.processes is not None and self.processes.kind != "ddp":
+            state = whole_state(model)
+            if not self.processes.is_first:
+                return []
+            model = build_model(self.run.model).to(self.device)
+            model.load_state_dict(state)
+        with without_compilation():
+            observation = observe_probe(model, self._to_device(self.data.probe()), tokens=self._tokens())
+        return [] if observation is None else [observation]
 
     def _final_record(self) -> Record:
         evaluation = self._evaluate(map(self._to_device, self.data.final()))
@@ -212,12 +244,17 @@ class _Trainer:
         )
 
     def _evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        with without_compilation(), in_precision(self.run.training):
+        with self._evaluating():
             return evaluate(self.model, batches)
 
     def _loss_by_position(self, batch: Batch) -> tuple[tuple[float, float], ...]:
-        with without_compilation(), in_precision(self.run.training):
+        with self._evaluating():
             return loss_by_position(self.model, self._to_device(batch))
+
+    @contextmanager
+    def _evaluating(self) -> Generator[None]:
+        with without_compilation(), in_precision(self.run.training), local_weights(self.model):
+            yield
 
     def _diverged_record(self, where: str) -> Record:
         return self._record("diverged", error=where)
@@ -228,8 +265,8 @@ class _Trainer:
             id=self.run.id,
             run=self.run.to_dict(),
             status=status,
-            num_parameters=self.model.num_parameters(),
-            num_gate_parameters=sum(gate.numel() for gate in gate_parameters(self.model)),
+            num_parameters=self.num_parameters,
+            num_gate_parameters=self.num_gate_parameters,
             flops=self.flops_per_token * tokens,
             tokens=tokens,
             num_spikes=state.num_spikes,
@@ -267,9 +304,24 @@ class _Trainer:
         )
 
     def _save(self) -> None:
-        if self.checkpoint is not None and self.saved_step != self.state.step:
-            self.saved_step = self.state.step
-            save_checkpoint(self.checkpoint, self.model, self.optimizer, run=self.run.id, state=self.state)
+        folder = self.context.folder
+        if folder is None or self.saved_step == self.state.step:
+            return
+        self.saved_step = self.state.step
+        run, state = self.run.id, self.state
+        if self.processes is None:
+            save_checkpoint(checkpoint_path(folder, run), self.model, self.optimizer, run=run, state=state)
+            forget_distributed(folder, run)
+        else:
+            save_distributed(folder, self.model, self.optimizer, run=run, state=state, processes=self.processes)
+
+    def _agree(self, *flags: bool) -> tuple[bool, ...]:
+        """What any of the processes wants, all do."""
+        return flags if self.processes is None else self.processes.any(*flags)
+
+    def _dropout_shift(self) -> int:
+        """What parts the dropout of processes that have rows of their own."""
+        return self.processes.rank if self.processes is not None and self.processes.shares_rows else 0
 
     def _tokens(self) -> int:
         return self.state.step * self.tokens_per_step

@@ -1,0 +1,169 @@
+"""A training from its first step to its model, alone or as one of several processes; what `tidegate train` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from tidegate.cli.console import new_console
+from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.progress import display
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import Processes
+    from tidegate.lab.training.records import Record
+    from tidegate.lab.training.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be trained, where, and how it is watched."""
+
+    run: Run
+    out: Path
+    threads: int
+    peak: float | None
+    tensorboard: bool
+    quiet: bool
+    save_seconds: float
+    processes: Processes | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.processes is None or self.processes.is_first
+
+
+def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: int) -> None:
+    """Start the processes of this very command, and say in one line if one of them is lost."""
+    from tidegate.lab.training.distributed_checkpoint import saved_step
+    from tidegate.lab.training.launch import ProcessLost, launch
+    from tidegate.lab.training.outputs import TrainingFolder
+
+    # Refused here once, and not by each of the processes.
+    TrainingFolder(out).finished(run)
+    try:
+        launch(sys.argv[1:], num_processes=num_processes, max_restarts=max_restarts)
+    except ProcessLost as problem:
+        if problem.code == INTERRUPTED:
+            raise KeyboardInterrupt from None
+        step = saved_step(TrainingFolder(out).checkpoints, run.id)
+        where = "There is no checkpoint yet" if step is None else f"The checkpoint of step {step} is kept"
+        stop(f"{problem} {where}; the same command goes on.", code=FAILED)
+
+
+def do_training(work: Work) -> None:
+    """Train, keep what came of it, and say how it ended."""
+    from tidegate.lab.training.events import Ended, Interrupted, Phase
+    from tidegate.lab.training.executors.serial import note_interrupts
+    from tidegate.lab.training.machine import use_threads
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.train import RunContext, execute_run
+
+    run, folder = work.run, TrainingFolder(work.out)
+    work.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if work.is_first:
+            stack.enter_context(folder.records.lock())
+        if (done := folder.finished(run)) is not None:
+            if work.is_first:
+                _print_result(folder, done, before=True)
+            return
+        use_threads(work.threads)
+        tell, report = _open_displays(work, stack)
+        interrupted = stack.enter_context(note_interrupts())
+        tell(Phase(name="training", num_runs=1))
+        context = RunContext(
+            folder=folder.checkpoints,
+            report=report,
+            stopping=lambda: bool(interrupted),
+            checkpoint_seconds=work.save_seconds,
+            num_threads=work.threads,
+            processes=work.processes,
+        )
+        try:
+            record = execute_run(run, context)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        if record.status == "failed" and work.processes is not None:
+            _end_with_others(record)
+        if not work.is_first:
+            return
+        model = folder.keep(run, record)
+        tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
+    if model is not None:
+        _export(model, folder)
+    _print_result(folder, record, before=False)
+
+
+def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """Open the display, and in the first process the log; return what tells the display, and what tells both."""
+    from tidegate.lab.training.log import RunLog
+    from tidegate.lab.training.machine import matrix_flops
+
+    training = work.run.training
+    peak = work.peak or matrix_flops(training.device, half=training.precision == "bf16")
+    quiet = work.quiet or not work.is_first
+    shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
+    if not work.is_first:
+        return shown.show, shown.show
+    log = RunLog(work.out, peak=peak, tensorboard=work.tensorboard)
+    stack.callback(log.close)
+
+    def report(event: Any) -> None:
+        log.report(event)
+        shown.show(event)
+
+    return shown.show, report
+
+
+def _end_with_others(record: Record) -> NoReturn:
+    """End one of several processes: another was lost, or all have failed alike."""
+    from tidegate.lab.training.launch import LAUNCHED
+
+    last = record.error.strip().splitlines()[-1]
+    if LAUNCHED in os.environ and "onnection" in last:
+        # Whoever started it says which process was lost.
+        raise typer.Exit(FAILED)
+    stop(f"The training failed, or another process of it was lost: {last} The same command goes on.", code=FAILED)
+
+
+def _export(model: Any, folder: TrainingFolder) -> None:
+    """Write the model for transformers too, if that is installed."""
+    from importlib.util import find_spec
+
+    from tidegate.lab.models.export import export_hugging_face
+
+    if find_spec("transformers") is not None:
+        export_hugging_face(model, folder.path / "hf", tokenizer=folder.tokenizer)
+
+
+def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> None:
+    from tidegate.lab.training.log import log_path
+
+    console = new_console()
+    if record.status == "failed":
+        last = record.error.strip().splitlines()[-1]
+        stop(f"{last} See {folder.records.path}; the same command tries again.", code=FAILED)
+    if record.status == "diverged":
+        stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
+    assert record.loss is not None
+    figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
+    when = "Trained before" if before else "Trained"
+    console.print(
+        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. On {record.num_evaluated:,} tokens "
+        f"that were held out: loss {record.loss:.4f} nats{figures}.",
+        soft_wrap=True,
+    )
+    console.print(f"The model: {folder.model}", soft_wrap=True)
+    if (folder.path / "hf").exists():
+        console.print(f"For transformers: {folder.path / 'hf'}", soft_wrap=True)
+    console.print(f"The log: {log_path(folder.path)}", soft_wrap=True)

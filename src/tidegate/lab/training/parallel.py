@@ -1,0 +1,144 @@
+"""Several processes that train one model together, by PyTorch's own engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tidegate.lab.tasks.task import Batch
+from tidegate.lab.training.model import build_model
+from tidegate.lab.training.run import Run
+from tidegate.torch.parallel import shard_heads, tensor_parallel_plan
+from tidegate.torch.weights import Model
+
+Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
+"""A copy of the model in each process; weights shared out and gathered block by block; heads shared out."""
+
+
+@final
+class Processes:
+    """The processes that train one model, seen from one of them. All must call the same methods in the same order."""
+
+    def __init__(self, kind: Parallel, device: str) -> None:
+        self.kind: Parallel = kind
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._mesh = init_device_mesh(torch.device(device).type, (self.size,))
+        self._computing: Any = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.rank == 0
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether each process has rows of its own; else all have the whole batch, and heads of their own."""
+        return self.kind != "tp"
+
+    def distribute(self, model: Model) -> nn.Module:
+        """Share a model out, in place; return what computes its logits."""
+        if self.kind == "ddp":
+            self._computing = DistributedDataParallel(model)
+            return self._computing
+        if self.kind == "tp":
+            shard_heads(model, self._mesh)
+        else:
+            for block in model.stack.blocks:
+                fully_shard(block, mesh=self._mesh)
+            fully_shard(model, mesh=self._mesh)
+        self._computing = model
+        return model
+
+    def own_rows(self, batch: Batch) -> Batch:
+        """The rows of a batch that this process computes."""
+        if not self.shares_rows:
+            return batch
+        return Batch(batch.inputs.tensor_split(self.size)[self.rank], batch.targets.tensor_split(self.size)[self.rank])
+
+    @property
+    def gradient_weight(self) -> int:
+        """What a process multiplies its part of a loss by: gradients of rows are averaged, and should be added up."""
+        return self.size if self.shares_rows else 1
+
+    def exchange_gradients(self, wanted: bool) -> None:
+        """Whether the next backward pass adds up the processes' gradients; only that of the last part must."""
+        if self.kind == "ddp":
+            self._computing.require_backward_grad_sync = wanted
+        elif self.kind == "fsdp":
+            self._computing.set_requires_gradient_sync(wanted)
+
+    def mean(self, figure: Tensor) -> Tensor:
+        """The mean of a number over all processes."""
+        total = figure.detach().clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether it is raised in any process."""
+        raised = torch.tensor(flags, dtype=torch.int32, device=self._mesh.device_type)
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+        return tuple(map(bool, raised.tolist()))
+
+    def wait(self) -> None:
+        """Wait until all processes have come here."""
+        dist.barrier()
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that is shared out, whole; all processes must ask for them."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+        for name, value in model.state_dict().items()
+    }
+
+
+@contextmanager
+def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
+    """Join the processes that torchrun, or `tidegate train --nproc`, has started together with this one."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Processes(kind, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def num_processes_around() -> int:
+    """How many processes torchrun has started together with this one; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
+    """Refuse a run that so many processes cannot do together; a `ValueError` says why, and what they could do."""
+    training = run.training
+    if kind != "tp" and training.batch_size % (num_processes * training.accumulate):
+        raise ValueError(
+            f"nproc must divide the rows of a part of a batch; got {num_processes} processes and {training.batch_size} "
+            f"rows in {training.accumulate} parts."
+        )
+    if training.optimizer == "muon" and kind != "ddp":
+        raise ValueError(f"parallel {kind} shares matrices out, and Muon needs them whole. Use ddp, or adamw.")
+    if run.model.gates.read_other_sequences and kind != "tp":
+        raise ValueError(
+            f"parallel {kind} parts the sequences of a batch, and the gate {run.model.gate} reads the next."
+        )
+    if kind == "tp":
+        with torch.device("meta"):
+            tensor_parallel_plan(build_model(run.model), num_processes)
+        if training.compile or run.model.attention_dropout:
+            raise ValueError(
+                "parallel tp goes neither with compile nor with attention_dropout. Leave them out, or use ddp."
+            )

@@ -1,0 +1,210 @@
+"""Tensor parallelism: heads, their gates and the inner channels of feed-forward layers, shared out as DTensors.
+
+A process computes with its own heads. What enters a layer is the same everywhere, and so is what leaves it: the parts
+that the processes give are added up behind the output projection. A gate goes with the heads that it serves; a gate at
+the dense site, where there are no heads, is shared out by the channels that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from tidegate.torch.attention import GatedAttention
+from tidegate.torch.feedforward import FeedForward
+from tidegate.torch.gate import AttentionGate
+
+Gradient: TypeAlias = Literal["whole", "summed", "shared"]
+"""What a process has of a parameter's gradient: all of its own part; a summand, where it uses a copy for its own heads
+alone; all of it, where every process adds the same parameter to a sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a parameter lies, and what a process has of its gradient."""
+
+    placement: Placement
+    gradient: Gradient = "whole"
+
+
+_EVERYWHERE = Placed(Replicate())
+_BY_ROW, _BY_COLUMN = Placed(Shard(0)), Placed(Shard(1))
+
+
+def tensor_parallel_plan(model: nn.Module, num_processes: int) -> dict[str, Placed]:
+    """Say for each parameter by name where it lies; a `ValueError` says which layer cannot be shared out.
+
+    Query, key and value projections, metrics and gates lie by head, the output projection by the columns that read the
+    heads; feed-forward layers by their inner channels. All else is everywhere.
+    """
+    plan = dict.fromkeys((name for name, _ in model.named_parameters()), _EVERYWHERE)
+    for path, module in model.named_modules():
+        if isinstance(module, GatedAttention):
+            plan |= {_join(path, name): placed for name, placed in _attention_plan(module, path, num_processes).items()}
+        elif isinstance(module, FeedForward):
+            plan |= {_join(path, name): placed for name, placed in _feedforward_plan(module).items()}
+    return plan
+
+
+def shard_heads(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Share a model out over the processes of a mesh of one dimension, in place, by its plan.
+
+    Its parameters become DTensors. Call it inside `local_weights` alone, backward pass included.
+    """
+    plan = tensor_parallel_plan(model, mesh.size())
+    for name, placed in plan.items():
+        path, _, own = name.rpartition(".")
+        module = model.get_submodule(path)
+        weight = module.get_parameter(own)
+        sharded = distribute_tensor(weight.detach(), mesh, [placed.placement])
+        module.register_parameter(own, nn.Parameter(sharded, requires_grad=weight.requires_grad))
+    model.__dict__[_PLAN] = (plan, mesh)
+    for module in model.modules():
+        if isinstance(module, GatedAttention):
+            _shard_attention(module, mesh)
+        elif isinstance(module, FeedForward):
+            module.register_forward_pre_hook(lambda _, given: (_copy_to_heads(given[0], mesh), *given[1:]))
+            _add_up_output(module.down_proj, mesh)
+
+
+@contextmanager
+def local_weights(model: nn.Module) -> Generator[None]:
+    """Let the modules of a model that `shard_heads` has shared out compute with their own parts, as plain tensors.
+
+    A model that is whole is left as it is.
+    """
+    plan, mesh = model.__dict__.get(_PLAN, ({}, None))
+    shadowed: list[tuple[nn.Module, str]] = []
+    try:
+        for name, placed in plan.items():
+            path, _, own = name.rpartition(".")
+            module = model.get_submodule(path)
+            # Found before the parameter of that name, which stays where it is for optimisers and files.
+            module.__dict__[own] = _own_part(module.get_parameter(own), placed, mesh)
+            shadowed.append((module, own))
+        yield
+    finally:
+        for module, own in shadowed:
+            del module.__dict__[own]
+
+
+_PLAN = "_tensor_parallel_plan"
+
+
+@dataclass(frozen=True, slots=True)
+class DenseShare:
+    """The channels that this process reads for a gate at the dense site."""
+
+    mesh: DeviceMesh
+    slices_source: bool
+    """Whether what the gate reads is the same everywhere, and to be cut; heads are cut already."""
+
+    def own_part(self, source: Tensor) -> Tensor:
+        """The channels of this process."""
+        return source.chunk(self.mesh.size(), dim=-1)[self.mesh.get_local_rank()] if self.slices_source else source
+
+    def add_up(self, logits: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return _add_up(logits, self.mesh)
+
+
+def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dict[str, Placed]:
+    for name, count in (("num_heads", layer.shape.num_heads), ("num_kv_heads", layer.shape.num_kv_heads)):
+        if count % num_processes:
+            raise ValueError(
+                f"{num_processes} processes cannot share the {count} heads of {path or 'the layer'} ({name}): use a "
+                "number of processes that divides them, or another way to run in parallel."
+            )
+    plan = {f"{name}.{part}": _BY_ROW for name in ("q_proj", "k_proj", "v_proj") for part in ("weight", "bias")}
+    plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": Placed(Replicate(), "shared"), "metric.weight": _BY_ROW}
+    # One scale for all heads: each process has the gradient of its own heads.
+    plan |= {f"{name}.weight": Placed(Replicate(), "summed") for name in ("q_norm", "k_norm")}
+    for site, gate in layer.attn_gate.named_children():
+        assert isinstance(gate, AttentionGate)
+        plan |= {f"attn_gate.{site}.{name}": placed for name, placed in _gate_plan(gate, path, num_processes).items()}
+    own = {name for name, _ in layer.named_parameters()}
+    return {name: placed for name, placed in plan.items() if name in own}
+
+
+def _gate_plan(gate: AttentionGate, path: str, num_processes: int) -> dict[str, Placed]:
+    names = [name for name, _ in gate.named_parameters()]
+    if gate.gate.site != "dense":
+        # A matrix for each head, or for each group of heads, goes with them; one for the whole layer is everywhere.
+        return dict.fromkeys(names, _BY_ROW if gate.num_matrices > 1 else Placed(Replicate(), "summed"))
+    first = next((name for name in names if name != "bias"), None)
+    if first is None:
+        return {}
+    width = gate.get_parameter(first).shape[1]
+    if width % num_processes or (gate.gate.width is not None and gate.gate.reads != "input"):
+        raise ValueError(
+            f"{num_processes} processes cannot share the {width} channels that the gate {gate.gate} of "
+            f"{path or 'the layer'} reads. Use another number of processes, or another way to run in parallel."
+        )
+    return {first: _BY_COLUMN}
+
+
+def _feedforward_plan(layer: FeedForward) -> dict[str, Placed]:
+    plan = {f"{name}.{part}": _BY_ROW for name in ("gate_proj", "up_proj") for part in ("weight", "bias")}
+    plan |= {"down_proj.weight": _BY_COLUMN, "down_proj.bias": Placed(Replicate(), "shared")}
+    own = {name for name, _ in layer.named_parameters()}
+    return {name: placed for name, placed in plan.items() if name in own}
+
+
+def _shard_attention(layer: GatedAttention, mesh: DeviceMesh) -> None:
+    """Make a layer compute with the heads of this process, and its output the sum over all."""
+
+    def enter(_: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        read = {name: options[name] for name in ("x", "context") if options.get(name) is not None}
+        copied = {name: _copy_to_heads(value, mesh) for name, value in read.items()}
+        return tuple(_copy_to_heads(value, mesh) for value in given), {**options, **copied}
+
+    layer.register_forward_pre_hook(enter, with_kwargs=True)
+    _add_up_output(layer.o_proj, mesh)
+    for gate in layer.attn_gate.children():
+        assert isinstance(gate, AttentionGate)
+        if gate.gate.site == "dense":
+            gate.share = None if gate.gate.is_blind else DenseShare(mesh, gate.gate.reads == "input")
+        else:
+            gate.num_heads //= mesh.size()
+            gate.num_matrices = max(1, gate.num_matrices // mesh.size())
+
+
+def _add_up_output(module: nn.Module, mesh: DeviceMesh) -> None:
+    def add_up(_: nn.Module, __: Any, output: Any) -> Tensor:
+        return _add_up(output, mesh)
+
+    module.register_forward_hook(add_up)
+
+
+def _own_part(weight: Tensor, placed: Placed, mesh: DeviceMesh) -> Tensor:
+    assert isinstance(weight, DTensor)
+    local = weight.to_local()
+    match placed.gradient:
+        case "whole":
+            return local
+        case "summed":
+            return _copy_to_heads(local, mesh)
+        case "shared":
+            # Of the size of a share, with the gradient of the whole: the processes' shares add up to it.
+            return local.detach() / mesh.size() + (local - local.detach())
+
+
+def _copy_to_heads(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The same; its gradient is the sum of those of all processes."""
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+def _add_up(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum over all processes; its gradient is the same everywhere."""
+    summed = DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+    return summed.to_local()
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

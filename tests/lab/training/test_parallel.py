@@ -1,0 +1,219 @@
+"""Two processes train what one does: one launch of both serves all gates and all ways to run in parallel."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import lab_processes
+import pytest
+import torch
+from lab_processes import KINDS, LONG, SHORT, SIZES, STOP, run_with, steps_of, stopped_after
+from lab_runs import executed, model_of, run_of, text_of
+from safetensors.torch import load_file
+
+from tidegate.gate import PRESETS
+from tidegate.lab.training.events import Interrupted
+from tidegate.lab.training.outputs import trained_model
+from tidegate.lab.training.parallel import require_parallel
+
+GATES = ("none", *PRESETS)
+TOLERANCES = {"float64": (1e-10, 1e-10), "float32": (1e-5, 1e-4)}
+"""Of losses and of weights."""
+
+
+def cases_of(full):
+    """Every gate in every way in float64, which tells more, and some in float32; with --full all, over fifty steps."""
+    whole = [("float64", gate, kind, 1, LONG if full else SHORT) for gate in GATES for kind in KINDS]
+    single = [("float32", gate, kind, 1, LONG) for gate in (GATES if full else ("bma",)) for kind in KINDS]
+    return [*whole, *single, *(("float64", "g1-head", kind, 2, SHORT) for kind in KINDS)]
+
+
+def launch(folder, cases, script=lab_processes.__file__):
+    """Two processes that know one another."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    around = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, script, str(folder), json.dumps(cases)],
+            env={**os.environ, **around, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=Path(script).parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(request, tmp_path_factory):
+    """The folder in which two processes have left what they made."""
+    place = tmp_path_factory.mktemp("processes")
+    task = text_of(place)
+    for kind in KINDS:
+        with suppress(Interrupted):
+            executed(run_with(task, "g1"), folder=place / f"from-one-{kind}", **stopped_after(STOP))
+    processes = launch(place, cases_of(request.config.getoption("--full")))
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    return place
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+    return text_of(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(task):
+    """What one process makes, once for each gate and dtype."""
+    made = {}
+
+    def make(*case):
+        if case not in made:
+            dtype, gate, steps = case
+            torch.set_default_dtype(getattr(torch, dtype))
+            try:
+                made[case] = steps_of(run_with(task, gate, steps=steps))
+            finally:
+                torch.set_default_dtype(torch.float32)
+        return made[case]
+
+    return make
+
+
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames:
+        cases = cases_of(metafunc.config.getoption("--full"))
+        metafunc.parametrize("case", cases, ids=["-".join(map(str, case)) for case in cases])
+
+
+def test_two_processes_make_the_steps_of_one(folder, alone, case):
+    dtype, gate, _, _, steps = case
+    name = "-".join(map(str, case))
+    losses, weights = json.loads((folder / f"{name}.json").read_text()), load_file(folder / f"{name}.safetensors")
+    expected_losses, expected = alone(dtype, gate, steps)
+    of_losses, of_weights = TOLERANCES[dtype]
+    assert losses == pytest.approx(expected_losses, abs=of_losses)
+    assert weights.keys() == expected.keys()
+    for weight, value in expected.items():
+        torch.testing.assert_close(weights[weight], value, rtol=0, atol=of_weights, msg=f"{name}: {weight}")
+    assert len(losses) == steps
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_process_began_two_go_on_with(folder, task, kind):
+    status, loss, error = json.loads((folder / f"from-one-{kind}.json").read_text())
+    assert status == "finished", error
+    run = run_with(task, "g1")
+    whole = executed(run)
+    assert loss == pytest.approx(whole.loss, abs=1e-5)
+    # The last checkpoint is the trained model, whole again.
+    trained = trained_model(run, folder / f"from-one-{kind}")
+    assert trained.num_parameters() == whole.num_parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_two_processes_began_one_goes_on_with(folder, task, kind):
+    run, told = run_with(task, "g1"), []
+    place = folder / f"from-two-{kind}"
+    (saved,) = place.glob(f"{run.id}.step-*")
+    record = executed(run, folder=place, report=told.append)
+    assert record.status == "finished", record.error
+    assert told[0].step == STOP + 1
+    whole = executed(run)
+    assert record.loss == pytest.approx(whole.loss, abs=1e-5)
+    assert record.fingerprints == whole.fingerprints
+    assert not saved.exists(), "a later checkpoint is there"
+
+
+@pytest.mark.parametrize("kind", ["ddp"])
+def test_a_checkpoint_that_was_damaged_is_told_of_and_the_run_begins_anew(folder, task, tmp_path, kind):
+    run = run_with(task, "g1", seed=1)
+    base = next((folder / f"from-one-{kind}").glob("*.step-*"))
+    place = tmp_path / f"{run.id}.step-000000005"
+    shutil.copytree(base, place)
+    told = []
+    record = executed(run, folder=tmp_path, report=told.append)
+    assert record.status == "finished", record.error
+    assert "belongs to the run" in told[0].text
+    own = run_with(task, "g1")
+    damaged = tmp_path / f"{own.id}.step-000000005"
+    shutil.copytree(base, damaged)
+    file = next(damaged.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\1\2\3")
+    told.clear()
+    assert executed(own, folder=tmp_path, report=told.append).status == "finished"
+    assert "does not fit its digest" in told[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "options", "message"),
+    [
+        ("ddp", 3, {}, "nproc must divide the rows"),
+        ("ddp", 2, {"accumulate": 4}, "nproc must divide the rows"),
+        ("fsdp", 2, {"optimizer": "muon"}, "Muon needs them whole"),
+        ("tp", 8, {}, "8 processes cannot share the 4 heads"),
+        ("tp", 2, {"compile": True}, "neither with compile"),
+    ],
+)
+def test_what_processes_cannot_do_together_is_refused_before_they_start(task, kind, number, options, message):
+    with pytest.raises(ValueError, match=message):
+        require_parallel(run_with(task, "g1", **options), kind, number)
+
+
+def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_out(task):
+    run = run_of(task, model=model_of("output:input:sigmoid:shuffled", **SIZES))
+    with pytest.raises(ValueError, match="reads the next"):
+        require_parallel(run, "ddp", 2)
+    grouped = run_of(task, model=replace(model_of("g1", **SIZES), num_kv_heads=1))
+    with pytest.raises(ValueError, match=r"the 1 heads of .*num_kv_heads"):
+        require_parallel(grouped, "tp", 2)
+
+
+# Two processes and the one that starts them each take seconds to begin.
+@pytest.mark.full
+def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(task, tmp_path):
+    sizes = [
+        "--d-model",
+        "16",
+        "--num-layers",
+        "1",
+        "--num-heads",
+        "4",
+        "--length",
+        "16",
+        "--batch-size",
+        "4",
+        "--tokens",
+        "64000",
+    ]
+    command = [sys.executable, "-m", "tidegate", "train", *sizes, "--data", task.source, "--out", str(tmp_path)]
+    together = [*command, "--nproc", "2", "--save-seconds", "0"]
+    job = subprocess.Popen(together, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not list(tmp_path.glob("checkpoints/*.step-*")):
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.2)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output, _ = job.communicate()
+    assert job.returncode == 1, output
+    errors = [line for line in output.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, output
+    assert "ended early, by SIGKILL. The checkpoint of step" in errors[0]
+    assert "Traceback" not in output
+    # One process goes on alone.
+    done = subprocess.run([*command, "--save-seconds", "60"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.safetensors").exists()
