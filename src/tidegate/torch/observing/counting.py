@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
 from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
-from tidegate.torch.observing.statistics import BLOCK, AttentionStatistics, with_sink
+from tidegate.torch.observing.statistics import AttentionStatistics, with_sink
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
@@ -121,7 +121,7 @@ def count_call(
     sink_H     : logits of the sinks in the layer's softmax, which the call itself does not have
     """
     whole = call.key.shape[2]
-    call = _without_unwritten(_with_square_causality(with_plain_mask(call)))
+    call = _without_unwritten(_with_square_causality(_with_causal_mask_told(with_plain_mask(call))))
     placed = (
         _place_across(call)
         if crossing
@@ -228,6 +228,18 @@ def _place_after_unseen(call: AttentionCall, padding: Tensor | None) -> _PlacedC
     return _PlacedCall(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
 
 
+def _with_causal_mask_told(call: AttentionCall) -> AttentionCall:
+    """The call without its mask if that is causality and no more, which the fused kernel can do without a mask."""
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    mask = call.mask
+    if mask is None or mask.dtype != torch.bool or mask.shape[1:] != (1, num_queries, num_keys) or call.causal:
+        return call
+    if num_queries != num_keys or num_queries == 1 or not bool(mask[:, :, -1].all()):
+        return call
+    ordered = torch.ones(num_queries, num_keys, dtype=torch.bool, device=mask.device).tril()
+    return call._replace(mask=None, causal=True) if torch.equal(mask, ordered.expand_as(mask)) else call
+
+
 def _with_square_causality(call: AttentionCall) -> AttentionCall:
     """The call with as many keys as queries wherever it is causal: it lines up the first query with the first key."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
@@ -266,11 +278,9 @@ def _visible_keys(call: AttentionCall) -> Tensor:
     shape = (call.query.shape[0], call.key.shape[2])
     if call.mask is None:
         return torch.ones(shape, dtype=torch.bool, device=call.query.device)
-    # Block by block: a mask may be as large as the scores.
-    least = FORBIDDEN if call.scored else FORBIDDING
-    blocks = (rows if rows.dtype == torch.bool else rows > least for rows in call.mask.split(BLOCK, dim=2))
-    seen = torch.stack([allowed.flatten(1, 2).any(dim=1) for allowed in blocks])
-    return seen.any(dim=0).expand(shape)
+    if call.mask.dtype == torch.bool:
+        return call.mask.any(dim=(1, 2)).expand(shape)
+    return (call.mask.amax(dim=(1, 2)) > (FORBIDDEN if call.scored else FORBIDDING)).expand(shape)
 
 
 def _padding_of_keys(padding: Tensor, call: AttentionCall) -> Tensor:
