@@ -125,8 +125,12 @@ class LogSums(TorchFunctionMode):
 def with_sink_mass(module, weights, log_partitions):
     """The weights with the sink in their denominator, and its own."""
     weights = weights.double()
-    if type(module).__name__ == "XLNetRelativeAttention":
+    kind = type(module).__name__
+    if kind == "XLNetRelativeAttention":
         weights = weights.permute(2, 3, 0, 1)
+    if kind == "BltCrossAttention":
+        # A patch without bytes may see nothing, for which there are equal weights on all.
+        weights = weights.masked_fill((weights == weights[..., :1]).all(-1, keepdim=True), 0)
     if getattr(module, "sinks", None) is None:
         return weights, None
     if log_partitions:
@@ -151,12 +155,7 @@ def distance(layer, calls, padding=None):
 
 
 def from_weights(weights, sink, padding=None):
-    """Statistics (B, H, T), and which queries count: those that see more than one key.
-
-    Eager attention gives equal weights to a query that may see nothing.
-    """
-    nothing = (weights == weights[..., :1]).all(-1)
-    weights = weights.masked_fill(nothing[..., None], 0)
+    """Statistics (B, H, T), and which queries count: those that see more than one key."""
     visible = (weights > 0).any(dim=(1, 2)) if padding is None else padding
     first = visible & (visible.cumsum(-1) == 1)
     entropy = -torch.xlogy(weights, weights).sum(-1)

@@ -73,9 +73,11 @@ def observe(
     that gradient checkpointing repeats in the backward pass is counted once. A batch that raises is not counted at all.
 
     A call belongs to the innermost module at work. Seen is all that goes through `scaled_dot_product_attention` or its
-    fused kernels, and `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time. Attention
-    that a model spells out itself is not, nor is that of nested tensors, inside `torch.func` transforms and of other
-    threads: a transformers model needs `attn_implementation="sdpa"`.
+    fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time; the `eager`
+    attention functions of transformers, with their soft caps and sinks; and attention that a model spells out, if it is
+    certain: a product, a softmax over its last axis, a product with the values, with a query for each token that the
+    module is given. Other attention is not, nor is that of nested tensors, inside `torch.func` transforms and of other
+    threads.
 
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
