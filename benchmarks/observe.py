@@ -1,4 +1,7 @@
-"""What observing costs: one attention call with its statistics, and a whole Llama against `output_attentions=True`.
+"""What observing costs: one attention call with its statistics, and whole models against `output_attentions=True`.
+
+The models are a Llama, whose attention the fused kernel serves, and three that make the matrix of weights themselves:
+GPT-OSS with sinks, Gemma 2 with soft caps, and BLOOM, which has no attention function that others could know.
 
 `python benchmarks/observe.py` checks values first, then measures time in turns and peak memory in fresh processes, and
 writes `observe.json`, `observe.md` and `observe.png` to `benchmarks/results/`.
@@ -29,7 +32,17 @@ from harness import (
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from tidegate.torch import attention_statistics
 from tidegate.torch.observing import Observation, observe
@@ -40,6 +53,7 @@ Mark: TypeAlias = tuple[str, float, str]
 D_MODEL, NUM_HEADS = 512, 8
 LENGTH, LONG = 4096, 32_768
 LLAMA_LENGTHS = (1024, 2048, 4096, 8192)
+EAGER_LENGTHS = (1024, 2048)
 RESULTS = Path(__file__).parent / "results"
 GIB, MIB = 2**30, 2**20
 THIRTIETH = f"≤ {1 / 30:.4f}"
@@ -128,13 +142,36 @@ def tokens(length: int) -> Tensor:
     return torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def forward_alone(length: int) -> Callable[[], Any]:
-    model, inputs = llama("sdpa"), tokens(length)
+def gpt_oss() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return GptOssForCausalLM(GptOssConfig(**sizes, **heads, use_cache=False)).eval()
+
+
+def gemma2() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "attn_implementation": "eager"}
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, use_cache=False)).eval()
+
+
+def bloom() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=256, hidden_size=256, n_layer=2, n_head=4, use_cache=False)
+    return BloomForCausalLM(config).eval()
+
+
+EAGER = {"GPT-OSS": gpt_oss, "Gemma 2": gemma2, "BLOOM": bloom}
+
+
+def forward_alone(model: PreTrainedModel, length: int) -> Callable[[], Any]:
+    inputs = tokens(length)
     return lambda: model(inputs)
 
 
-def observed_llama(length: int) -> Callable[[], Observation]:
-    model, inputs = llama("sdpa"), tokens(length)
+def observed(model: PreTrainedModel, length: int) -> Callable[[], Observation]:
+    inputs = tokens(length)
 
     def run() -> Observation:
         with observe(model, residual=False) as watcher:
@@ -144,14 +181,16 @@ def observed_llama(length: int) -> Callable[[], Observation]:
     return run
 
 
-def weights_of_llama(length: int) -> Callable[[], list[dict[str, Tensor]]]:
+def from_weights(model: PreTrainedModel, length: int) -> Callable[[], list[dict[str, Tensor]]]:
     """What the weights can tell of the same statistics: for each layer, by head and position, and averaged."""
-    model, inputs = llama("eager"), tokens(length)
+    inputs = tokens(length)
 
     def run() -> list[dict[str, Tensor]]:
         found = []
         for weights in model(inputs, output_attentions=True).attentions:
             entropy = torch.special.entr(weights).sum(dim=-1)
+            if (sink := 1 - weights.sum(dim=-1)).max() > 1e-3:
+                entropy += torch.special.entr(sink)
             by_position = {"mass": weights[..., 0], "entropy": entropy, "effective_keys": entropy.exp()}
             found.append({name: values.mean(dim=0) for name, values in by_position.items()})
             # The first query sees itself alone, and is left out of means.
@@ -161,7 +200,15 @@ def weights_of_llama(length: int) -> Callable[[], list[dict[str, Tensor]]]:
     return run
 
 
-LLAMAS = {"observe": observed_llama, "output_attentions": weights_of_llama, "forward alone": forward_alone}
+WAYS = {"observe": observed, "output_attentions": from_weights, "forward alone": forward_alone}
+"""What is done with a model."""
+
+
+def way(model: str, name: str, length: int) -> Callable[[], Any]:
+    """One of the ways, with a model of its own: the Llama makes the weights only where they are asked for."""
+    if model == "Llama":
+        return WAYS[name](llama("eager" if name == "output_attentions" else "sdpa"), length)
+    return WAYS[name](EAGER[model](), length)
 
 
 @torch.no_grad()
@@ -172,11 +219,12 @@ def check_values() -> None:
     statistics = calls["statistics"]()
     torch.testing.assert_close(statistics.mass, mass, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(statistics.entropy, entropy, atol=1e-4, rtol=1e-4)
-    seen, expected = observed_llama(256)(), weights_of_llama(256)()
-    for layer, weights in zip(seen.layers, expected, strict=True):
-        for name in ("mass", "entropy", "effective_keys"):
-            found = torch.tensor([moments.mean for moments in layer.heads[name]])
-            torch.testing.assert_close(found, weights[f"{name}, mean"], atol=1e-4, rtol=1e-4)
+    for model in ("Llama", *EAGER):
+        seen, expected = way(model, "observe", 256)(), way(model, "output_attentions", 256)()
+        for layer, weights in zip(seen.layers, expected, strict=True):
+            for name in ("mass", "entropy", "effective_keys"):
+                found = torch.tensor([moments.mean for moments in layer.heads[name]])
+                torch.testing.assert_close(found, weights[f"{name}, mean"], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -189,25 +237,31 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
     record["call_peak"] = {name: in_fresh_process(__file__, "--peak-of", name, str(LENGTH))["above"] for name in calls}
     print(f"one attention call, T = {LONG}, memory", flush=True)
     record["long_peak"] = in_fresh_process(__file__, "--peak-of", "observed", str(LONG))["whole"]
-    record["llama"], record["llama_peak"] = {}, {}
-    for length in lengths:
-        print(f"Llama, T = {length}", flush=True)
-        runs = {name: build(length) for name, build in LLAMAS.items()}
-        record["llama"][length] = interleave(runs, rounds=rounds)
-        record["llama_peak"][length] = {
-            name: in_fresh_process(__file__, "--peak-of", name, str(length))["above"] for name in LLAMAS
-        }
+    record["llama"], record["llama_peak"] = measure_model("Llama", lengths, rounds)
+    record["eager"] = {model: measure_model(model, list(EAGER_LENGTHS), rounds) for model in EAGER}
     record["marks"] = list(marks(record))
     return record
+
+
+def measure_model(model: str, lengths: list[int], rounds: int) -> tuple[dict[int, Any], dict[int, dict[str, int]]]:
+    """Times in turns, and peak memory, of each way by length."""
+    times, peaks = {}, {}
+    for length in lengths:
+        print(f"{model}, T = {length}", flush=True)
+        times[length] = interleave({name: way(model, name, length) for name in WAYS}, rounds=rounds)
+        peaks[length] = {
+            name: in_fresh_process(__file__, "--peak-of", f"{model}/{name}", str(length))["above"] for name in WAYS
+        }
+    return times, peaks
 
 
 @torch.no_grad()
 def peak_memory(name: str, length: int) -> dict[str, int]:
     """Bytes above what was held before the work, and of the whole process at its peak."""
-    build = LLAMAS.get(name)
+    model, _, kind = name.partition("/")
     # A short pass first: what the libraries allocate once is not the work's.
-    (build(16) if build else one_call(16)[name])()
-    work = build(length) if build else one_call(length)[name]
+    (way(model, kind, 16) if kind else one_call(16)[name])()
+    work = way(model, kind, length) if kind else one_call(length)[name]
     return {"above": peak_above_rest(work), "whole": resident_bytes("VmHWM")}
 
 
@@ -222,7 +276,13 @@ def marks(record: dict[str, Any]) -> Iterator[Mark]:
     added = peak["observed"] - peak["attention"]
     yield f"peak memory that observe adds over the score matrix's, {where}", added / plain, THIRTIETH
     yield f"GiB of the whole process at its peak, T = {LONG}", record["long_peak"] / GIB, "≤ 1.5"
-    ratios = llama_ratios(record)
+    for model, (times, peaks) in record["eager"].items():
+        length = EAGER_LENGTHS[-1]
+        ratio = paired_ratio(times[length], "output_attentions", "observe")
+        yield f"output_attentions over observe, time, {model}, T = {length}", ratio, "≥ 1"
+        ratio = peaks[length]["output_attentions"] / peaks[length]["observe"]
+        yield f"output_attentions over observe, peak memory, {model}, T = {length}", ratio, "≥ 1"
+    ratios = ratios_by_length(record["llama"])
     if 2048 in ratios:
         yield "output_attentions over observe, time, T = 2048", ratios[2048], "≥ 1.3"
     for shorter, longer in pairwise(record["lengths"]):
@@ -238,10 +298,8 @@ def marks(record: dict[str, Any]) -> Iterator[Mark]:
             )
 
 
-def llama_ratios(record: dict[str, Any]) -> dict[int, float]:
-    return {
-        length: paired_ratio(timings, "output_attentions", "observe") for length, timings in record["llama"].items()
-    }
+def ratios_by_length(times: dict[int, Any]) -> dict[int, float]:
+    return {length: paired_ratio(timings, "output_attentions", "observe") for length, timings in times.items()}
 
 
 def _power(peaks: dict[int, dict[str, int]], name: str, first: int, last: int) -> float:
@@ -259,28 +317,34 @@ def report(record: dict[str, Any]) -> str:
         ]
         for name in peak
     ]
-    ratios = llama_ratios(record)
-    llamas = [
-        [
-            str(length),
-            *(f"{1e3 * timings[name].median:,.0f} ms" for name in LLAMAS),
-            f"{ratios[length]:.2f}",
-            *(f"{record['llama_peak'][length][name] / MIB:,.0f} MiB" for name in LLAMAS),
-        ]
-        for length, timings in record["llama"].items()
-    ]
-    header = ["T", *LLAMAS, "output_attentions over observe", *(f"peak, {name}" for name in LLAMAS)]
+    ways = [*WAYS, "output_attentions over observe", *(f"peak, {name}" for name in WAYS)]
+    eager = [[model, *row] for model, (times, peaks) in record["eager"].items() for row in rows_by_length(times, peaks)]
     parts = [
         f"# Observing, d = {D_MODEL}, {NUM_HEADS} heads, one sequence, float32\n",
         f"## One attention call, T = {LENGTH}\n",
         markdown_table(["", "time", "over attention", "peak memory"], rows) + "\n",
         "## A Llama of two layers, d = 256, 4 heads\n",
-        markdown_table(header, llamas) + "\n",
+        markdown_table(["T", *ways], rows_by_length(record["llama"], record["llama_peak"])) + "\n",
+        "## Models of two layers, d = 256, 4 heads, that make the weights themselves\n",
+        markdown_table(["", "T", *ways], eager) + "\n",
         "![Time and memory against the length](observe.png)\n",
         marks_table(record["marks"]) + "\n",
         f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n",
     ]
     return "\n".join(parts)
+
+
+def rows_by_length(times: dict[int, Any], peaks: dict[int, dict[str, int]]) -> list[list[str]]:
+    ratios = ratios_by_length(times)
+    return [
+        [
+            str(length),
+            *(f"{1e3 * timings[name].median:,.0f} ms" for name in WAYS),
+            f"{ratios[length]:.2f}",
+            *(f"{peaks[length][name] / MIB:,.0f} MiB" for name in WAYS),
+        ]
+        for length, timings in times.items()
+    ]
 
 
 COLOURS = {"observe": "#0072B2", "output_attentions": "#D55E00", "forward alone": "#8A8A8A"}

@@ -24,8 +24,6 @@ REASONS = {
     "reformer": "it hashes keys into buckets, and has no softmax over keys",
 }
 """Why a type with softmax attention is not observed."""
-HIDES_KEYS = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text")
-"""Types that choose a few keys for each query: what no query chooses is not padding, which has to be said."""
 ATTENDS_TWICE = ("diffllama",)
 """Types whose layers attend twice with the same weights, and return them once."""
 
@@ -51,19 +49,16 @@ def examine(model_type):
         warnings.simplefilter("ignore")
         model = model_types.build(model_type)
         inputs = model_types.inputs_of(model, length=LENGTH)
-        options = {"padding": inputs["attention_mask"].bool()} if model_type in HIDES_KEYS else {}
         try:
-            as_built = observed(model, inputs, **options)
+            as_built = observed(model, inputs)
         except RuntimeError as error:
             return Examined(model_type, observed=False, why=REASONS.get(model_type, str(error)))
         eager = model_types.build(model_type, attn_implementation="eager")
-        spelled_out = observed(eager, inputs, **options)
+        spelled_out = observed(eager, inputs)
         weights = layer_weights(eager, inputs, [layer.name for layer in spelled_out.layers])
     times = 1 + (model_type in ATTENDS_TWICE)
     apart = max(
-        distance(layer, weights[layer.name] * times, **options)
-        for found in (as_built, spelled_out)
-        for layer in found.layers
+        distance(layer, weights[layer.name] * times) for found in (as_built, spelled_out) for layer in found.layers
     )
     assert apart <= CLOSE, f"{model_type}: a statistic is {apart:.2g} away from that of the weights"
     return Examined(model_type, observed=True, num_layers=len(as_built.layers), apart=apart)
@@ -125,8 +120,12 @@ class LogSums(TorchFunctionMode):
 def with_sink_mass(module, weights, log_partitions):
     """The weights with the sink in their denominator, and its own."""
     weights = weights.double()
-    if type(module).__name__ == "XLNetRelativeAttention":
+    kind = type(module).__name__
+    if kind == "XLNetRelativeAttention":
         weights = weights.permute(2, 3, 0, 1)
+    if kind == "BltCrossAttention":
+        # A patch without bytes may see nothing, for which there are equal weights on all.
+        weights = weights.masked_fill((weights == weights[..., :1]).all(-1, keepdim=True), 0)
     if getattr(module, "sinks", None) is None:
         return weights, None
     if log_partitions:
@@ -135,9 +134,9 @@ def with_sink_mass(module, weights, log_partitions):
     return weights, 1 - weights.sum(-1)
 
 
-def distance(layer, calls, padding=None):
+def distance(layer, calls):
     """How far the layer's means by head are from those of the weights, at most."""
-    by_call = [from_weights(*call, padding) for call in calls]
+    by_call = [from_weights(*call) for call in calls]
     apart = 0.0
     for statistic in by_call[0]:
         if statistic == "counted":
@@ -150,17 +149,10 @@ def distance(layer, calls, padding=None):
     return apart
 
 
-def from_weights(weights, sink, padding=None):
-    """Statistics (B, H, T), and which queries count: those that see more than one key.
-
-    Eager attention gives equal weights to a query that may see nothing.
-    """
-    nothing = (weights == weights[..., :1]).all(-1)
-    weights = weights.masked_fill(nothing[..., None], 0)
-    visible = (weights > 0).any(dim=(1, 2)) if padding is None else padding
-    first = visible & (visible.cumsum(-1) == 1)
+def from_weights(weights, sink):
+    """Statistics (B, H, T) without padding, and which queries count: those that see more than one key."""
     entropy = -torch.xlogy(weights, weights).sum(-1)
-    found = {"mass": (weights * first[:, None, None]).sum(-1)}
+    found = {"mass": weights[..., 0]}
     if sink is not None:
         entropy = entropy - torch.xlogy(sink, sink)
         found["sink"] = sink

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tidegate.lab.models.language_models import load_language_model, token_windows
+from tidegate.lab.observe.run import model_observation
 from tidegate.lab.tasks.task import DataError
 from tidegate.torch import (
     TransformerConfig,
@@ -49,6 +50,16 @@ def test_a_model_is_in_float64_and_without_fused_kernels_for_derivatives_alone(s
     exact, own = (load_language_model(saved, derivatives=derivatives).module for derivatives in (True, False))
     assert {parameter.dtype for parameter in exact.parameters()} == {torch.float64}
     assert {parameter.dtype for parameter in own.parameters()} == {torch.float32}
+
+
+def test_a_model_without_fused_kernels_is_loaded_as_it_is(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    heads = {"num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    GptOssForCausalLM(GptOssConfig(vocab_size=8, **sizes, **heads)).save_pretrained(tmp_path)
+    model = load_language_model(tmp_path, derivatives=False)
+    assert model.module.config._attn_implementation == "eager"
+    found = model_observation(model, torch.zeros(2, 5, dtype=torch.int64), batch_size=2)
+    assert {moments.count for moments in found.layers[0].heads["sink"]} == {2 * 4}
 
 
 def test_a_loaded_model_is_ready_for_batches(saved, llama):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from tidegate.torch.observing.modules import block_of, follow_modules
+from tidegate.torch.observing.modules import ModuleCall, block_of, follow_modules, num_added_keys
 from tidegate.torch.observing.sums import nearest_layer, tokens_of
 
 
@@ -109,3 +109,19 @@ def test_only_real_tokens_are_taken_where_the_axes_are_those_of_tokens():
     real = torch.tensor([[True, False, True], [False, False, True]])
     assert tokens_of(x, real).tolist() == [[0, 1], [4, 5], [10, 11]]
     assert tokens_of(x, real[:, :2]).shape == tokens_of(x, None).shape == (6, 2)
+
+
+class Masked(nn.Module):
+    def forward(self, x, attention_mask=None): ...
+
+
+@pytest.mark.parametrize(
+    ("mask_shape", "num_added"),
+    [((2, 1, 5, 5), 3), ((2, 1, 5, 8), 0), ((2, 1, 1, 1), 0), ((2, 5), 0), (None, 0)],
+    ids=["shorter than the keys", "of every key", "of one column", "of tokens", "none"],
+)
+def test_keys_that_a_mask_does_not_speak_of_were_added(mask_shape, num_added):
+    mask = None if mask_shape is None else torch.zeros(mask_shape)
+    x = torch.zeros(2, 5, 4)
+    assert num_added_keys(ModuleCall("", Masked(), (x, mask), {}), 8) == num_added
+    assert num_added_keys(ModuleCall("", Masked(), (x,), {"attention_mask": mask}), 8) == num_added

@@ -13,6 +13,7 @@ from observed import (
     several_keys,
     weights_and_scores,
 )
+from torch import nn
 
 from tidegate.torch.observing import statistics
 from tidegate.torch.observing.watcher import observe
@@ -173,3 +174,59 @@ def test_a_query_that_may_see_nothing_is_left_out():
     (layer,) = watcher.observation().layers
     assert layer.positions == (0, 1, 3, 4, 5, 6)
     assert {moments.count for moments in layer.heads["entropy"]} == {10}
+
+
+class Sparse(nn.Module):
+    """Causal attention in which nobody looks at the keys 2 and 6."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x, attention_mask=None, **_others):
+        allowed = torch.ones(7, 7, dtype=torch.bool).tril() & (torch.arange(7) % 4 != 2)
+        if attention_mask is not None:
+            allowed = allowed & attention_mask.bool()[:, None, None]
+        return self.attention(x, x, x, attn_mask=allowed)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        # The first query sees a single key in each row, and is in no mean.
+        ({}, 2 * 5 - 2),
+        ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2),
+        ({"attention_mask": torch.arange(7) >= torch.tensor([[0], [3]])}, 7 - 1 + 4 - 1),
+        # What is said of another number of positions is not said of these.
+        ({"attention_mask": torch.ones(2, 1)}, 2 * 5 - 2),
+    ],
+    ids=["read from the masks", "told that there is none", "told where", "of another length"],
+)
+def test_padding_is_what_the_model_is_told(options, count):
+    model, (x, _, _) = Sparse(), qkv()
+    with observe(model) as watcher:
+        model(x, **options)
+    assert {moments.count for moments in watcher.observation().layers[0].heads["mass"]} == {count}
+
+
+def test_the_padding_of_an_encoder_is_not_that_of_its_decoder():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Sparse()
+
+        def forward(self, x, encoder_hidden_states):
+            return self.inner(x)
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decoder = Decoder()
+
+        def forward(self, x, attention_mask):
+            return self.decoder(x, encoder_hidden_states=x)
+
+    model, (x, _, _) = Whole(), qkv()
+    with observe(model) as watcher:
+        model(x, attention_mask=torch.arange(7)[None] < torch.tensor([[7], [2]]))
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 5 - 2

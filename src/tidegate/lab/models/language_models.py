@@ -204,7 +204,7 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     # It makes transformers know our own class.
     import_module("tidegate.torch.hf")
     exact = derivatives and gates is None
-    attention = "eager" if derivatives else "sdpa"
+    attention = "eager" if derivatives else None
     model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)
     if gates is not None:
         if not Path(gates).is_dir():

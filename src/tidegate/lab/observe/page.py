@@ -91,7 +91,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
     if not observation.layers:
         raise ValueError(
             f"MODEL {model} made no attention call that can be watched. Its attention must run through PyTorch's "
-            "scaled_dot_product_attention, as with the implementation sdpa of transformers."
+            "scaled_dot_product_attention or an eager function of transformers, or be a softmax between two products."
         )
     shown = observation.in_stretches(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)

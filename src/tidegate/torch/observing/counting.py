@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
 from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
-from tidegate.torch.observing.statistics import BLOCK, AttentionStatistics, with_sink
+from tidegate.torch.observing.statistics import AttentionStatistics, with_sink
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
@@ -94,6 +94,7 @@ def count_call(
     keys: Keys,
     heat: bool,
     padding: Tensor | None,
+    told: Tensor | None = None,
     set_output: bool = False,
     past: Past | None = None,
     crossing: bool = False,
@@ -108,7 +109,7 @@ def count_call(
     Queries are the last of the keys. They follow the positions of `past` if the keys do, and keys that are handed over
     no more keep their places; else query i is at position S - T + i, or at i where causality or T > S says so. A key
     that no query of its row may see is padding, unless `past` knows better; so is the query at its position, for S = T
-    and after `past`. With `padding` given, that alone says what is padding.
+    and after `past`. With `padding` given, that alone says what is padding; so does `told` if it is of all positions.
 
     A query that may see a single key, in self-attention itself, has all its weight there, whatever the model does: it
     is left out of means and kept in curves by position. Such are the first query of a causal row, of its part after
@@ -116,16 +117,17 @@ def count_call(
 
     set_output : whether to give what each query takes in from the key set
     padding    : (B, at most P) bool, True for real tokens; later ones are real
+    told       : the same, of which it is not certain that it is of this sequence
     crossing   : whether queries and keys are of different sequences: queries count from 0 and are no padding
     num_added  : keys behind those of the sequence, which belong to the layer and are always real
     sink_H     : logits of the sinks in the layer's softmax, which the call itself does not have
     """
     whole = call.key.shape[2]
-    call = _without_unwritten(_with_square_causality(with_plain_mask(call)))
+    call = _without_unwritten(_with_square_causality(_with_causal_mask_told(with_plain_mask(call))))
     placed = (
         _place_across(call)
         if crossing
-        else _place_within(call, padding, past, num_added if call.key.shape[2] == whole else 0)
+        else _place_within(call, padding, told, past, num_added if call.key.shape[2] == whole else 0)
     )
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
@@ -188,9 +190,14 @@ def _place_across(call: AttentionCall) -> _PlacedCall:
     return _PlacedCall(call, real_BP=_visible_keys(call), real_BT=real_BT, first=0, past=None)
 
 
-def _place_within(call: AttentionCall, padding: Tensor | None, past: Past | None, num_added: int) -> _PlacedCall:
+def _place_within(
+    call: AttentionCall, padding: Tensor | None, told: Tensor | None, past: Past | None, num_added: int
+) -> _PlacedCall:
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     gone_BP = None if num_added else positions_before(past, call)
+    num_positions = num_keys - num_added if gone_BP is None else gone_BP.shape[1] + num_queries
+    if padding is None and told is not None and told.shape == (len(call.query), num_positions):
+        padding = told
     if gone_BP is not None:
         return _place_after(call, gone_BP, padding)
     if num_queries < num_keys - num_added:
@@ -226,6 +233,18 @@ def _place_after_unseen(call: AttentionCall, padding: Tensor | None) -> _PlacedC
         real_BT = real_BP[:, -num_queries:]
     first = real_BP.shape[1] - num_queries
     return _PlacedCall(call, real_BP=real_BP, real_BT=real_BT, first=first, past=past_after(call, real_BP))
+
+
+def _with_causal_mask_told(call: AttentionCall) -> AttentionCall:
+    """The call without its mask if that is causality and no more, which the fused kernel can do without a mask."""
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    mask = call.mask
+    if mask is None or mask.dtype != torch.bool or mask.shape[1:] != (1, num_queries, num_keys) or call.causal:
+        return call
+    if num_queries != num_keys or num_queries == 1 or not bool(mask[:, :, -1].all()):
+        return call
+    ordered = torch.ones(num_queries, num_keys, dtype=torch.bool, device=mask.device).tril()
+    return call._replace(mask=None, causal=True) if torch.equal(mask, ordered.expand_as(mask)) else call
 
 
 def _with_square_causality(call: AttentionCall) -> AttentionCall:
@@ -266,11 +285,9 @@ def _visible_keys(call: AttentionCall) -> Tensor:
     shape = (call.query.shape[0], call.key.shape[2])
     if call.mask is None:
         return torch.ones(shape, dtype=torch.bool, device=call.query.device)
-    # Block by block: a mask may be as large as the scores.
-    least = FORBIDDEN if call.scored else FORBIDDING
-    blocks = (rows if rows.dtype == torch.bool else rows > least for rows in call.mask.split(BLOCK, dim=2))
-    seen = torch.stack([allowed.flatten(1, 2).any(dim=1) for allowed in blocks])
-    return seen.any(dim=0).expand(shape)
+    if call.mask.dtype == torch.bool:
+        return call.mask.any(dim=(1, 2)).expand(shape)
+    return (call.mask.amax(dim=(1, 2)) > (FORBIDDEN if call.scored else FORBIDDING)).expand(shape)
 
 
 def _padding_of_keys(padding: Tensor, call: AttentionCall) -> Tensor:

@@ -201,6 +201,17 @@ def num_added_keys(call: ModuleCall, num_keys: int) -> int:
     return num_keys - told if 1 < told < num_keys else 0
 
 
+def told_padding(stack: Sequence[ModuleCall]) -> Tensor | None:
+    """(B, P) bool: which tokens are no padding, by the `attention_mask` of the outermost module; None if it has none.
+
+    Of a decoder that attends to an encoder it says nothing: there it is the encoder's.
+    """
+    mask = _given(stack[0]).get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or any(map(attends_across, stack)):
+        return None
+    return mask.detach().bool()
+
+
 def first_tensor(call: ModuleCall) -> Tensor | None:
     """The first tensor that a module was given: its tokens."""
     return next((x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)), None)

@@ -32,6 +32,9 @@ KeySet: TypeAlias = Sequence[int] | Tensor
 BLOCK = 64
 """Queries taken at once where scores or masks are held: memory grows with T + S and not with T S."""
 
+_WEIGHTLESS = 1e4
+"""A score this far below the largest has no weight, in float64 too."""
+
 _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
 
@@ -214,8 +217,8 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
             seen = bias != -math.inf
             num_keys = seen.sum(dim=-1) * (num_visible // bias.shape[-1])
             # Elsewhere than on the CPU a look at the mask would wait for the device.
-            if bias.shape[-1] > 1 and bias.device.type == "cpu":
-                keys = _span(seen.flatten(0, -2).any(dim=0))
+            if bias.shape[-1] > 1 and bias.numel() and bias.device.type == "cpu":
+                keys = _span(bias.flatten(0, -2).amax(dim=0) != -math.inf)
                 bias = bias[..., keys]
         yield _Block(slice(start, stop), keys, bias, num_keys.expand(B, H, stop - start))
 
@@ -233,7 +236,7 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
         rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
         bias = additive(rows[..., :num_visible], call.q_BHTD.dtype)
         if call.scored:
-            bias = bias.masked_fill(bias <= FORBIDDEN, -math.inf)
+            bias = F.threshold(bias, FORBIDDEN, -math.inf)
     if call.causal:
         key = torch.arange(num_visible, device=call.q_BHTD.device)
         last = key[num_visible - (stop - start) :, None]
@@ -244,7 +247,7 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as numbers that are added to the scores."""
     if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
+        return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)
     return mask.to(dtype)
 
 
@@ -296,15 +299,16 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         empty = num_keys == 0
         scores = _block_scores(call, query[:, :, queries], key[:, :, keys], bias)
         peak = scores.amax(dim=-1).masked_fill(empty, 0)
-        reduced = scores.sub_(peak.unsqueeze(-1))
-        factors = reduced.exp()
-        total = factors.sum(dim=-1).masked_fill(empty, 1)
-        weights = factors.div_(total.unsqueeze(-1))
-        # A key without weight adds nothing, also if its score is -inf.
-        reduced.masked_fill_(weights == 0, 0)
+        weights = scores.softmax(dim=-1)
+        if bool(empty.any()):
+            weights.masked_fill_(empty.unsqueeze(-1), 0)
+        # The largest weight is 1/Z with Z the sum of exp(score - peak).
+        log_total = -weights.amax(dim=-1).masked_fill(empty, 1).log()
+        # A key without weight adds nothing, also if its score is -inf: any finite number serves.
+        reduced = scores.sub_(peak.unsqueeze(-1)).clamp_(min=-_WEIGHTLESS)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = grouped_matmul(weights, call.channels_BGSC[:, :, keys])
-        part = _block_statistics(num_keys, peak + total.log(), peak + mean, total.log() - mean, sums_BHTC)
+        part = _block_statistics(num_keys, peak + log_total, peak + mean, log_total - mean, sums_BHTC)
         if heat:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
             part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))

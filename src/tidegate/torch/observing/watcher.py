@@ -38,6 +38,7 @@ from tidegate.torch.observing.modules import (
     num_added_keys,
     projects_itself,
     require_names,
+    told_padding,
     with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
@@ -73,15 +74,18 @@ def observe(
     that gradient checkpointing repeats in the backward pass is counted once. A batch that raises is not counted at all.
 
     A call belongs to the innermost module at work. Seen is all that goes through `scaled_dot_product_attention` or its
-    fused kernels, and `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time. Attention
-    that a model spells out itself is not, nor is that of nested tensors, inside `torch.func` transforms and of other
-    threads: a transformers model needs `attn_implementation="sdpa"`.
+    fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time; the `eager`
+    attention functions of transformers, with their soft caps and sinks; and attention that a model spells out, if it is
+    certain: a product, a softmax over its last axis, a product with the values, with a query for each token that the
+    module is given. Other attention is not, nor is that of nested tensors, inside `torch.func` transforms and of other
+    threads.
 
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
 
-    Padding is read from the masks: a key that no query of its row may see, and in self-attention the query at its
-    position. What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
+    Padding is what `attention_mask` says, (B, positions), if the outermost module is given one. Else it is read from
+    the masks of the calls: a key that no query of its row may see, and in self-attention the query at its position.
+    What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
     before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
@@ -232,6 +236,7 @@ class Watcher:
             keys=self._keys,
             heat=self._heat,
             padding=self.padding,
+            told=told_padding(self._stack),
             set_output=record.contribution.known,
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
