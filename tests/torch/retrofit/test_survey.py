@@ -136,9 +136,11 @@ def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
     assert "Left alone: model.vision_tower.encoder.layers.0.self_attn" in str(report)
 
 
-def test_a_choice_of_keys_by_the_name_of_the_implementation_stays():
-    model = model_types.build("deepseek_v32", index_topk=4)
-    inputs = model_types.inputs_of(model)
+@pytest.mark.parametrize("num_keys", [4, 10])
+def test_a_choice_of_keys_by_the_name_of_the_implementation_stays(num_keys):
+    """Also where the probe is too short for a choice."""
+    model = model_types.build("deepseek_v32", index_topk=num_keys)
+    inputs = model_types.inputs_of(model, length=20)
     assert names_implementation(type(model.model.layers[0].self_attn))
     with torch.no_grad():
         before = model(**inputs).logits
