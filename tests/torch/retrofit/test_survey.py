@@ -163,6 +163,13 @@ def test_what_is_observed_does_not_depend_on_where_the_gate_acts(monkeypatch):
     assert found[0] == found[1]
 
 
+def test_an_input_of_unknown_size_is_refused_in_words():
+    config = transformers.Wav2Vec2BertConfig(**LAYERS, feature_projection_input_dim=8, conv_depthwise_kernel_size=3)
+    model = transformers.Wav2Vec2BertModel(config)
+    with pytest.raises(ValueError, match="its configuration does not say how large its input_features are"):
+        add_gates(model)
+
+
 def test_a_norm_over_all_heads_leaves_each_its_query():
     model = model_types.build("olmo2")
     layer = survey_attention(model, probe_inputs(model)).layers[0]
