@@ -54,6 +54,7 @@ SLOWEST = (
     "tensors/test_attention.py",
     "tensors/test_layer.py",
     "torch/retrofit/test_compile.py",
+    "torch/retrofit/test_gated_types.py",
     "experts/test_gauge.py",
 )
 """Files that take about ten seconds or more, the longest first."""

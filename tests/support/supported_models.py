@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gated_types
 import model_types
+import other_types
 import torch
 import transformers
 
@@ -93,8 +94,15 @@ def _without_names(why):
     return "no attention call is seen" if why.startswith("No attention call of ") else why
 
 
-def page_of(page, rows):
-    """The page with these rows in place of its table."""
+def count_others(kind):
+    """How many types of a kind are built here, and how many take each gate."""
+    found = {name: [other_types.check_gates(kind, name, gate) for gate in GATES] for name in other_types.KINDS[kind]}
+    built = [each for each in found.values() if each[0] is not None]
+    return len(found), len(built), *(sum(each[column] for each in built) for column in range(len(GATES)))
+
+
+def page_of(page, rows, others):
+    """The page with these rows, and these counts of other kinds, in place of its tables."""
     head, rest = page.split(BEGIN)
     attending = [row for row in rows if row.built and row.attends]
     reasons = list(dict.fromkeys(why for row in rows for why in row.refusals.values()))
@@ -115,6 +123,12 @@ def page_of(page, rows):
         "Why not:",
         "",
         *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)),
+        "",
+        "Other kinds of models, as far as generic sizes build one: the bits stay, and every gate has a gradient.",
+        "",
+        f"| kind | types | built | {' | '.join(GATES)} |",
+        f"|---|--:|--:|{'--:|' * len(GATES)}",
+        *(f"| {kind} | {' | '.join(map(str, counts))} |" for kind, counts in others.items()),
     ]
     return "\n".join([head + BEGIN, *lines, END + rest.split(END)[1]])
 
@@ -143,7 +157,8 @@ def main(names):
         rows.append(row := row_of(model_type))
         print(row.model_type, row.note, row.refusals or "", flush=True)
     if not names:
-        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+        others = {kind: count_others(kind) for kind in other_types.KINDS}
+        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows, others), encoding="utf-8")
 
 
 if __name__ == "__main__":

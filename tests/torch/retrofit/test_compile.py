@@ -10,7 +10,15 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize(
-    ("family", "gate"), [("llama", "bma+g1+g5"), ("gpt2", "bma"), ("bert", "dense:output"), ("vit", "bma-query")]
+    ("family", "gate"),
+    [
+        ("llama", "bma+g1+g5"),
+        ("gpt2", "bma"),
+        ("bert", "dense:output"),
+        ("vit", "bma-query"),
+        # A gate before the output projection.
+        pytest.param("gpt2", "g1", marks=pytest.mark.full),
+    ],
 )
 def test_a_gated_model_computes_the_same_as_one_graph(family, gate):
     model = tiny(family, num_hidden_layers=1)

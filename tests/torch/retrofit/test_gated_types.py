@@ -1,5 +1,6 @@
 import gated_types
 import model_types
+import other_types
 import pytest
 import supported_models
 
@@ -45,6 +46,13 @@ def test_every_type_is_gated_or_refused_as_the_table_says(model_type, gate):
             gated_types.check_gates(model_type, gate)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", other_types.KINDS)
+def test_other_kinds_are_gated_or_refused_as_the_table_says(kind):
+    counts = " | ".join(map(str, supported_models.count_others(kind)))
+    assert f"| {kind} | {counts} |" in supported_models.PAGE.read_text(encoding="utf-8")
+
+
 def test_the_check_fails_where_gates_do_nothing(monkeypatch):
     monkeypatch.setattr(gated_types, "stir", lambda model: model)
     with pytest.raises(AssertionError, match="gates that do nothing"):
@@ -75,11 +83,13 @@ def test_the_table_is_made_of_rows():
         supported_models.Row("half", built=True, attends=True, refusals={"bma": "of a reason"}, note="noted"),
         supported_models.Row("never", built=False, attends=True, refusals={}, note="for want of a package"),
     ]
-    page = supported_models.page_of(f"a{supported_models.BEGIN}old{supported_models.END}b", rows)
+    others = {"images": (9, 8, 7, 6)}
+    page = supported_models.page_of(f"a{supported_models.BEGIN}old{supported_models.END}b", rows, others)
     assert page.startswith("a<!--")
     assert page.endswith("-->b")
     assert "old" not in page
     assert "| now | 2 (100%) | 1 (50%) | 2 (100%) |" in page
     assert "| `half` | yes | no (1) | yes | noted |" in page
     assert "1. of a reason" in page
+    assert "| images | 9 | 8 | 7 | 6 |" in page
     assert "| `never` | — | — | — | for want of a package |" in page

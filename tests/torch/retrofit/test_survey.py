@@ -2,10 +2,10 @@ import model_types
 import pytest
 import torch
 import transformers
-from retrofit_models import SPECIAL, stir, tiny
+from retrofit_models import SPECIAL, inputs_of, stir, tiny
 
-from tidegate.torch import gate_parameters
-from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates
+from tidegate.torch import gate_parameters, observe
+from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates, survey
 from tidegate.torch.retrofit.interface import names_implementation
 from tidegate.torch.retrofit.probe import answers, largest_change, probe_inputs
 from tidegate.torch.retrofit.survey import survey_attention
@@ -136,15 +136,38 @@ def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
     assert "Left alone: model.vision_tower.encoder.layers.0.self_attn" in str(report)
 
 
-def test_a_choice_of_keys_by_the_name_of_the_implementation_stays():
-    model = model_types.build("deepseek_v32", index_topk=4)
-    inputs = model_types.inputs_of(model)
+@pytest.mark.parametrize("num_keys", [4, 10])
+def test_a_choice_of_keys_by_the_name_of_the_implementation_stays(num_keys):
+    """Also where the probe is too short for a choice."""
+    model = model_types.build("deepseek_v32", index_topk=num_keys)
+    inputs = model_types.inputs_of(model, length=20)
     assert names_implementation(type(model.model.layers[0].self_attn))
     with torch.no_grad():
         before = model(**inputs).logits
         assert add_gates(model, "g1").bitwise_equal
         assert torch.equal(model(**inputs).logits, before)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_observed_does_not_depend_on_where_the_gate_acts(monkeypatch):
+    found = []
+    for in_function in (True, False):
+        monkeypatch.setattr(survey, "_bears_gated_twin", lambda *_, answer=in_function: answer)
+        model = tiny("llama")
+        add_gates(model, "g1")
+        assert model.config._attn_implementation == ("tidegate_sdpa" if in_function else "sdpa")
+        stir(model)
+        with torch.no_grad(), observe(model) as watcher:
+            model(**inputs_of(model))
+        found.append(watcher.observation().layers)
+    assert found[0] == found[1]
+
+
+def test_an_input_of_unknown_size_is_refused_in_words():
+    config = transformers.Wav2Vec2BertConfig(**LAYERS, feature_projection_input_dim=8, conv_depthwise_kernel_size=3)
+    model = transformers.Wav2Vec2BertModel(config)
+    with pytest.raises(ValueError, match="its configuration does not say how large its input_features are"):
+        add_gates(model)
 
 
 def test_a_norm_over_all_heads_leaves_each_its_query():

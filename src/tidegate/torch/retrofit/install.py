@@ -79,8 +79,11 @@ class RetrofitReport:
             f"{self.model}: {self.gates} in {len(self.layers)} layers, {self.num_parameters:,} parameters.\n"
             f"A padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
         )
-        reasons = "; ".join(sorted(set(self.left_alone.values())))
-        return f"{text}\nLeft alone: {', '.join(self.left_alone)} ({reasons})." if self.left_alone else text
+        if not self.left_alone:
+            return text
+        first, *others = self.left_alone
+        names = f"{first} and {len(others)} more" if others else first
+        return f"{text}\nLeft alone: {names} ({'; '.join(sorted(set(self.left_alone.values())))})."
 
 
 def add_gates(
@@ -98,11 +101,14 @@ def add_gates(
     the model is as it was. Gates that start at random are drawn by PyTorch's global generator, whose state afterwards
     is the one before.
 
-    A gate at the output needs an attention implementation of its own. The model's modules are then given a copy of
-    their configuration, so that other models that were built from the same object are left alone.
+    A gate at the output acts inside an attention implementation of its own, or before the output projection where a
+    model spells out its attention or goes by the implementation's name. For the former the model's modules are given a
+    copy of their configuration, so that other models that were built from the same object are left alone.
 
-    model      : any model of transformers whose self-attention goes through its attention interface, or adapters around
-                 one
+    Gates go where a small made-up input comes: tokens, images or sound, to an encoder and its decoder. Cross-attention
+    takes those that can act there. The report names the attention modules that were left alone.
+
+    model      : of transformers, or adapters around one
     gate       : a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several
     activation : of all the gates; None leaves each as it is spelled
     layers     : which of the model's attention modules, counted from 0 in the order in which they run; None is all.
@@ -167,8 +173,9 @@ def remove_gates(model: nn.Module) -> None:
 def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     for layer in layers:
         layer.remove()
-    if layers and not _acts_in_function(model):
-        model.set_attn_implementation(stock_implementation(implementation_in(model)))
+    now = implementation_in(model)
+    if layers and not _acts_in_function(model) and now != stock_implementation(now):
+        model.set_attn_implementation(stock_implementation(now))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     if main not in _MAKERS:
         raise ValueError(f"its input is {main!r}, and only {', '.join(map(repr, _MAKERS))} can be made up")
     generator = torch.Generator().manual_seed(0)
-    inputs = _MAKERS[main](model, generator)
+    inputs = _make(main, model, generator)
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = _tokens(model, generator, rows=len(inputs[main]), length=_POSITIONS - 2)
     yield inputs
@@ -46,8 +46,15 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         yield {**inputs, "input_ids": _tokens(model, generator, rows=rows, length=_POSITIONS)}
     parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
     if len(wanted) > 1 and len(parts) > 1:
-        made = (_MAKERS[name](model, generator) for name in wanted if name != main)
+        made = (_make(name, model, generator) for name in wanted if name != main)
         yield inputs | {name: value for each in made for name, value in each.items()}
+
+
+def _make(name: str, model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    try:
+        return _MAKERS[name](model, generator)
+    except AttributeError as error:
+        raise ValueError(f"its configuration does not say how large its {name} are: {error}") from error
 
 
 @torch.no_grad()
