@@ -6,7 +6,6 @@ cannot be are named with the error.
 """
 
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,7 @@ import model_types
 import other_types
 import torch
 import transformers
-
-from tidegate.torch import observe
+from observed_types import examine
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-supported.md"
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
@@ -69,24 +67,7 @@ def reason_of(error):
 
 def observed_reason(model_type):
     """Why `observe` does not see this type; empty if it does."""
-    try:
-        from observed_types import examine
-    except ImportError:
-        return _plainly_observed(model_type)
     return _without_names(examine(model_type).why)
-
-
-@torch.no_grad()
-def _plainly_observed(model_type):
-    model = model_types.build(model_type)
-    try:
-        with warnings.catch_warnings(), observe(model) as watcher:
-            warnings.simplefilter("ignore")
-            model(**model_types.inputs_of(model))
-        watcher.observation()
-    except RuntimeError as error:
-        return _without_names(str(error))
-    return ""
 
 
 def _without_names(why):
