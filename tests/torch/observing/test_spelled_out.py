@@ -163,6 +163,7 @@ UNCERTAIN = {
     "other axis": {"way": lambda q, k, mask: (q @ k.mT + mask.T).softmax(-2)},
     "renormalised": {"change": lambda weights: weights / weights.square().sum(-1, keepdim=True)},
     "doubled": {"change": lambda weights: 2 * weights},
+    "doubled in place": {"change": lambda weights: weights.mul_(2)},
     "difference": {"change": lambda weights: weights - 0.3 * weights.flip(1)},
 }
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tidegate.torch.kernel import is_plain
+from tidegate.torch.precision import widen
 
 _aten: Any = torch.ops.aten
 
@@ -66,7 +67,6 @@ class _Weights:
 
     product: _Product
     scores: Tensor
-    weights: Tensor
     storages: dict[int, StorageWeakRef] = field(default_factory=dict)
     """Where the weights lie, and what was made of them."""
 
@@ -110,7 +110,7 @@ class SpelledOutAttention:
         traced = self._products.get(_place(scores)) if _can_be_traced(scores) else None
         if traced is None or dim not in (-1, scores.ndim - 1) or scores.ndim < 3:
             return
-        self._weights = _Weights(traced.product, scores.detach(), weights.detach())
+        self._weights = _Weights(traced.product, scores.detach())
         self._weights.storages[_place(weights)] = StorageWeakRef(weights.untyped_storage())
 
     def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
@@ -148,12 +148,12 @@ def _place(x: Tensor) -> int:
 
 def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> SpelledOutCall | None:
     """The call, if the product's first factor is the weights."""
-    product, scores, weights = found.product, found.scores, found.weights
+    product, scores = found.product, found.scores
     num_queries, num_keys = scores.shape[-2:]
     num_products = len(left)
     shapes = (product.query_NTD.shape[:2], product.key_NDS.shape[::2], left.shape)
     expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
-    if shapes != expected or scores.numel() != left.numel() or not _is_same(left.detach(), weights):
+    if shapes != expected or scores.numel() != left.numel() or not _is_softmax_of(scores, left.detach()):
         return None
     num_heads = scores.shape[-3] if scores.ndim > 3 else 1
 
@@ -169,18 +169,17 @@ def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tens
     )
 
 
-def _is_same(used_NTS: Tensor, weights: Tensor) -> bool:
-    """Whether some rows of what meets the values are rows of the weights, up to dropout and rounding."""
+def _is_softmax_of(scores: Tensor, used_NTS: Tensor) -> bool:
+    """Whether some rows of what meets the values are those of the softmax, up to dropout and rounding."""
     rows = sorted({0, used_NTS.shape[1] // 2, used_NTS.shape[1] - 1})
-    used = used_NTS[:, rows]
+    tolerance = 8 * torch.finfo(used_NTS.dtype).eps
+    used = widen(used_NTS[:, rows])
     # Of a query that may see nothing some give nan, and mend it afterwards.
-    given = weights.reshape(used_NTS.shape)[:, rows].nan_to_num(0).to(used.dtype)
+    given = widen(scores.reshape(used_NTS.shape)[:, rows]).softmax(dim=-1).nan_to_num(0).to(used.dtype)
     kept = used != 0
     total = given[kept].sum()
+    # Dropout leaves out some, and multiplies the others by one number.
     factor = used.sum() / total if total > 0 else used.new_ones(())
-    tolerance = torch.finfo(used.dtype).eps * 8
-    expected = torch.where(kept, factor * given, 0)
-    dropped = bool((~kept & (given > tolerance)).any())
-    return torch.allclose(used, expected, atol=tolerance, rtol=tolerance) and (
-        dropped or bool((factor - 1).abs() <= tolerance)
-    )
+    drops = bool((~kept & (given > tolerance)).any())
+    same = torch.allclose(used, torch.where(kept, factor * given, 0), atol=tolerance, rtol=tolerance)
+    return same and (drops or bool((factor - 1).abs() <= tolerance))
