@@ -71,6 +71,14 @@ def names_implementation(kind: type[nn.Module]) -> bool:
     return any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
 
 
+def keeps_to_stock(kind: type[nn.Module]) -> bool:
+    """Tell whether modules of this class need an implementation's stock name, so that they have no gated twin.
+
+    They have that name in them, or call the table without an eager function of their own.
+    """
+    return names_implementation(kind) or (_TABLE in _names(kind) and not calls_interface(kind))
+
+
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
     """Return the stock implementations that have a gated twin and that the model supports.
 

@@ -15,7 +15,7 @@ from tidegate.torch.retrofit.interface import (
     calls_interface,
     gated_implementation,
     implementation_in,
-    names_implementation,
+    keeps_to_stock,
     remember_functions,
     stock_implementation,
 )
@@ -95,7 +95,7 @@ def _bears_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool
     """
     if any(layer.acts_in_function for layer in gated_layers(model)):
         return True
-    if any(names_implementation(type(module)) for module in model.modules()):
+    if any(keeps_to_stock(type(module)) for module in model.modules()):
         return False
     stock = stock_implementation(implementation_in(model))
     with implementation(model, stock):
