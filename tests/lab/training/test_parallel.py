@@ -24,6 +24,9 @@ from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.outputs import trained_model
 from tidegate.lab.training.parallel import require_parallel
 
+# All gates over fifty steps, with --full, take minutes in the first test.
+pytestmark = pytest.mark.timeout(1500)
+
 GATES = ("none", *PRESETS)
 TOLERANCES = {"float64": (1e-10, 1e-10), "float32": (1e-5, 1e-4)}
 """Of losses and of weights."""
@@ -184,7 +187,8 @@ def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_ou
 
 # Two processes and the one that starts them each take seconds to begin.
 @pytest.mark.full
-def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(task, tmp_path):
+def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(tmp_path_factory, tmp_path):
+    task = text_of(tmp_path_factory.mktemp("text"))
     sizes = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--tokens=64000"]
     command = [sys.executable, "-m", "tidegate", "train", *sizes, "--data", task.source, "--out", str(tmp_path)]
     together = [*command, "--nproc", "2", "--save-seconds", "0"]
