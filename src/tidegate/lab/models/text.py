@@ -77,11 +77,10 @@ def continue_text(
 @torch.no_grad()
 def text_loss(model: LanguageModel, windows: Tensor, *, batch_size: int = 4, tell: Tell = ignore) -> TextLoss:
     """The loss of a model on windows of tokens (count, length): of every token but the first of each window."""
-    decoder, decode = _require_ours(model)
-    total, num_bytes = 0.0, 0
-    for batch in report_parts(
-        windows.split(batch_size), tell, work="evaluating", describe=lambda _: "", unit="batches"
-    ):
+    decoder, _ = _require_ours(model)
+    assert model.token_bytes is not None
+    total, num_bytes, batches = 0.0, 0, windows.split(batch_size)
+    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
         logits, targets = decoder(batch[:, :-1]), batch[:, 1:]
         total += F.cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), reduction="sum").item()
         num_bytes += int(model.token_bytes[targets.numpy()].sum())
