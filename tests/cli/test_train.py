@@ -199,3 +199,26 @@ def test_another_models_tokenizer_beside_a_model_is_refused(trained, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     done = invoke("observe", tmp_path, "--out", tmp_path / "seen", "--length", 8)
     assert (done.exit_code, "is no tokenizer" in done.output) == (2, True)
+
+
+def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
+    folder, _ = trained
+    options = ["--prompt", "7: the sum", "--tokens", 12, "--temperature", 0]
+    for name in ("none", "g1"):
+        written = invoke("generate", folder / name, *options)
+        assert written.exit_code == 0, written.output
+        assert written.output.startswith("7: the sum")
+        found = invoke("evaluate", folder / name, "--data", text, "--sequences", 8)
+        assert found.exit_code == 0, found.output
+        assert "bits per byte" in found.output
+        exported = invoke("export", folder / name, tmp_path / name)
+        assert exported.exit_code == 0, exported.output
+        read = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        tokens = torch.arange(9)[None]
+        torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
+    again = invoke("export", folder / "g1", tmp_path / "g1")
+    assert (again.exit_code, "not empty" in again.output) == (2, True)
+    theirs = invoke("generate", folder / "none" / "hf", *options)
+    assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
+    empty = invoke("generate", folder / "g1", "--prompt", "")
+    assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)

@@ -11,6 +11,9 @@ from typer.core import TyperGroup
 from tidegate.cli.compare import compare
 from tidegate.cli.curvature import curvature
 from tidegate.cli.errors import errors_in_one_line
+from tidegate.cli.evaluate import evaluate
+from tidegate.cli.export import export
+from tidegate.cli.generate import generate
 from tidegate.cli.observe import observe
 from tidegate.cli.rates import rates
 from tidegate.cli.report import report
@@ -47,6 +50,9 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(train)
 app.command()(tokenize)
+app.command()(generate)
+app.command()(evaluate)
+app.command()(export)
 app.command()(rates)
 app.command()(report)
 app.command()(study)

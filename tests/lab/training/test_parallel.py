@@ -24,6 +24,9 @@ from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.outputs import trained_model
 from tidegate.lab.training.parallel import require_parallel
 
+# All gates over fifty steps, with --full, take minutes in the first test.
+pytestmark = pytest.mark.timeout(1500)
+
 GATES = ("none", *PRESETS)
 TOLERANCES = {"float64": (1e-10, 1e-10), "float32": (1e-5, 1e-4)}
 """Of losses and of weights."""
@@ -184,29 +187,17 @@ def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_ou
 
 # Two processes and the one that starts them each take seconds to begin.
 @pytest.mark.full
-def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(task, tmp_path):
-    sizes = [
-        "--d-model",
-        "16",
-        "--num-layers",
-        "1",
-        "--num-heads",
-        "4",
-        "--length",
-        "16",
-        "--batch-size",
-        "4",
-        "--tokens",
-        "64000",
-    ]
+def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(tmp_path_factory, tmp_path):
+    task = text_of(tmp_path_factory.mktemp("text"))
+    sizes = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--tokens=64000"]
     command = [sys.executable, "-m", "tidegate", "train", *sizes, "--data", task.source, "--out", str(tmp_path)]
     together = [*command, "--nproc", "2", "--save-seconds", "0"]
     job = subprocess.Popen(together, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not list(tmp_path.glob("checkpoints/*.step-*")):
         assert job.poll() is None, job.communicate()[0]
         time.sleep(0.2)
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
+    files = Path(f"/proc/{job.pid}/task").glob("*/children")
+    os.kill(max(int(child) for file in files for child in file.read_text().split()), signal.SIGKILL)
     output, _ = job.communicate()
     assert job.returncode == 1, output
     errors = [line for line in output.splitlines() if "error" in line.lower()]

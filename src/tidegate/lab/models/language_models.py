@@ -23,7 +23,7 @@ from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_pretrained, require_regular_files, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
-from tidegate.lab.tasks.tokenizer import read_tokenizer
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
@@ -49,6 +49,8 @@ class LanguageModel:
     """Positions that it knows; None has no limit."""
     decode: Decode | None = None
     """The text of tokens; None if that is not known."""
+    token_bytes: NDArray[np.int64] | None = None
+    """(vocabulary,): bytes of text that a token stands for; None if that is not known."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
 
@@ -108,7 +110,9 @@ def language_model_of(
     copied = copy.deepcopy(model).eval()
     if derivatives:
         copied.double()
-    pairs = read_tokenizer(tokenizer, copied.config.vocab_size).merges if tokenizer else None
+    known = bool(tokenizer) or copied.config.vocab_size == 256
+    reader = read_tokenizer(tokenizer, copied.config.vocab_size) if tokenizer else byte_tokenizer()
+    pairs = reader.merges
 
     def encode(text: bytes) -> list[int]:
         if pairs is not None:
@@ -131,7 +135,8 @@ def language_model_of(
         encode=encode,
         vocab_size=copied.config.vocab_size,
         max_length=copied.config.max_length if copied.config.positions == "learned" else None,
-        decode=decode if pairs is not None or copied.config.vocab_size == 256 else None,
+        decode=decode if known else None,
+        token_bytes=reader.token_bytes if known else None,
     )
 
 
@@ -174,10 +179,10 @@ def _ours(path: Path, derivatives: bool) -> LanguageModel:
     if not isinstance(model, TransformerLM):
         raise ValueError(f"MODEL {path} is a {type(model).__name__}; only language models are taken here.")
     name = path.parent.name if path.name == "model.safetensors" else path.stem
-    return language_model_of(model, name=name, derivatives=derivatives, tokenizer=_tokenizer_beside(path, model))
+    return language_model_of(model, name=name, derivatives=derivatives, tokenizer=tokenizer_beside(path, model))
 
 
-def _tokenizer_beside(path: Path, model: TransformerLM) -> str:
+def tokenizer_beside(path: Path, model: TransformerLM) -> str:
     """Return the tokenizer that lies beside a model of `tidegate train`; empty if there is none."""
     file = path.parent / "tokenizer.json"
     if path.name != "model.safetensors" or not file.exists():
