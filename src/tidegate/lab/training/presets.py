@@ -1,8 +1,8 @@
 """Sizes of models to train, with a length, a budget and a learning rate by one rule.
 
-Twenty tokens for each parameter. The learning rate is 3e-3 up to a width of 144, where the comparisons' tuning records
-have their best; from there on it falls with one over the width. That is the rule for matrices that read the width. One
-rate serves all parameters: the embedding is also the head, which reads the width too.
+Twenty tokens for each parameter. The learning rate is 3e-3 up to a width of 144, as in the comparisons of small models;
+from there on it falls with one over the width. That is the rule for matrices that read the width. One rate serves all
+parameters: the embedding is also the head, which reads the width too.
 """
 
 from __future__ import annotations
