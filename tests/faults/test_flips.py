@@ -209,7 +209,8 @@ class BytePairs(Kind):
     def tokens(self):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(self.folder))
-            return [part.tolist() for part in merged_tokens(self.documents[:1], self.documents[1:], 270)]
+            made = merged_tokens(self.documents[:1], self.documents[1:], 270)
+            return [made.training.tolist(), made.held_out.tolist(), made.token_bytes.tolist()]
 
     def read(self):
         lying = self.path.read_bytes()

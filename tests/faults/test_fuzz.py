@@ -384,6 +384,10 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
         "tidegate.lab.compare.run.compare",
         "tidegate.cli.study.answer_study",
         "tidegate.cli.rates.answer_study",
+        "tidegate.cli.train.do_training",
+        "tidegate.cli.train.launch_training",
+        "tidegate.cli.train.print_estimate",
+        "tidegate.lab.tasks.tokenizing.tokenize",
     ):
         # Where options are good the work would begin, which is not what is tried here.
         monkeypatch.setattr(place, refuse_to_work)
