@@ -45,9 +45,10 @@ def test_a_part_that_no_single_projection_gives_is_named():
     assert add_gates(model, "g1+g2").bitwise_equal
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize(("gate", "article"), [("bma", "a query"), ("g2", "an input")])
-def test_values_that_are_made_from_a_cache_of_latents_cannot_read_what_is_gone(gate, article):
-    model = model_types.build("deepseek_v3")
+def test_values_that_are_made_from_a_cache_of_latents_cannot_read_what_is_gone(gate, article, use_cache):
+    model = model_types.build("deepseek_v3", use_cache=use_cache)
     with pytest.raises(ValueError, match=f"made anew from the cache .* the current one has {article} to read"):
         add_gates(model, gate)
     assert add_gates(model, "vga+g1").bitwise_equal
