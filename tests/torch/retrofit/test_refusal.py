@@ -101,6 +101,15 @@ def test_a_projection_that_two_layers_share_is_refused(gate, name, layers):
     assert add_gates(model, "g1").bitwise_equal
 
 
+def test_an_output_projection_that_two_layers_share_is_refused_where_the_gate_acts_before_it():
+    model = model_types.build("bloom")
+    first, second = (layer.self_attention for layer in model.transformer.h)
+    second.dense = first.dense
+    places = r"transformer\.h\.0\.self_attention\.dense and transformer\.h\.1\.self_attention\.dense"
+    with pytest.raises(ValueError, match=f"one module is {places}; give each place a copy"):
+        add_gates(model, "g1")
+
+
 def test_inference_mode_is_refused_with_the_reason():
     model = tiny("llama")
     with torch.inference_mode(), pytest.raises(ValueError, match=r"found by gradients, .* leave that mode first"):
