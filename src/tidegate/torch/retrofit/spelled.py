@@ -33,8 +33,10 @@ _OPERANDS = {
 
 def find_spelled_attention(
     model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
-) -> list[AttentionLayout]:
+) -> tuple[list[AttentionLayout], list[str]]:
     """Return the layouts of the modules that spell out their attention, in the order in which they run.
+
+    Beside them come the paths of those that attend but hand their heads to no matrix as they are.
 
     run   : sends a small input through the model
     known : modules whose attention has been found already
@@ -45,10 +47,17 @@ def find_spelled_attention(
         if module not in known and any(map(is_matrix, module.children()))
     }
     watch = Watch(model, names)
-    with watch.recording(), _running_modules(model) as running, _Operators(watch, running), torch.enable_grad():
+    with (
+        watch.recording(),
+        _running_modules(model) as running,
+        torch.enable_grad(),
+        _Operators(watch, running) as heard,
+    ):
         run()
     found = (trace.layout() for trace in watch.traces.values())
-    return [layout for layout in found if layout is not None and layout.output is not None]
+    layouts = [layout for layout in found if layout is not None and layout.output is not None]
+    fitting = {layout.name for layout in layouts}
+    return layouts, [trace.name for trace in heard.attending if trace.name not in fitting]
 
 
 @contextmanager
@@ -83,6 +92,8 @@ class _Operators(TorchFunctionMode):
         self.running = running
         self.softmax: dict[Trace, tuple[Tensor, Tensor]] = {}
         """The scores and weights of a softmax that is yet to meet its values."""
+        self.attending: dict[Trace, None] = {}
+        """The traces in which a softmax has met its values, in order."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -101,10 +112,12 @@ class _Operators(TorchFunctionMode):
                 self.softmax[trace] = scores, result
         elif name == _ATTENTION:
             query, key, value = operands
+            self.attending[trace] = None
             trace.record_call(query, key, value, result.transpose(1, 2))
         elif trace in self.softmax:
             scores, weights = self.softmax[trace]
             if _same_numbers(operands[0], weights):
+                self.attending[trace] = None
                 _record_product(trace, scores, operands[1], result)
 
     def _trace(self) -> Trace | None:
