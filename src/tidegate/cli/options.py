@@ -30,7 +30,11 @@ DataOption: TypeAlias = Annotated[
 ]
 GatesOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="A folder of save_gates, for a Hugging Face model with added gates.", show_default=False),
+    typer.Option(
+        help="A folder of save_gates, for a Hugging Face model with added gates. Without it: those in the model's own "
+        "folder, if save_pretrained put any there.",
+        show_default=False,
+    ),
 ]
 FieldOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)

@@ -18,6 +18,7 @@ from tidegate.torch import (
     load_model,
     save_gates,
     save_model,
+    save_pretrained,
 )
 from tidegate.torch.hf import from_transformer_lm
 
@@ -120,6 +121,20 @@ def test_a_model_is_loaded_with_its_gates(gated, llama, derivatives):
         assert torch.allclose(loaded.run(tokens).logits, expected, rtol=1e-2 if expected.dtype.itemsize == 2 else 1e-6)
     bare = load_language_model(llama, derivatives=derivatives)
     assert not torch.allclose(bare.run(tokens).logits, expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_a_folder_with_its_gates_inside_is_loaded_with_them(gated, tmp_path, derivatives):
+    model, tokens = gated[0], torch.arange(8)[None]
+    save_pretrained(model, tmp_path)
+    loaded = load_language_model(tmp_path, derivatives=derivatives)
+    own = copy.deepcopy(model).double() if derivatives else model
+    expected = own(tokens, logits_to_keep=1).logits
+    assert loaded.module.dtype == expected.dtype
+    assert torch.allclose(loaded.run(tokens).logits, expected, rtol=1e-2 if expected.dtype.itemsize == 2 else 1e-6)
+    (tmp_path / "gates.safetensors").unlink()
+    with pytest.raises(ValueError, match="gates"):
+        load_language_model(tmp_path, derivatives=derivatives)
 
 
 def test_gates_for_a_model_of_ours_are_refused(saved, gated):

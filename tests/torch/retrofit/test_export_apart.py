@@ -1,10 +1,15 @@
+import importlib.util
+import sys
+from types import ModuleType
+
 import pytest
 import torch
+import transformers
 from closeness import assert_close
 from retrofit_models import inputs_of, logits, stir, tiny
 from transformers import AutoModelForCausalLM
 
-from tidegate.torch.retrofit import add_gates, export_gated, to_laguna, to_step3p7
+from tidegate.torch.retrofit import add_gates, export_apart, export_gated, to_laguna, to_step3p7
 
 WINDOWS = {
     "sliding_window": 4,
@@ -86,3 +91,25 @@ def test_a_model_that_fits_no_architecture_is_told_each_reason():
         export_gated(model)
     with pytest.raises(ValueError, match="has no gates to export"):
         to_laguna(tiny("qwen3"))
+
+
+class OlderTransformers(ModuleType):
+    """A transformers from before Step-3.7 and Laguna."""
+
+    __version__ = "5.0.0"
+
+    def __getattr__(self, name):
+        if name.startswith(("Step3p7", "Laguna")):
+            raise AttributeError(name)
+        return getattr(transformers, name)
+
+
+def test_an_older_transformers_is_no_hindrance_until_its_lack_matters(monkeypatch):
+    spec = importlib.util.spec_from_file_location("export_apart_again", export_apart.__file__)
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, again)
+    monkeypatch.setitem(sys.modules, "transformers", OlderTransformers("transformers"))
+    spec.loader.exec_module(again)
+    assert type(again.export_gated(gated("g1"))).__name__ == "Qwen3NextForCausalLM"
+    with pytest.raises(ValueError, match=r"transformers 5\.0\.0 has no Laguna; install a newer one"):
+        again.export_gated(gated("output:input:softplus", None))

@@ -33,6 +33,25 @@ def train(adapted, *, steps=4):
     return adapted.eval()
 
 
+@pytest.mark.parametrize(
+    "options", [WHOLE, LOW_RANK, {"target_modules": PROJECTIONS}], ids=["whole", "low rank", "none"]
+)
+def test_adapters_of_transformers_own_are_refused_before_anything_is_written(tmp_path, options):
+    model = gated()
+    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, **options))
+    with pytest.raises(ValueError, match=r"has adapters inside, .* Merge them first: write them with"):
+        save_pretrained(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_remedy_for_adapters_of_transformers_own_works(tmp_path):
+    model = gated()
+    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=PROJECTIONS))
+    model.save_pretrained(tmp_path / "adapters")
+    save_pretrained(PeftModel.from_pretrained(gated(), tmp_path / "adapters").merge_and_unload(), tmp_path / "whole")
+    assert_close(logits(load_pretrained(tmp_path / "whole")), logits(model.eval()), what="forward")
+
+
 @pytest.mark.parametrize("options", [WHOLE, LOW_RANK], ids=["gates whole", "gates of low rank"])
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
 def test_adapters_and_gates_are_saved_and_loaded_together_and_merged(tmp_path, family, options):

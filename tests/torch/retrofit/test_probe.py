@@ -1,3 +1,4 @@
+import model_types
 import pytest
 import torch
 from closeness import assert_close
@@ -8,6 +9,7 @@ from tidegate.torch.retrofit.probe import (
     bitwise_equal,
     evaluation_mode,
     exceeds_rounding,
+    has_cache,
     largest_change,
     largest_number,
     probe_inputs,
@@ -32,6 +34,18 @@ def test_a_model_with_a_cache_answers_in_one_pass_and_in_two():
     assert_close(first, whole[:, :-1], what="forward")
     assert_close(second, whole[:, -1:], what="forward")
     assert len(answers(tiny("bert"), probe_inputs(tiny("bert")))) == 1
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mpt", "granitemoe"])
+def test_a_cache_that_the_configuration_leaves_off_is_probed_too(model_type):
+    model = model_types.build(model_type, use_cache=False)
+    assert has_cache(model, probe_inputs(model))
+    assert len(answers(model, probe_inputs(model))) == 3
+
+
+def test_a_model_whose_cache_fails_by_itself_is_probed_without():
+    model = model_types.build("blt")
+    assert not has_cache(model, probe_inputs(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

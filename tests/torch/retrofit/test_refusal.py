@@ -45,9 +45,10 @@ def test_a_part_that_no_single_projection_gives_is_named():
     assert add_gates(model, "g1+g2").bitwise_equal
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize(("gate", "article"), [("bma", "a query"), ("g2", "an input")])
-def test_values_that_are_made_from_a_cache_of_latents_cannot_read_what_is_gone(gate, article):
-    model = model_types.build("deepseek_v3")
+def test_values_that_are_made_from_a_cache_of_latents_cannot_read_what_is_gone(gate, article, use_cache):
+    model = model_types.build("deepseek_v3", use_cache=use_cache)
     with pytest.raises(ValueError, match=f"made anew from the cache .* the current one has {article} to read"):
         add_gates(model, gate)
     assert add_gates(model, "vga+g1").bitwise_equal
@@ -98,6 +99,15 @@ def test_a_projection_that_two_layers_share_is_refused(gate, name, layers):
         add_gates(model, gate, layers=layers)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert add_gates(model, "g1").bitwise_equal
+
+
+def test_an_output_projection_that_two_layers_share_is_refused_where_the_gate_acts_before_it():
+    model = model_types.build("bloom")
+    first, second = (layer.self_attention for layer in model.transformer.h)
+    second.dense = first.dense
+    places = r"transformer\.h\.0\.self_attention\.dense and transformer\.h\.1\.self_attention\.dense"
+    with pytest.raises(ValueError, match=f"one module is {places}; give each place a copy"):
+        add_gates(model, "g1")
 
 
 def test_inference_mode_is_refused_with_the_reason():

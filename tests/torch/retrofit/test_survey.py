@@ -128,6 +128,34 @@ def test_gates_on_cross_attention_read_what_it_attends_to():
         assert torch.allclose(seen["gated"], raw * 2 * torch.sigmoid(seen["states"] @ matrix), atol=1e-5)
 
 
+def behind_bert(encoder):
+    """An encoder of some kind, with BERT as its decoder, whose attention goes through transformers' own function."""
+    config = transformers.BertConfig(**LAYERS, **SPECIAL, vocab_size=64, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=transformers.BertLMHeadModel(config)).eval()
+    model.config.decoder_start_token_id, model.config.pad_token_id = 1, 0
+    return model
+
+
+def test_attention_that_is_spelled_out_beside_the_interface_takes_gates():
+    encoder = transformers.BloomModel(transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64))
+    model = behind_bert(encoder)
+    report = add_gates(model, "g1")
+    assert "encoder.h.0.self_attention" in report.layers
+    assert (len(report.layers), report.left_alone) == (3, {})
+    assert report.bitwise_equal
+    stir(model)
+    _require_gradients(model, probe_inputs(model))
+
+
+def test_attention_that_is_spelled_out_and_does_not_fit_is_named():
+    config = transformers.NystromformerConfig(**LAYERS, **SPECIAL, vocab_size=64)
+    report = add_gates(behind_bert(transformers.NystromformerModel(config)), "g1")
+    assert len(report.layers) == 2
+    (path,), (reason,) = report.left_alone.keys(), report.left_alone.values()
+    assert path == "encoder.encoder.layer.0.attention.self"
+    assert "spells out its attention" in reason
+
+
 def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
     model = model_types.build("gemma3")
     report = add_gates(model, "g1")

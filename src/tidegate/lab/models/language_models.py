@@ -74,11 +74,12 @@ def load_language_model(
 ) -> LanguageModel:
     """Load one of our checkpoints or a Hugging Face folder; if it is neither, a `ValueError` says what is there.
 
-    A folder whose weights have gates that its own class does not know is refused: without them it is another model.
+    A folder of the retrofit's `save_pretrained` has its gates in it. One whose weights have gates that its own class
+    does not know is refused: without them it is another model.
 
     derivatives : whether they will be taken: in float64 and without fused kernels, which have no forward mode. If
                   not, the model keeps its own dtype and runs as it does elsewhere
-    gates       : a folder of `save_gates`, for a Hugging Face model
+    gates       : a folder of `save_gates`, for a Hugging Face model; None takes those that lie in its own folder
     """
     place = Path(path)
     if not place.exists():
@@ -208,6 +209,8 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
     # It makes transformers know our own class.
     import_module("tidegate.torch.hf")
+    if gates is None and (folder / "gates.json").exists():
+        gates = folder
     exact = derivatives and gates is None
     attention = "eager" if derivatives else None
     model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)

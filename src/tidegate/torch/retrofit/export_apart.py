@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LagunaConfig,
-    LagunaForCausalLM,
-    PreTrainedModel,
-    Qwen3NextForCausalLM,
-    Step3p7Config,
-    Step3p7ForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from tidegate.gate import Activation
 from tidegate.torch.precision import widen
@@ -33,6 +27,9 @@ from tidegate.torch.retrofit.export import (
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
 
+if TYPE_CHECKING:
+    from transformers import LagunaForCausalLM, Qwen3NextForCausalLM, Step3p7ForConditionalGeneration
+
 _IDLE_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
@@ -41,6 +38,9 @@ class _Layout:
     """How an architecture keeps the gate of its attention."""
 
     name: str
+    config_class: str
+    model_class: str
+    """Classes of transformers, from some release on."""
     activations: dict[Activation, tuple[float, float]]
     """Activations that are the architecture's own of `a z` times b: the factors a and b."""
     closed: float
@@ -49,8 +49,22 @@ class _Layout:
     """Whether a head may have a number for each channel."""
 
 
-_STEP = _Layout(name="Step-3.7", activations=AS_SIGMOID, closed=0.5, by_channel=False)
-_LAGUNA = _Layout(name="Laguna", activations={"softplus": (1, 1)}, closed=math.log(2), by_channel=True)
+_STEP = _Layout(
+    name="Step-3.7",
+    config_class="Step3p7Config",
+    model_class="Step3p7ForConditionalGeneration",
+    activations=AS_SIGMOID,
+    closed=0.5,
+    by_channel=False,
+)
+_LAGUNA = _Layout(
+    name="Laguna",
+    config_class="LagunaConfig",
+    model_class="LagunaForCausalLM",
+    activations={"softplus": (1, 1)},
+    closed=math.log(2),
+    by_channel=True,
+)
 
 
 def export_gated(
@@ -100,9 +114,7 @@ def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
     }
     vision = {**_IDLE_VISION, "image_size": 28, "patch_size": 14}
     tied = {"tie_word_embeddings": options["tie_word_embeddings"]}
-    exported: Any = cast("Any", Step3p7ForConditionalGeneration)(
-        cast("Any", Step3p7Config)(text_config=text, vision_config=vision, **tied)
-    )
+    exported = _build(_STEP, text_config=text, vision_config=vision, **tied)
     # Norms there scale by 1 + weight.
     renamed = {
         name.replace("model.", "model.language_model.", 1): (widen(tensor) - 1).to(tensor.dtype)
@@ -126,18 +138,25 @@ def to_laguna(model: PreTrainedModel) -> LagunaForCausalLM:
     config: Any = model.config
     kinds = _layer_types(config)
     rope = {**config.rope_parameters, "partial_rotary_factor": 1.0}
-    exported: Any = cast("Any", LagunaForCausalLM)(
-        LagunaConfig(
-            **common_options(model),
-            gating="per-head" if width == 1 else "per-element",
-            layer_types=kinds,
-            mlp_layer_types=["dense"] * config.num_hidden_layers,
-            sliding_window=_window(config),
-            attention_bias=any(name.endswith("_proj.bias") for name in state),
-            rope_parameters={"full_attention": rope, "sliding_attention": rope},
-        )
+    exported = _build(
+        _LAGUNA,
+        **common_options(model),
+        gating="per-head" if width == 1 else "per-element",
+        layer_types=kinds,
+        mlp_layer_types=["dense"] * config.num_hidden_layers,
+        sliding_window=_window(config),
+        attention_bias=any(name.endswith("_proj.bias") for name in state),
+        rope_parameters={"full_attention": rope, "sliding_attention": rope},
     )
     return _loaded(model, exported, state, _LAGUNA)
+
+
+def _build(layout: _Layout, **options: Any) -> Any:
+    """Build a model of the architecture, or refuse it where the transformers that is installed lacks it."""
+    if not hasattr(transformers, layout.model_class):
+        raise ValueError(f"transformers {transformers.__version__} has no {layout.name}; install a newer one.")
+    config = getattr(transformers, layout.config_class)(**options)
+    return getattr(transformers, layout.model_class)(config)
 
 
 def _of_images(name: str) -> bool:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 from tidegate._text import echo
 from tidegate.torch.retrofit.files import load_gates, save_gates
 from tidegate.torch.retrofit.layer import GATES_NAME, acting_layers
-from tidegate.torch.retrofit.wrappers import unwrap_model
+from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
 
 def save_pretrained(model: nn.Module, directory: str | Path) -> None:
@@ -20,10 +20,11 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
 
     `load_pretrained` reads the folder. `from_pretrained` of transformers reads it too, as the model without gates.
 
-    model : of transformers, with gates; adapters around it are merged first
+    model : of transformers, with gates and without adapters: merge those first
     """
     base = unwrap_model(model)
-    if not acting_layers(base):
+    layers = acting_layers(base)
+    if not layers:
         raise ValueError(
             f"{type(base).__name__} has no gates; call add_gates(model) first, or model.save_pretrained for a model "
             "without."
@@ -34,6 +35,14 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
             "them first, with merge_and_unload, or write them with their own save_pretrained and the gates with "
             "save_gates."
         )
+    if has_adapters(base):
+        raise ValueError(
+            f"{type(base).__name__} has adapters inside, and transformers would write those alone. Merge them first: "
+            "write them with model.save_pretrained(DIR), load them around the gated model with peft's "
+            "PeftModel.from_pretrained(model, DIR), and take what merge_and_unload gives."
+        )
+    for layer in layers.values():
+        layer.require_plain_gates()
     plain = {name: weight for name, weight in base.state_dict().items() if f".{GATES_NAME}." not in f".{name}"}
     base.save_pretrained(directory, state_dict=plain)
     save_gates(base, directory)

@@ -145,8 +145,11 @@ def keep_random_state(model: torch.nn.Module) -> Generator[None]:
 
 @torch.no_grad()
 def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it."""
-    whole = model(**inputs)
+    """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it.
+
+    A cache counts if the configuration leaves it off, too: `generate` may be asked for it.
+    """
+    whole = _answer_with_cache(model, inputs)
     found = _tensors(whole)
     if getattr(whole, "past_key_values", None) is None:
         return found
@@ -155,8 +158,20 @@ def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def has_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    """Tell whether the model answers with what it has cached."""
-    return getattr(model(**inputs), "past_key_values", None) is not None
+    """Tell whether the model answers with what it has cached if it is asked to."""
+    return getattr(_answer_with_cache(model, inputs), "past_key_values", None) is not None
+
+
+def _answer_with_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
+    """Answer with a cache, even if the configuration leaves it off; without one where there is none or it fails."""
+    # Some models hand `use_cache` on without naming it.
+    if inspect.signature(model.forward).parameters.keys().isdisjoint({"use_cache", "past_key_values"}):
+        return model(**inputs)
+    try:
+        return model(**inputs, use_cache=True)
+    except Exception:
+        # A model may raise anything. Where its cache is on by itself, the same error comes again.
+        return model(**inputs)
 
 
 @torch.no_grad()
@@ -167,12 +182,14 @@ def answer_in_two(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator
         encoded = {name: value for name, value in inputs.items() if name != "decoder_input_ids"}
         first = model(**encoded, decoder_input_ids=tokens[:, :-1], use_cache=True)
         yield first
-        yield model(**encoded, decoder_input_ids=tokens[:, -1:], past_key_values=first.past_key_values)
+        cache = first.past_key_values
+        yield model(**encoded, decoder_input_ids=tokens[:, -1:], past_key_values=cache, use_cache=True)
     elif "input_ids" in inputs:
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         first = model(input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
         yield first
-        yield model(input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=first.past_key_values)
+        cache = first.past_key_values
+        yield model(input_ids=tokens[:, -1:], attention_mask=mask, past_key_values=cache, use_cache=True)
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -135,7 +135,7 @@ def _overlap(ours: Part, theirs: Part) -> bool:
 
 def _sharing_objection(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> str | None:
     slots: dict[str, Slot | None] = {kind: part.slot for kind, part in layer.parts.items()}
-    hooked = {**slots, "dense": layer.output}
+    hooked = {**slots, "dense": layer.output} | ({} if layer.in_function else {"output": layer.output})
     for needed in (gate.site, gate.reads):
         slot = hooked.get(needed)
         places = [] if slot is None else places_of_module(model, slot.module)

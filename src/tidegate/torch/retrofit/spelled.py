@@ -20,14 +20,23 @@ from tidegate.torch.retrofit.flow import Trace, Watch, gradient_to, is_matrix
 from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import bitwise_equal
 
-_PRODUCTS = ("matmul", "__matmul__", "bmm")
 _ATTENTION = "scaled_dot_product_attention"
+_OPERANDS = {
+    "softmax": ("input",),
+    "matmul": ("input", "other"),
+    "__matmul__": ("input", "other"),
+    "bmm": ("input", "mat2"),
+    _ATTENTION: ("query", "key", "value"),
+}
+"""The operators that are listened to, and the names of their operands, in order."""
 
 
 def find_spelled_attention(
     model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
-) -> list[AttentionLayout]:
+) -> tuple[list[AttentionLayout], list[str]]:
     """Return the layouts of the modules that spell out their attention, in the order in which they run.
+
+    Beside them come the paths of those that attend but hand their heads to no matrix as they are.
 
     run   : sends a small input through the model
     known : modules whose attention has been found already
@@ -38,10 +47,17 @@ def find_spelled_attention(
         if module not in known and any(map(is_matrix, module.children()))
     }
     watch = Watch(model, names)
-    with watch.recording(), _running_modules(model) as running, _Operators(watch, running), torch.enable_grad():
+    with (
+        watch.recording(),
+        _running_modules(model) as running,
+        torch.enable_grad(),
+        _Operators(watch, running) as heard,
+    ):
         run()
     found = (trace.layout() for trace in watch.traces.values())
-    return [layout for layout in found if layout is not None and layout.output is not None]
+    layouts = [layout for layout in found if layout is not None and layout.output is not None]
+    fitting = {layout.name for layout in layouts}
+    return layouts, [trace.name for trace in heard.attending if trace.name not in fitting]
 
 
 @contextmanager
@@ -76,32 +92,44 @@ class _Operators(TorchFunctionMode):
         self.running = running
         self.softmax: dict[Trace, tuple[Tensor, Tensor]] = {}
         """The scores and weights of a softmax that is yet to meet its values."""
+        self.attending: dict[Trace, None] = {}
+        """The traces in which a softmax has met its values, in order."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         trace = self._trace()
-        if trace is None or trace.settled or trace.input is None:
-            return result
-        match getattr(func, "__name__", ""):
-            case "softmax" if args[0].ndim >= 3 and args[0].is_floating_point():
-                self.softmax[trace] = args[0], result
-            case name if name in _PRODUCTS and trace in self.softmax:
-                scores, weights = self.softmax[trace]
-                if _same_numbers(args[0], weights):
-                    _record_product(trace, scores, args[1], result)
-            case name if name == _ATTENTION:
-                query, key, value = args[:3]
-                trace.record_call(query, key, value, result.transpose(1, 2))
-            case _:
-                pass
+        name = getattr(func, "__name__", "")
+        if name in _OPERANDS and trace is not None and not trace.settled and trace.input is not None:
+            self._hear(trace, name, _operands(name, args, kwargs or {}), result)
         return result
+
+    def _hear(self, trace: Trace, name: str, operands: list[Tensor], result: Tensor) -> None:
+        if name == "softmax":
+            (scores,) = operands
+            if scores.ndim >= 3 and scores.is_floating_point():
+                self.softmax[trace] = scores, result
+        elif name == _ATTENTION:
+            query, key, value = operands
+            self.attending[trace] = None
+            trace.record_call(query, key, value, result.transpose(1, 2))
+        elif trace in self.softmax:
+            scores, weights = self.softmax[trace]
+            if _same_numbers(operands[0], weights):
+                self.attending[trace] = None
+                _record_product(trace, scores, operands[1], result)
 
     def _trace(self) -> Trace | None:
         """Return the trace of the innermost running module that has children."""
         module = next((each for each in reversed(self.running) if any(True for _ in each.children())), None)
         return None if module is None else self.watch.traces.get(module)
+
+
+def _operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the operands of a call, given by position or by name."""
+    names = _OPERANDS[name]
+    return [*args[: len(names)], *(kwargs[each] for each in names[len(args) :])]
 
 
 def _same_numbers(ours: Tensor, theirs: Tensor) -> bool:

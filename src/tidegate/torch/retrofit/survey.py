@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +34,8 @@ from tidegate.torch.retrofit.spelled import find_spelled_attention
 
 NOT_REACHED = "a plain input does not come there, or the model runs it without gradients"
 
+UNFIT = "it spells out its attention, and its heads come to no output projection as they are"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
@@ -42,7 +44,7 @@ class Survey:
     layers: tuple[AttentionLayout, ...]
     """Those that a small input has reached, in the order in which they run."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """The paths of the others, and why nothing is known of them."""
+    """The paths of the others, and why they cannot take gates."""
 
 
 def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Survey:
@@ -53,14 +55,14 @@ def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Surve
     with evaluation_mode(model), keep_random_state(model):
         found = _find_on_interface(model, inputs)
         calling = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
-        if not found or _runs_unseen(model, inputs, calling.keys() - {layer.module for layer in found}):
-            found += _find_spelled(model, inputs, found)
+        known = {layer.module for layer in found}
+        spelled, unfit = find_spelled_attention(model, lambda: model(**inputs), known=known)
+        found += [replace(layer, in_function=False) for layer in spelled]
         require_reached(model, found)
         layers = tuple(_note_cache(model, inputs, found))
     reached = {layer.module for layer in layers}
-    return Survey(
-        layers=layers, left_out={name: NOT_REACHED for module, name in calling.items() if module not in reached}
-    )
+    left_out = {name: NOT_REACHED for module, name in calling.items() if module not in reached}
+    return Survey(layers=layers, left_out=left_out | dict.fromkeys(unfit, UNFIT))
 
 
 @contextmanager
@@ -102,27 +104,6 @@ def _bears_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool
         before = answers(model, inputs)
     with implementation(model, gated_implementation(stock)):
         return bitwise_equal(answers(model, inputs), before)
-
-
-def _runs_unseen(model: PreTrainedModel, inputs: dict[str, Tensor], modules: Collection[nn.Module]) -> bool:
-    """Tell whether an input comes to one of these modules: they then attend without handing on their keywords."""
-    running: list[nn.Module] = []
-    handles = [module.register_forward_pre_hook(lambda each, _: running.append(each)) for module in modules]
-    try:
-        if modules:
-            model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return bool(running)
-
-
-def _find_spelled(
-    model: PreTrainedModel, inputs: dict[str, Tensor], known: Sequence[AttentionLayout]
-) -> list[AttentionLayout]:
-    modules = {layer.module for layer in known}
-    found = find_spelled_attention(model, lambda: model(**inputs), known=modules)
-    return [replace(layer, in_function=False) for layer in found]
 
 
 def _note_cache(

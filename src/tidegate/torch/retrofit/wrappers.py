@@ -49,6 +49,11 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((path, each) for path, each in _walk(model, "", _base_inside) if not isinstance(each, AttentionGates))
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Tell whether an adapter stands around a module inside the model."""
+    return any(_base_inside(module) is not None for module in model.modules())
+
+
 def base_module(module: nn.Module) -> nn.Module:
     """Return the module inside all adapters that stand around it."""
     while (inner := _base_inside(module)) is not None:
