@@ -29,11 +29,6 @@ from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.spelled_out import COMPOSITES, SpelledOutAttention
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
 
-FORBIDDING = -1e4
-"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
-FORBIDDEN = FORBIDDING / 2
-"""What a score is at most that was forbidden so: whatever it was before, it is far below all others."""
-
 
 class AttentionCall(NamedTuple):
     """What one call was given and gave: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
+from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.spelled_out import FORBIDDEN, FORBIDDING
 from tidegate.torch.observing.statistics import AttentionStatistics, with_sink
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
