@@ -35,10 +35,10 @@ from tidegate.torch.observing.modules import (
     attends_across,
     block_of,
     follow_modules,
+    given_padding,
     num_added_keys,
     projects_itself,
     require_names,
-    told_padding,
     with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
@@ -83,9 +83,10 @@ def observe(
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
 
-    Padding is what `attention_mask` says, (B, positions), if the outermost module is given one. Else it is read from
-    the masks of the calls: a key that no query of its row may see, and in self-attention the query at its position.
-    What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
+    Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and the modules
+    down to the one that attends have an argument for a mask. Else it is read from the masks of the calls: a key that no
+    query of its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000
+    down. Where masks hide keys for other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
     before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
@@ -236,7 +237,7 @@ class Watcher:
             keys=self._keys,
             heat=self._heat,
             padding=self.padding,
-            told=told_padding(self._stack),
+            from_mask=given_padding(self._stack),
             set_output=record.contribution.known,
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
