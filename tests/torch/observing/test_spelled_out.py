@@ -216,6 +216,18 @@ def test_a_softmax_for_some_of_the_queries_is_named():
         watcher.observation()
 
 
+@torch.no_grad()
+def test_a_layer_that_is_left_alone_beside_others_is_named():
+    model = nn.Sequential(SpelledOut(), SpelledOut(**UNCERTAIN["without a head"]))
+    with observe(model) as watcher:
+        model(inputs())
+    with pytest.warns(
+        UserWarning, match="Not all attention of Sequential is observed. In 1 a softmax was found, but w"
+    ):
+        found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["0"]
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_repeats_is_counted_once(reentrant):
     model = nn.Sequential(SpelledOut())

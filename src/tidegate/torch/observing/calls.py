@@ -50,6 +50,8 @@ class AttentionCall(NamedTuple):
     """Logits of sinks that the call itself has in its softmax; those of a layer around it are not here."""
     scored: bool = False
     """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
+    changed: bool = False
+    """Whether the weights that met the values are not the softmax of these scores: then it is no call to count."""
 
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
@@ -139,8 +141,8 @@ class AttentionCalls(TorchDispatchMode):
         """Report the call that ends with this operator, if one does."""
         found = self._spelled_out.follow(func, args, result)
         if found is not None:
-            query, key, value, scores, output = found
-            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True))
+            query, key, value, scores, output, changed = found
+            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True, changed=changed))
 
     @contextmanager
     def _entered_again(self) -> Generator[None]:

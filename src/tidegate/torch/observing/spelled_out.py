@@ -57,6 +57,8 @@ class SpelledOutCall(NamedTuple):
     """(B, H, T, S): what went into the softmax."""
     output: Tensor
     """(B, H, T, any width)."""
+    changed: bool
+    """Whether something else than the softmax of the scores, up to dropout, met the values."""
 
 
 class _Product(NamedTuple):
@@ -181,13 +183,13 @@ def _lies_with(x: Tensor, other: Any) -> bool:
 
 
 def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> SpelledOutCall | None:
-    """The call, if the product's first factor is the weights."""
+    """The call, if the product's first factor has the shape of the weights."""
     product, scores = found.product, found.scores
     num_queries, num_keys = scores.shape[-2:]
     num_products = len(left)
     shapes = (product.query_NTD.shape[:2], product.key_NDS.shape[::2], left.shape)
     expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
-    if shapes != expected or scores.numel() != left.numel() or not _are_weights(found, left.detach()):
+    if shapes != expected or scores.numel() != left.numel():
         return None
     num_heads = scores.shape[-3] if scores.ndim > 3 else 1
 
@@ -200,6 +202,7 @@ def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tens
         value=by_heads(values_NSD),
         scores=by_heads(scores),
         output=by_heads(result_NTD),
+        changed=not _are_weights(found, left.detach()),
     )
 
 
