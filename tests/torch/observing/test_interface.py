@@ -245,6 +245,33 @@ def test_a_function_that_does_something_else_is_left_out_with_a_warning():
         seen.observation()
 
 
+LAYOUTS = {
+    "heads put together": lambda result: (result[0].flatten(2), None),
+    "heads first": lambda result: (result[0].transpose(1, 2), None),
+    "a tensor": lambda result: result[0],
+    "no tensor": lambda result: (None, result[0]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_result_in_another_layout_is_left_out_with_a_warning(layout):
+    def function(*arguments, **options):
+        return LAYOUTS[layout](llama_eager(*arguments, **options))
+
+    class Other(Attends):
+        def forward(self, x):
+            attend = AttentionInterface().get_interface("eager", self.function)
+            q = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
+            attend(self, q, q, q, None, scaling=0.5)
+            return x
+
+    model = Other(function)
+    with pytest.warns(UserWarning, match="attention of Other is not what its arguments say"), observe(model) as seen:
+        assert torch.equal(model(X), X)
+    with pytest.raises(RuntimeError, match="No attention call of Other was seen"):
+        seen.observation()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_what_its_arguments_say(dtype):
     model = Attends()

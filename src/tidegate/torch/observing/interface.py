@@ -119,15 +119,16 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
     if a_kernel_was_called():
         return result
     with torch.no_grad(), hide_calls(), _disable_current_modes():
-        call = call._replace(output=result[0].detach().transpose(1, 2))
+        call = call._replace(output=_output(result, call))
         drops = module.training and given.get("dropout", 0.0) > 0
-        if drops or _explains(call):
+        if call.output is not None and (drops or _explains(call)):
             for see in _state.watching:
                 see(call)
         else:
             warnings.warn(
                 f"The attention of {type(module).__name__} is not what its arguments say, and is not observed: "
-                "scores by query, key, scaling, softcap, attention_mask and s_aux give another output.",
+                "scores by query, key, scaling, softcap, attention_mask and s_aux give another output, or it is not "
+                "the first of what is returned, as (batch, queries, heads, width).",
                 stacklevel=2,
             )
     return result
@@ -158,6 +159,15 @@ def _as_call(given: dict[str, Any]) -> AttentionCall | None:
         softcap=softcap,
         sink_H=None if sinks is None else sinks.detach().flatten(),
     )
+
+
+def _output(result: Any, call: AttentionCall) -> Tensor | None:
+    """(B, H, T, D): what the function returned first; None if that has not the axes (B, T, H, D)."""
+    output = result[0] if isinstance(result, tuple | list) and result else None
+    batch, num_heads, num_queries, _ = call.query.shape
+    if not isinstance(output, Tensor) or output.shape != (batch, num_queries, num_heads, call.value.shape[-1]):
+        return None
+    return output.detach().transpose(1, 2)
 
 
 def _explains(call: AttentionCall) -> bool:
