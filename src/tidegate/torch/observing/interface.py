@@ -112,7 +112,9 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
     """Serve the call, and report it if it is understood; if not, its softmax may still be seen."""
     given = dict(zip(_ARGUMENTS, args, strict=False)) | options
     call = None if calls_are_hidden() else _as_call(given)
-    if call is None:
+    drops = module.training and given.get("dropout", 0.0) > 0
+    # After dropout the output says nothing of the weights, but their softmax can be seen unless it has a sink.
+    if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
     with hide_spelled_out() as a_kernel_was_called:
         result = function(module, *args, **options)
@@ -120,7 +122,6 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
         return result
     with torch.no_grad(), hide_calls(), _disable_current_modes():
         call = call._replace(output=_output(result, call))
-        drops = module.training and given.get("dropout", 0.0) > 0
         if call.output is not None and (drops or _explains(call)):
             for see in _state.watching:
                 see(call)
