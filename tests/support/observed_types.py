@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tidegate.torch.observing import observe
+from tidegate.torch.retrofit.interface import calls_interface
 
 CLOSE = 1e-5
 """How far a statistic may be from that of the materialised weights, relative to 1 + its size."""
@@ -43,7 +44,8 @@ class Examined(NamedTuple):
 def examine(model_type):
     """Observe a tiny model as it is built, and once more with `eager` attention, beside the weights of that run.
 
-    Raises AssertionError if a statistic is not that of the weights, or if observing changes what the model says.
+    Raises AssertionError if a statistic is not that of the weights, if a layer that attends was not seen, or if
+    observing changes what the model says.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,6 +57,8 @@ def examine(model_type):
             return Examined(model_type, observed=False, why=REASONS.get(model_type, str(error)))
         eager = model_types.build(model_type, attn_implementation="eager")
         spelled_out = observed(eager, inputs)
+        require_every_layer(eager, inputs, spelled_out)
+        require_every_layer(model, inputs, as_built)
         weights = layer_weights(eager, inputs, [layer.name for layer in spelled_out.layers])
     times = 1 + (model_type in ATTENDS_TWICE)
     apart = max(
@@ -72,6 +76,24 @@ def observed(model, inputs, **options):
         after = model(**inputs).logits
     assert torch.equal(before, after), f"observing changes {type(model).__name__}"
     return watcher.observation()
+
+
+@torch.no_grad()
+def require_every_layer(model, inputs, found):
+    """Raise AssertionError unless all modules that ran and look their attention up are in `found`."""
+    attended = set()
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+
+            def note(module, args, result, name=name):
+                del args
+                if calls_interface(type(module)):
+                    attended.add(name)
+
+            hooks.callback(module.register_forward_hook(note).remove)
+        model(**inputs)
+    seen = {layer.name.split(" (")[0] for layer in found.layers}
+    assert attended <= seen, f"{type(model).__name__}: not seen are {sorted(attended - seen)}"
 
 
 @torch.no_grad()

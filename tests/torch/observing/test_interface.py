@@ -235,13 +235,37 @@ def test_a_bias_that_is_no_mask_is_seen_by_its_softmax():
 
 
 def test_a_function_that_does_something_else_is_left_out_with_a_warning():
-    def colder(module, query, *arguments, **options):
-        return llama_eager(module, 2 * query, *arguments, **options)
-
     model = Attends(colder)
     with pytest.warns(UserWarning, match="attention of Attends is not what its arguments say"), observe(model) as seen:
         model(X)
     with pytest.raises(RuntimeError, match="No attention call of Attends was seen"):
+        seen.observation()
+
+
+LAYOUTS = {
+    "heads put together": lambda result: (result[0].flatten(2), None),
+    "heads first": lambda result: (result[0].transpose(1, 2), None),
+    "a tensor": lambda result: result[0],
+    "no tensor": lambda result: (None, result[0]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_result_in_another_layout_is_left_out_with_a_warning(layout):
+    def function(*arguments, **options):
+        return LAYOUTS[layout](llama_eager(*arguments, **options))
+
+    class Other(Attends):
+        def forward(self, x):
+            attend = AttentionInterface().get_interface("eager", self.function)
+            q = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
+            attend(self, q, q, q, None, scaling=0.5)
+            return x
+
+    model = Other(function)
+    with pytest.warns(UserWarning, match="attention of Other is not what its arguments say"), observe(model) as seen:
+        assert torch.equal(model(X), X)
+    with pytest.raises(RuntimeError, match="No attention call of Other was seen"):
         seen.observation()
 
 
@@ -254,13 +278,34 @@ def test_half_precision_is_what_its_arguments_say(dtype):
     assert watcher.observation().layers[0].heads["mass"][0].count == 10
 
 
-def test_dropout_is_left_out_of_the_statistics():
-    model, plain = Attends(dropout=0.5).train(), Attends()
+def colder(module, query, *arguments, **options):
+    return llama_eager(module, 4 * query, *arguments, **options)
+
+
+@pytest.mark.parametrize(("function", "scaling"), [(llama_eager, 0.5), (colder, 2.0)])
+def test_dropout_is_left_out_of_the_statistics_which_are_of_what_was_done(function, scaling):
+    model, plain = Attends(function, dropout=0.5).train(), Attends(scaling=scaling)
     with observe(model) as watcher:
         model(X)
     with observe(plain) as expected:
         plain(X)
-    assert watcher.observation().layers[0].heads["entropy"] == expected.observation().layers[0].heads["entropy"]
+    found, wanted = (
+        torch.tensor([moments.mean for moments in seen.observation().layers[0].heads["entropy"]])
+        for seen in (watcher, expected)
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sink_is_seen_with_dropout_too():
+    sinks = torch.tensor([0.5, -1.0])
+    entropy = []
+    for dropout in (0.0, 0.5):
+        model = Attends(modeling_gpt_oss.eager_attention_forward, dropout=dropout, s_aux=sinks).train()
+        model.sinks = sinks
+        with observe(model) as watcher:
+            model(X)
+        entropy.append(watcher.observation().layers[0].heads["entropy"])
+    assert entropy[0] == entropy[1]
 
 
 def test_after_an_error_the_table_is_as_it_was():

@@ -197,16 +197,70 @@ class Sparse(nn.Module):
         ({}, 2 * 5 - 2),
         ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2),
         ({"attention_mask": torch.arange(7) >= torch.tensor([[0], [3]])}, 7 - 1 + 4 - 1),
+        ({"attention_mask": 3 * (torch.arange(7) >= torch.tensor([[0], [3]])).long()}, 7 - 1 + 4 - 1),
         # What is said of another number of positions is not said of these.
         ({"attention_mask": torch.ones(2, 1)}, 2 * 5 - 2),
     ],
-    ids=["read from the masks", "told that there is none", "told where", "of another length"],
+    ids=[
+        "read from the masks",
+        "told that there is none",
+        "told where",
+        "told with numbers of documents",
+        "of another length",
+    ],
 )
 def test_padding_is_what_the_model_is_told(options, count):
     model, (x, _, _) = Sparse(), qkv()
     with observe(model) as watcher:
         model(x, **options)
     assert {moments.count for moments in watcher.observation().layers[0].heads["mass"]} == {count}
+
+
+class Added(nn.Module):
+    """Attention to whose scores a mask of keys is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x, attention_mask):
+        return self.attention(x, x, x, attn_mask=attention_mask[:, None, None])
+
+
+@pytest.mark.parametrize("forbidding", [-INF, -1e9, LEAST])
+def test_a_mask_that_is_added_to_scores_is_not_read_as_ones_and_zeros(forbidding):
+    model, (x, _, _) = Added(), qkv()
+    with observe(model) as watcher:
+        model(x, attention_mask=additive(RIGHT, forbidding))
+    assert watcher.observation().layers[0].heads["mass"][0].count == int(RIGHT.sum())
+
+
+class Tower(nn.Module):
+    """A part with tokens of its own, and a mask of its own if it is given one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Sparse()
+
+    def forward(self, pixels, **masks):
+        return self.inner(pixels, **masks)
+
+
+@pytest.mark.parametrize(("masks", "count"), [({}, 2 * 5 - 2), ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2)])
+def test_the_padding_of_a_text_is_not_that_of_the_image_beside_it(masks, count):
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.text, self.image = Sparse(), Tower()
+
+        def forward(self, x, attention_mask):
+            return self.text(x, attention_mask), self.image(x, **masks)
+
+    model, (x, _, _) = Whole(), qkv()
+    with observe(model) as watcher:
+        model(x, attention_mask=torch.arange(7) >= torch.tensor([[0], [3]]))
+    counts = {layer.name: layer.heads["mass"][0].count for layer in watcher.observation().layers}
+    assert counts == {"text.attention": 7 - 1 + 4 - 1, "image.inner.attention": count}
 
 
 def test_the_padding_of_an_encoder_is_not_that_of_its_decoder():

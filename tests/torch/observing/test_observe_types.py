@@ -1,5 +1,7 @@
 """Tiny models of every causal type of transformers are observed as the weights say that their layers return."""
 
+from dataclasses import replace
+
 import model_types
 import observed_types
 import pytest
@@ -39,6 +41,15 @@ def test_the_comparison_notices_other_weights():
     assert observed_types.distance(layer, weights) <= observed_types.CLOSE
     hotter = [((matrix**2 / (matrix**2).sum(-1, keepdim=True)), sink) for matrix, sink in weights]
     assert observed_types.distance(layer, hotter) > observed_types.CLOSE
+
+
+def test_the_comparison_notices_a_layer_that_was_not_seen():
+    model = model_types.build("gpt_oss")
+    inputs = model_types.inputs_of(model, length=observed_types.LENGTH)
+    found = observed_types.observed(model, inputs)
+    observed_types.require_every_layer(model, inputs, found)
+    with pytest.raises(AssertionError, match=r"not seen are .*layers\.1\.self_attn"):
+        observed_types.require_every_layer(model, inputs, replace(found, layers=found.layers[:1]))
 
 
 @pytest.mark.parametrize("model_type", ["bloom", "gptj", "mpt", "xglm"])

@@ -126,6 +126,27 @@ def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout)
     assert found.layers[0].heads["entropy"] == watcher.observation().layers[0].heads["entropy"]
 
 
+@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_dropout_is_known_by_its_operators(context):
+    model = SpelledOut(dropout=0.4).train()
+    with context():
+        torch.manual_seed(2)
+        before = model(inputs())
+        with observe(model) as watcher:
+            torch.manual_seed(2)
+            after = model(inputs())
+    assert torch.equal(before, after)
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
+
+
+@torch.no_grad()
+def test_dropout_in_one_operator_is_known_too():
+    model = SpelledOut(change=lambda weights: torch.native_dropout(weights, 0.4, True)[0])
+    with observe(model) as watcher:
+        model(inputs())
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
+
+
 def test_half_precision_is_seen():
     model = SpelledOut(by_hand).bfloat16()
     with torch.no_grad(), observe(model) as watcher:
@@ -165,13 +186,18 @@ UNCERTAIN = {
     "doubled": {"change": lambda weights: 2 * weights},
     "doubled in place": {"change": lambda weights: weights.mul_(2)},
     "difference": {"change": lambda weights: weights - 0.3 * weights.flip(1)},
+    "without a head": {"change": lambda weights: weights * torch.tensor([0.0, 1, 1, 1]).view(4, 1, 1)},
+    "masked afterwards": {"change": lambda weights: weights * (torch.arange(9) != 2)},
+    "above a threshold": {"change": lambda weights: weights * (weights > weights.mean(-1, keepdim=True))},
+    "one row": {"change": lambda weights: torch.where(torch.arange(9)[:, None] == 3, weights.flip(-1), weights)},
 }
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", UNCERTAIN)
 @torch.no_grad()
-def test_what_only_resembles_attention_is_left_alone(kind):
-    model = SpelledOut(**UNCERTAIN[kind])
+def test_what_only_resembles_attention_is_left_alone(kind, dropout):
+    model = SpelledOut(**UNCERTAIN[kind], dropout=dropout).train()
     with observe(model) as watcher:
         model(inputs())
     with pytest.raises(RuntimeError, match=r"No attention call of SpelledOut was seen.*softmax over its last axis"):
@@ -188,6 +214,18 @@ def test_a_softmax_for_some_of_the_queries_is_named():
         watcher._model(inputs())
     with pytest.raises(RuntimeError, match="In 0 a softmax was found, but not one for each of the tokens"):
         watcher.observation()
+
+
+@torch.no_grad()
+def test_a_layer_that_is_left_alone_beside_others_is_named():
+    model = nn.Sequential(SpelledOut(), SpelledOut(**UNCERTAIN["without a head"]))
+    with observe(model) as watcher:
+        model(inputs())
+    with pytest.warns(
+        UserWarning, match="Not all attention of Sequential is observed. In 1 a softmax was found, but w"
+    ):
+        found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["0"]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

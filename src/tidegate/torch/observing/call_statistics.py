@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tidegate.torch.observing.calls import FORBIDDEN, FORBIDDING, AttentionCall
+from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.spelled_out import FORBIDDEN, FORBIDDING
 from tidegate.torch.observing.statistics import (
     BLOCK,
     AttentionStatistics,

@@ -29,11 +29,6 @@ from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.spelled_out import COMPOSITES, SpelledOutAttention
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
 
-FORBIDDING = -1e4
-"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
-FORBIDDEN = FORBIDDING / 2
-"""What a score is at most that was forbidden so: whatever it was before, it is far below all others."""
-
 
 class AttentionCall(NamedTuple):
     """What one call was given and gave: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
@@ -55,6 +50,8 @@ class AttentionCall(NamedTuple):
     """Logits of sinks that the call itself has in its softmax; those of a layer around it are not here."""
     scored: bool = False
     """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
+    changed: bool = False
+    """Whether the weights that met the values are not the softmax of these scores: then it is no call to count."""
 
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
@@ -144,8 +141,8 @@ class AttentionCalls(TorchDispatchMode):
         """Report the call that ends with this operator, if one does."""
         found = self._spelled_out.follow(func, args, result)
         if found is not None:
-            query, key, value, scores, output = found
-            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True))
+            query, key, value, scores, output, changed = found
+            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True, changed=changed))
 
     @contextmanager
     def _entered_again(self) -> Generator[None]:

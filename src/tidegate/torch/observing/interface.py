@@ -112,22 +112,24 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
     """Serve the call, and report it if it is understood; if not, its softmax may still be seen."""
     given = dict(zip(_ARGUMENTS, args, strict=False)) | options
     call = None if calls_are_hidden() else _as_call(given)
-    if call is None:
+    drops = module.training and given.get("dropout", 0.0) > 0
+    # After dropout the output says nothing of the weights, but their softmax can be seen unless it has a sink.
+    if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
     with hide_spelled_out() as a_kernel_was_called:
         result = function(module, *args, **options)
     if a_kernel_was_called():
         return result
     with torch.no_grad(), hide_calls(), _disable_current_modes():
-        call = call._replace(output=result[0].detach().transpose(1, 2))
-        drops = module.training and given.get("dropout", 0.0) > 0
-        if drops or _explains(call):
+        call = call._replace(output=_output(result, call))
+        if call.output is not None and (drops or _explains(call)):
             for see in _state.watching:
                 see(call)
         else:
             warnings.warn(
                 f"The attention of {type(module).__name__} is not what its arguments say, and is not observed: "
-                "scores by query, key, scaling, softcap, attention_mask and s_aux give another output.",
+                "scores by query, key, scaling, softcap, attention_mask and s_aux give another output, or it is not "
+                "the first of what is returned, as (batch, queries, heads, width).",
                 stacklevel=2,
             )
     return result
@@ -158,6 +160,15 @@ def _as_call(given: dict[str, Any]) -> AttentionCall | None:
         softcap=softcap,
         sink_H=None if sinks is None else sinks.detach().flatten(),
     )
+
+
+def _output(result: Any, call: AttentionCall) -> Tensor | None:
+    """(B, H, T, D): what the function returned first; None if that has not the axes (B, T, H, D)."""
+    output = result[0] if isinstance(result, tuple | list) and result else None
+    batch, num_heads, num_queries, _ = call.query.shape
+    if not isinstance(output, Tensor) or output.shape != (batch, num_queries, num_heads, call.value.shape[-1]):
+        return None
+    return output.detach().transpose(1, 2)
 
 
 def _explains(call: AttentionCall) -> bool:

@@ -35,7 +35,7 @@ class ModuleCall(NamedTuple):
 
 
 class ModuleFollower(Protocol):
-    """Who is told of a model's module calls."""
+    """Who follows a model's module calls."""
 
     def begin(self) -> None:
         """A module is called while no other is at work."""
@@ -197,19 +197,38 @@ def num_added_keys(call: ModuleCall, num_keys: int) -> int:
     if isinstance(module, nn.MultiheadAttention):
         return (module.bias_k is not None) + bool(module.add_zero_attn)
     mask = _given(call).get("attention_mask")
-    told = mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim == 4 else num_keys
-    return num_keys - told if 1 < told < num_keys else 0
+    num_masked = mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim == 4 else num_keys
+    return num_keys - num_masked if 1 < num_masked < num_keys else 0
 
 
-def told_padding(stack: Sequence[ModuleCall]) -> Tensor | None:
-    """(B, P) bool: which tokens are no padding, by the `attention_mask` of the outermost module; None if it has none.
+def given_padding(stack: Sequence[ModuleCall]) -> Tensor | None:
+    """(B, P) bool: which tokens are no padding, by the innermost `attention_mask` with two axes; None if there is none.
 
-    Of a decoder that attends to an encoder it says nothing: there it is the encoder's.
+    A mask is of ones and zeros: bool, whole numbers from 0, or 0.0 and 1.0; others are added to scores. It speaks of
+    modules that it can be passed down to: all further ones on the stack have an argument for a mask. So the padding of
+    a text is not that of an image beside it. Of a decoder that attends to an encoder it says nothing: there it is the
+    encoder's.
     """
-    mask = _given(stack[0]).get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or any(map(attends_across, stack)):
+    if any(map(attends_across, stack)):
         return None
-    return mask.detach().bool()
+    for call in reversed(stack):
+        mask = _given(call).get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2 and _says_padding(mask):
+            return mask.detach().bool()
+        if not _takes_mask(call):
+            return None
+    return None
+
+
+def _says_padding(mask: Tensor) -> bool:
+    if mask.dtype == torch.bool:
+        return True
+    return bool(((mask == 0) | (mask == 1)).all() if mask.is_floating_point() else (mask >= 0).all())
+
+
+def _takes_mask(call: ModuleCall) -> bool:
+    names = (*_argument_names(type(call.module).forward), *call.kwargs)
+    return any(name.endswith(("mask", "bias")) for name in names)
 
 
 def first_tensor(call: ModuleCall) -> Tensor | None:

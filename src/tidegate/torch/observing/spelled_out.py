@@ -4,7 +4,7 @@ Operators are followed below autograd. What a batched product gives is traced th
 as scales, biases, masks, casts and copies, by the storage that it lies in. If it reaches a softmax over its last axis,
 and if what that gives is the first factor of a batched product over the same axis, then this is attention, and what
 went into the softmax are its scores. Whatever is not certain is left alone: weights that are changed between softmax
-and product, other than by dropout, are found by comparing some of them.
+and product are found by comparing all of them, with what dropout made of them if its operators were seen.
 
 Legend: B batch, T query positions, S attended positions, H heads, D head width, N products of a batch.
 """
@@ -26,11 +26,22 @@ _aten: Any = torch.ops.aten
 _FACTORS = {_aten.bmm.default: slice(2), _aten.baddbmm.default: slice(1, 3)}
 """The batched products, and where their factors stand."""
 _softmax = _aten._softmax.default
-COMPOSITES = {_aten.matmul.default, _aten.einsum.default, _aten.softmax.int}
+COMPOSITES = {_aten.matmul.default, _aten.einsum.default, _aten.softmax.int, _aten.dropout.default}
 """What reaches a mode whole in inference mode, and in these parts elsewhere."""
+
+_draws = _aten.bernoulli_.float
+_native_dropout = _aten.native_dropout.default
+"""The parts of dropout: numbers that are drawn and multiplied with, or both at once."""
+
+FORBIDDING = -1e4
+"""What is added to a score to forbid it: the least number of a dtype, -1e9, -10,000; a score is never as low."""
+FORBIDDEN = FORBIDDING / 2
+"""What a score is at most that was forbidden so: whatever it was before, it is far below all others."""
 
 _NUM_TRACED = 64
 """Products that are traced at a time; between scores and their softmax there are few."""
+_NUM_COMPARED = 1 << 20
+"""Weights that are compared at a time."""
 
 
 class SpelledOutCall(NamedTuple):
@@ -46,6 +57,8 @@ class SpelledOutCall(NamedTuple):
     """(B, H, T, S): what went into the softmax."""
     output: Tensor
     """(B, H, T, any width)."""
+    changed: bool
+    """Whether something else than the softmax of the scores, up to dropout, met the values."""
 
 
 class _Product(NamedTuple):
@@ -69,6 +82,8 @@ class _Weights:
     scores: Tensor
     storages: dict[int, StorageWeakRef] = field(default_factory=dict)
     """Where the weights lie, and what was made of them."""
+    noise: list[Tensor] = field(default_factory=list)
+    """What dropout has multiplied them with."""
 
 
 class SpelledOutAttention:
@@ -77,6 +92,8 @@ class SpelledOutAttention:
     def __init__(self) -> None:
         self._products: dict[int, _Traced] = {}
         self._weights: _Weights | None = None
+        self._drawn: Tensor | None = None
+        """The noise of a dropout that has not been applied yet."""
 
     def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> SpelledOutCall | None:
         """Take in an operator that was served; return the call that ends with it."""
@@ -85,6 +102,12 @@ class SpelledOutAttention:
             return self._follow_product(left, right, result)
         if func is _softmax:
             self._follow_softmax(args[0], args[1], result)
+        elif func is _draws and self._weights is not None and _can_be_traced(result):
+            # Memory for it was made like the weights, and is none of them.
+            self._weights.storages.pop(_place(result), None)
+            self._drawn = result.detach()
+        elif func is _native_dropout:
+            self._follow_dropout(args[0], args[1], *result)
         elif self._products or self._weights is not None:
             self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
         return None
@@ -113,6 +136,12 @@ class SpelledOutAttention:
         self._weights = _Weights(traced.product, scores.detach())
         self._weights.storages[_place(weights)] = StorageWeakRef(weights.untyped_storage())
 
+    def _follow_dropout(self, given: Tensor, probability: float, result: Tensor, kept: Tensor) -> None:
+        weights = self._weights
+        if weights is not None and _can_be_traced(given) and _place(given) in weights.storages and probability < 1:
+            weights.noise.append(kept / (1 - probability))
+        self._pass_on((given,), result)
+
     def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
         """Trace what an operator made of something that is traced, if it has its size."""
         if not _can_be_traced(result):
@@ -125,6 +154,9 @@ class SpelledOutAttention:
                 self._trace(result, self._products[place].product)
                 return
             if self._weights is not None and place in self._weights.storages:
+                if self._drawn is not None and any(_lies_with(self._drawn, other) for other in args):
+                    self._weights.noise.append(self._drawn.expand_as(given))
+                    self._drawn = None
                 self._weights.storages[_place(result)] = StorageWeakRef(result.untyped_storage())
                 return
 
@@ -146,14 +178,18 @@ def _place(x: Tensor) -> int:
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
+def _lies_with(x: Tensor, other: Any) -> bool:
+    return _can_be_traced(other) and _place(other) == _place(x)
+
+
 def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> SpelledOutCall | None:
-    """The call, if the product's first factor is the weights."""
+    """The call, if the product's first factor has the shape of the weights."""
     product, scores = found.product, found.scores
     num_queries, num_keys = scores.shape[-2:]
     num_products = len(left)
     shapes = (product.query_NTD.shape[:2], product.key_NDS.shape[::2], left.shape)
     expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
-    if shapes != expected or scores.numel() != left.numel() or not _is_softmax_of(scores, left.detach()):
+    if shapes != expected or scores.numel() != left.numel():
         return None
     num_heads = scores.shape[-3] if scores.ndim > 3 else 1
 
@@ -166,20 +202,26 @@ def _as_call(found: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tens
         value=by_heads(values_NSD),
         scores=by_heads(scores),
         output=by_heads(result_NTD),
+        changed=not _are_weights(found, left.detach()),
     )
 
 
-def _is_softmax_of(scores: Tensor, used_NTS: Tensor) -> bool:
-    """Whether some rows of what meets the values are those of the softmax, up to dropout and rounding."""
-    rows = sorted({0, used_NTS.shape[1] // 2, used_NTS.shape[1] - 1})
+def _are_weights(found: _Weights, used_NTS: Tensor) -> bool:
+    """Whether what meets the values is the softmax of the scores times the noise of dropout, up to rounding.
+
+    What a query has that may see nothing does not matter: some give nan or equal weights, and mend it afterwards.
+    """
     tolerance = 8 * torch.finfo(used_NTS.dtype).eps
-    used = widen(used_NTS[:, rows])
-    # Of a query that may see nothing some give nan, and mend it afterwards.
-    given = widen(scores.reshape(used_NTS.shape)[:, rows]).softmax(dim=-1).nan_to_num(0).to(used.dtype)
-    kept = used != 0
-    total = given[kept].sum()
-    # Dropout leaves out some, and multiplies the others by one number.
-    factor = used.sum() / total if total > 0 else used.new_ones(())
-    drops = bool((~kept & (given > tolerance)).any())
-    same = torch.allclose(used, torch.where(kept, factor * given, 0), atol=tolerance, rtol=tolerance)
-    return same and (drops or bool((factor - 1).abs() <= tolerance))
+    num_keys = used_NTS.shape[-1]
+    size = max(1, _NUM_COMPARED // max(1, num_keys))
+    parts = (x.reshape(-1, num_keys).split(size) for x in (used_NTS, found.scores, *found.noise))
+    for used, scores, *noise in zip(*parts, strict=True):
+        scores = widen(scores)
+        expected = scores.softmax(dim=-1)
+        for each in noise:
+            expected = expected * each
+        empty = scores.amax(dim=-1, keepdim=True) <= FORBIDDEN
+        same = (widen(used) - expected).abs() <= tolerance * (1 + expected.abs())
+        if not bool((same | empty).all()):
+            return False
+    return True

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from tidegate._refusals import require_bool
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
-from tidegate.torch.observing.calls import FORBIDDEN
+from tidegate.torch.observing.spelled_out import FORBIDDEN
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor

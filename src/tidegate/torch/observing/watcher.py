@@ -6,6 +6,7 @@ Legend: B batch, T query positions, S attended positions, H heads, D gated width
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,10 +36,10 @@ from tidegate.torch.observing.modules import (
     attends_across,
     block_of,
     follow_modules,
+    given_padding,
     num_added_keys,
     projects_itself,
     require_names,
-    told_padding,
     with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
@@ -52,7 +53,8 @@ from tidegate.torch.observing.sums import (
     tokens_of,
 )
 
-_EVERY_QUERY = "one for each of the tokens that the module was given, over at least as many keys"
+_NOT_EVERY_QUERY = "not one for each of the tokens that the module was given, over at least as many keys"
+_CHANGED = "what met the values is not what it gave"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -83,9 +85,10 @@ def observe(
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
 
-    Padding is what `attention_mask` says, (B, positions), if the outermost module is given one. Else it is read from
-    the masks of the calls: a key that no query of its row may see, and in self-attention the query at its position.
-    What a mask adds forbids from -10,000 down. Where masks hide keys for other reasons give `padding`.
+    Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and the modules
+    down to the one that attends have an argument for a mask. Else it is read from the masks of the calls: a key that no
+    query of its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000
+    down. Where masks hide keys for other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
     before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
@@ -159,8 +162,8 @@ class Watcher:
         self._crossing = tuple(crossing)
         self._stack: Sequence[ModuleCall] = ()
         self._tally = Tally()
-        self._uncertain: str | None = None
-        """A layer that spells out something like attention, of which it is not certain whose queries it has."""
+        self._uncertain: dict[str, str] = {}
+        """Layers that spell out something like attention, which is not observed, and why."""
         self._before: Tally | None = None
         """The sums before the batch that runs."""
         self._real: dict[str, Tensor] = {}
@@ -179,16 +182,21 @@ class Watcher:
         self._padding = padding
 
     def observation(self) -> Observation:
-        """Return everything seen so far, as plain data."""
+        """Return everything seen so far, as plain data.
+
+        Warns of layers with a softmax that is not certain to be attention, of which something is not observed.
+        """
         tally = self._tally
+        uncertain = "".join(f" In {name} a softmax was found, but {why}." for name, why in self._uncertain.items())
         if not tally.layers:
-            uncertain = f" In {self._uncertain} a softmax was found, but not {_EVERY_QUERY}." if self._uncertain else ""
             raise RuntimeError(
                 f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`.{uncertain} "
                 "Watched are scaled_dot_product_attention, the attention functions of transformers, and a product, a "
                 "softmax over its last axis and a product with the values, one after the other. Load a transformers "
                 'model with attn_implementation="sdpa" or "eager".'
             )
+        if uncertain:
+            warnings.warn(f"Not all attention of {type(self._model).__name__} is observed.{uncertain}", stacklevel=2)
         gates = tally.gates.summaries(dict.fromkeys(name for name, _ in tally.layers))
         return Observation(
             layers=tuple(
@@ -224,9 +232,9 @@ class Watcher:
             # Ours calls the kernel, and PyTorch's own is called again for it.
             if isinstance(module, GatedAttention) or projects_itself(module):
                 return
-            known = with_rows_of(self._stack[-1], call)
+            known = None if call.changed else with_rows_of(self._stack[-1], call)
             if known is None:
-                self._uncertain = name or type(module).__name__
+                self._uncertain[name or type(module).__name__] = _CHANGED if call.changed else _NOT_EVERY_QUERY
                 return
             call = known
         sink_H = module.sink_logits() if isinstance(module, GatedAttention) else call.sink_H
@@ -236,7 +244,7 @@ class Watcher:
             keys=self._keys,
             heat=self._heat,
             padding=self.padding,
-            told=told_padding(self._stack),
+            from_mask=given_padding(self._stack),
             set_output=record.contribution.known,
             past=record.past,
             crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
