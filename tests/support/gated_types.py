@@ -7,6 +7,7 @@ import torch
 from retrofit_models import stir
 
 from tidegate.torch.retrofit import add_gates, remove_gates
+from tidegate.torch.retrofit.probe import has_cache
 
 CACHED = 3
 """Tokens that are read one by one with a cache, after the others."""
@@ -58,9 +59,9 @@ def _require_gradients(model, inputs):
 def _largest_step(model):
     """How far answers to tokens that come one by one are from those of one pass, by the size of the latter."""
     tokens = model_types.inputs_of(model)["input_ids"]
-    whole = model(input_ids=tokens)
-    if getattr(whole, "past_key_values", None) is None:
+    if not has_cache(model, {"input_ids": tokens}):
         return 0.0
+    whole = model(input_ids=tokens)
     step = model(input_ids=tokens[:, :-CACHED], use_cache=True)
     largest = 0.0
     for position in range(tokens.shape[1] - CACHED, tokens.shape[1]):

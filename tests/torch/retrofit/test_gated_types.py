@@ -93,3 +93,12 @@ def test_the_table_is_made_of_rows():
     assert "1. of a reason" in page
     assert "| images | 9 | 8 | 7 | 6 |" in page
     assert "| `never` | — | — | — | for want of a package |" in page
+
+
+def test_a_cache_that_is_off_by_itself_is_stepped_through():
+    model, lengths = model_types.build("mpt"), []
+    model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert gated_types._largest_step(model) < 1e-4
+    assert lengths[-gated_types.CACHED :] == [1] * gated_types.CACHED
