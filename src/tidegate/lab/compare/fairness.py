@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.compare.tuning import rate_of, start_of
+from tidegate.lab.compare.tuning import rate_of, spell_value, start_of
 from tidegate.lab.training.records import Record
 from tidegate.report.page import Check
 
@@ -198,7 +198,7 @@ def _amounts(summary: Summary) -> Iterator[Check]:
 def _settings(summary: Summary) -> Iterator[Check]:
     own = {plan.name: plan.overrides for plan in summary.plan.variants if plan.overrides}
     for name, overrides in own.items():
-        words = ", ".join(f"{option} = {_spelled(value)}" for option, value in overrides.items())
+        words = ", ".join(f"{option} = {spell_value(value)}" for option, value in overrides.items())
         yield Check(
             name=f"Options of {name}'s own", state="warning", detail=f"{words}: asked for, and not equal to all"
         )
@@ -245,10 +245,6 @@ def _is_at_end(settings: Counter[tuple[float, str]], rates: Sequence[float]) -> 
         return False
     ends = sum(count for (lr, _), count in settings.items() if lr in (min(rates), max(rates)))
     return 2 * ends > settings.total()
-
-
-def _spelled(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _check(name: str, holds: bool, good: str, bad: str) -> Check:

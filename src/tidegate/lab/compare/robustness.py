@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from tidegate._verdict import Effect
 from tidegate.lab.compare.placebos import placebos_of
-from tidegate.lab.compare.tuning import rate_of, spell_start, start_of
-from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo
+from tidegate.lab.compare.tuning import rate_of, spell_value, start_of
+from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo, side_of_zero
 from tidegate.lab.training.records import Plan, Record
 
 TOLERATED = 0.01
@@ -46,7 +46,7 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
     full = all(set(own) == wanted and all(len(b) == plan.num_seeds for b in own.values()) for own in points.values())
     if not full or plan.grid is None:
         return ()
-    order = [spell_start(start) for start in plan.grid.starts]
+    order = [spell_value(start) for start in plan.grid.starts]
     places = sorted(points, key=lambda place: (order.index(place[0]), place[1]))
     return tuple(_judge_point(plan, *place, points[place]) for place in places)
 
@@ -98,11 +98,8 @@ def turning_sentence(points: Sequence[MapPoint], name: str) -> str:
 
 
 def _sign(point: MapPoint, name: str) -> int:
-    """On which side of 0 the interval of a variant lies; 0 if it holds 0, or if there is none."""
     result = point.comparison[name]
-    if result.low is None or result.high is None:
-        return 0
-    return (result.low > 0) - (result.high < 0)
+    return side_of_zero(result.low, result.high)
 
 
 def _places(points: Sequence[MapPoint]) -> str:

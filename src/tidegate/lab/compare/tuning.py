@@ -50,7 +50,8 @@ def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Se
             Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(run), block=block, seed=first + block
         )
         for block in range(num_seeds)
-        for start, rate in [(start, rate) for start in grid.starts for rate in grid.rates]
+        for start in grid.starts
+        for rate in grid.rates
         for name, run in looked_at_once.items()
         if _is_tried(start, rate, grid, best.get((name, block)))
     ]
@@ -86,9 +87,9 @@ def rate_of(record: Record) -> float:
 
 def start_of(record: Record) -> str:
     """How the weights of a run started; records that are older than the option began at 0.02."""
-    return spell_start(record.run["model"].get("init", 0.02))
+    return spell_value(record.run["model"].get("init", 0.02))
 
 
-def spell_start(init: float | str) -> str:
-    """A start as words and tables have it."""
-    return init if isinstance(init, str) else f"{init:g}"
+def spell_value(value: float | str) -> str:
+    """The value of an option as words and tables have it."""
+    return value if isinstance(value, str) else f"{value:g}"

@@ -13,7 +13,7 @@ from tidegate.lab.judging.calibration import Calibration, calibrate
 from tidegate.lab.judging.distributions import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
 from tidegate.lab.judging.figures import Figure, FigureResult, FigureResults, judge_figures
 from tidegate.lab.judging.judge import MARGIN, Comparison, VariantResult, false_positive_rate, judge_variants
-from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo
+from tidegate.lab.judging.placebos import PlaceboResult, effect_of, judge_placebo, side_of_zero
 from tidegate.lab.judging.power import detectable_difference, seeds_needed
 from tidegate.lab.judging.words import RULE, add_sentences, effect_sentence, rule_text
 
@@ -42,6 +42,7 @@ __all__ = [
     "mean_and_sd",
     "rule_text",
     "seeds_needed",
+    "side_of_zero",
     "t_interval",
 ]
 

@@ -46,13 +46,13 @@ def judge_placebo(
 
 def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower_is_better: bool = True) -> Effect:
     """What is known of a variant's mechanism."""
-    signs = {_sign(result.low, result.high), *(_sign(placebo.low, placebo.high) for placebo in placebos)}
+    signs = {side_of_zero(result.low, result.high), *(side_of_zero(placebo.low, placebo.high) for placebo in placebos)}
     if not placebos or len(signs) > 1 or signs == {0}:
         return "unproven"
     return "helps" if (signs == {-1}) == lower_is_better else "harms"
 
 
-def _sign(low: float | None, high: float | None) -> int:
+def side_of_zero(low: float | None, high: float | None) -> int:
     """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
     if low is None or high is None:
         return 0
