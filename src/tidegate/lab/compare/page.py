@@ -8,14 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from tidegate.lab.compare.answer import answer
-from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
-from tidegate.lab.compare.gauge_panels import gauge_panels
-from tidegate.lab.compare.mechanism_panels import mechanism_panels
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
-from tidegate.lab.compare.robustness_panels import robustness_section
+from tidegate.lab.compare.panels.curves import difference_panel, length_panel, loss_views
+from tidegate.lab.compare.panels.gauge import gauge_panels
+from tidegate.lab.compare.panels.mechanism import mechanism_panels
+from tidegate.lab.compare.panels.robustness import robustness_section
+from tidegate.lab.compare.panels.tuning import tuning_panels
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.compare.tuning_panels import tuning_panels
 from tidegate.lab.judging import FigureResults, rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record

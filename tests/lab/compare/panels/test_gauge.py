@@ -1,4 +1,4 @@
-from tidegate.lab.compare.gauge_panels import gauge_panels
+from tidegate.lab.compare.panels.gauge import gauge_panels
 from tidegate.lab.training.measurements import LayerGauge
 
 

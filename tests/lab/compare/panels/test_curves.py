@@ -5,7 +5,7 @@ import pytest
 from lab_lines import diverged, recall_lines, with_seeds
 from lab_runs import tampered
 
-from tidegate.lab.compare.curve_panels import difference_panel, length_panel, loss_views
+from tidegate.lab.compare.panels.curves import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record

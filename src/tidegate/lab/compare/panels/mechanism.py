@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, pstdev
 
-from tidegate.lab.compare.curve_panels import seeds_and_mean
+from tidegate.lab.compare.panels.curves import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known

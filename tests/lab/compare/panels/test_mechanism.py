@@ -5,7 +5,7 @@ import pytest
 from lab_lines import diverged, lines_of
 from lab_runs import tampered
 
-from tidegate.lab.compare.mechanism_panels import MAP_RANK, mechanism_panels
+from tidegate.lab.compare.panels.mechanism import MAP_RANK, mechanism_panels
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
