@@ -14,6 +14,7 @@ from tidegate.lab.compare.settings import TunedSettings
 from tidegate.lab.judging import MARGIN
 from tidegate.lab.tasks.task import Task, TaskData, TaskKind
 from tidegate.lab.training.machine import require_device
+from tidegate.lab.training.presets import SIZES
 from tidegate.lab.training.records import Grid, Match, Search, VariantPlan
 from tidegate.lab.training.run import ModelConfig, Run, Training
 
@@ -185,12 +186,24 @@ class Preset:
         )
 
 
+def _decoder(name: PresetName, *, budget: int, lr: float) -> Preset:
+    size = SIZES[name]
+    return Preset(
+        d_model=size.d_model,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        length=size.length,
+        batch_size=size.batch_size,
+        budget=budget,
+        lr=lr,
+    )
+
+
 PRESETS: dict[TaskKind, dict[PresetName, Preset]] = {
     "lm": {
-        # About 0.18, 1.0 and 14 million parameters with bytes as tokens.
-        "tiny": Preset(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16, budget=1_638_400, lr=3e-3),
-        "small": Preset(d_model=144, num_layers=4, num_heads=6, length=256, batch_size=16, budget=20_971_520, lr=3e-3),
-        "base": Preset(d_model=384, num_layers=8, num_heads=6, length=512, batch_size=32, budget=301_989_888, lr=1e-3),
+        "tiny": _decoder("tiny", budget=1_638_400, lr=3e-3),
+        "small": _decoder("small", budget=20_971_520, lr=3e-3),
+        "base": _decoder("base", budget=301_989_888, lr=1e-3),
     },
     "image": {
         "tiny": Preset(d_model=48, num_layers=2, num_heads=4, batch_size=64, budget=64_000, lr=2e-3, patch_size=2),
