@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo tour chromium test test-all torture models check coverage bench format
+.PHONY: help demo tour chromium test test-all torture models check coverage bench bench-gpu dist format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -73,6 +73,14 @@ bench: $(BENCH_READY) ## layers beside their peers, as ratios; tables in benchma
 	$(BIN)/python benchmarks/observe.py
 	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/experts.py
+
+bench-gpu: $(BENCH_READY) ## the tests that need a GPU, then layers and training on it; the table is benchmarks/results/gpu.md
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
+
+dist: $(READY) ## wheel and source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
 
 format: $(READY) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format

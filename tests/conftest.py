@@ -7,6 +7,7 @@ import hypothesis
 import jax
 import matplotlib as mpl
 import pytest
+import torch
 from jax_layers import QUICK_FLAGS
 
 mpl.use("Agg")
@@ -79,6 +80,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line("markers", "full: run with --full alone")
     config.addinivalue_line("markers", "torture: run with --torture alone")
+    config.addinivalue_line("markers", "gpu: skip where PyTorch sees no GPU; `make bench-gpu` runs these alone")
     config.addinivalue_line("markers", "fault(name): the row of docs/reliability.md, or a function of the parameters")
     if not config.getoption("--full"):
         # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
@@ -104,6 +106,9 @@ def pytest_collection_modifyitems(config, items):
         chosen = [keep and choice for keep, choice in zip(kept, chosen, strict=True)]
     config.hook.pytest_deselected(items=[item for item, keep in zip(items, chosen, strict=True) if not keep])
     items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
+    if not torch.cuda.is_available():
+        for item in filter(lambda item: item.get_closest_marker("gpu"), items):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     order = {HERE / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 

@@ -94,7 +94,7 @@ def test_dropout_drops_weights_and_keeps_their_mean():
     assert 0 < (mean - 1).abs().max() < 0.06
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_on_a_gpu_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, kind):
@@ -121,7 +121,7 @@ def test_packed_documents_have_a_kernel_of_their_own_only_where_a_gpu_has_it():
     assert packed_kernel_serves(q.to("meta"), boundaries) is False
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("G", [4, 2])

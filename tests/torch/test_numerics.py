@@ -73,7 +73,7 @@ def test_very_large_scores_attend_to_one_key(size):
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(y.sum(), [x, *layer.parameters()]))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @every_option
 @pytest.mark.parametrize("gate", ["none", "bma", "bma-query", "g1+g2+g3+g4+g5"])
 def test_a_gpu_computes_what_the_cpu_does(gate, options):
@@ -89,7 +89,7 @@ def test_a_gpu_computes_what_the_cpu_does(gate, options):
         assert_close(found, expected, what="gradient")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("gate", ["none", "bma", "bma-query", "g1"])
 def test_on_a_gpu_an_empty_row_gives_the_bias(gate):
     layer = make(gate, dtype=torch.float32, bias=True).cuda()

@@ -272,7 +272,7 @@ def test_statistics_with_a_sink_are_those_of_one_more_state():
     assert_close(found.mass, weights[..., 0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpus_kernel_gives_the_same():
     tensors = [tensor.detach().to("cuda", torch.bfloat16).requires_grad_() for tensor in inputs(64)]
     exact = [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]

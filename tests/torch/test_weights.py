@@ -83,7 +83,7 @@ def test_the_device_is_the_one_asked_for(path):
     assert {parameter.device.type for parameter in load_model(path, device=torch.device("cpu")).parameters()} == {"cpu"}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_model_is_loaded_onto_a_gpu(path):
     save_model(text_model(), path)
     assert {parameter.device.type for parameter in load_model(path, device="cuda").parameters()} == {"cuda"}

@@ -343,7 +343,7 @@ def test_no_gradient_flows_and_autocast_costs_no_precision(route):
     assert_same(rows, reference(q.detach(), k.detach(), v.detach()))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("mask", MASKS)
 def test_equal_to_the_definition_on_a_gpu(mask):
     qkv, options = problem(mask, "two blocks of queries")

@@ -1,0 +1,62 @@
+"""What is shipped: the wheel has all that the package reads, and works where nothing else is."""
+
+import fnmatch
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "tidegate"
+BUILT = {".pyc"}
+"""Endings of files that Python makes by itself."""
+
+
+def unshipped(files, patterns):
+    """The files, by their paths inside the package, that no pattern of the package's data matches."""
+    return [file for file in files if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns)]
+
+
+def data_patterns():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings["tool"]["setuptools"]["package-data"]["tidegate"]
+
+
+def test_every_file_of_the_package_that_is_no_source_is_declared_as_its_data():
+    files = [path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in {".py", *BUILT}]
+    assert files
+    assert unshipped([path.relative_to(SOURCE).as_posix() for path in files], data_patterns()) == []
+
+
+def test_a_file_that_would_not_be_shipped_is_seen():
+    assert unshipped(["py.typed", "report/templates/a.css", "lab/b.json"], data_patterns()) == ["lab/b.json"]
+
+
+def run(*command, cwd=ROOT):
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_wheel_compares_in_an_environment_that_has_nothing_else(tmp_path):
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist")
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert list((tmp_path / "dist").glob("*.tar.gz"))
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    binaries, constraints = tmp_path / "venv" / "bin", ROOT / "constraints.txt"
+    install = (binaries / "python", "-m", "pip", "install", "--quiet", "--constraint", constraints)
+    run(*install, "torch")
+    run(*install, f"{wheel}[lab]")
+    notes = tmp_path / "notes.txt"
+    notes.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
+    options = ("--data", notes, "--variants", "none,bma", "--no-placebos", "--seeds", 1, "--tokens", 8192)
+    out = run(binaries / "tidegate", "compare", *options, "--out", tmp_path / "out", "--quiet", cwd=tmp_path)
+    assert "bma" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<html" in page
+    assert "bma" in page
+    assert (tmp_path / "out" / "results.json").stat().st_size > 0
