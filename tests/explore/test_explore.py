@@ -1,0 +1,263 @@
+"""The page of `tidegate explore` in a real browser: its numbers are the library's, and it can be used by everybody."""
+
+import numpy as np
+import pytest
+from browser import Opened, launch_chromium, needs_chromium
+from closeness import assert_close
+from pages import require_policy
+
+from tidegate.explore import explore_page
+from tidegate.tensors.attention import attention_output, attention_scores_with_metric, attention_weights
+from tidegate.tensors.bilinear import scaled_euclidean_metric
+from tidegate.tensors.gating import bilinearly_modulated_attention
+from tidegate.tensors.softmax import effective_number_of_states, entropy, free_energy, log_partition
+
+pytestmark = needs_chromium
+
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+READY = "html.js"
+"""Everything is computed while the page loads."""
+FOCUSED = "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    place = tmp_path_factory.mktemp("explore") / "explore.html"
+    place.write_text(explore_page(), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def desktop(browser, path):
+    opened = Opened(browser, path, viewport=DESKTOP, color_scheme="light", ready=READY)
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture(scope="module")
+def handheld(browser, path):
+    options = {"viewport": PHONE, "color_scheme": "dark", "is_mobile": True, "has_touch": True}
+    opened = Opened(browser, path, reduced_motion="reduce", ready=READY, **options)
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture
+def page(desktop):
+    return desktop.page
+
+
+@pytest.fixture
+def phone(handheld):
+    return handheld.page
+
+
+def number(text):
+    return float(text.replace("−", "-"))
+
+
+def vector(text):
+    return [number(part) for part in text.strip("()").split(",")]
+
+
+def assert_same(found, expected):
+    """Compare what the page computed, whose whole numbers come without a point, with the library's."""
+    assert_close(np.asarray(found, dtype=float), np.asarray(expected))
+
+
+# A query among keys
+
+
+def random_settings(rng, gate="none", sink=None):
+    shapes = {"query": 2, "keys": (5, 2), "values": (5, 2), "queries": (5, 2), "metric": (2, 2), "gateMatrix": (2, 2)}
+    arrays = {name: 2 * rng.standard_normal(shape) for name, shape in shapes.items()}
+    return arrays | {"temperature": float(np.exp(rng.normal())), "gate": gate, "sink": sink}
+
+
+def attend_in_page(page, settings):
+    plain = [
+        {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()} for row in settings
+    ]
+    return page.evaluate("rows => rows.map(attend)", plain)
+
+
+def test_scores_weights_and_what_follows_from_them_are_those_of_tensors(page):
+    rng = np.random.default_rng(0)
+    settings = [random_settings(rng) for _ in range(20)]
+    for given, found in zip(settings, attend_in_page(page, settings), strict=True):
+        scores = attention_scores_with_metric(given["query"][None], given["keys"], given["metric"])
+        weights = attention_weights(scores, None, given["temperature"])
+        assert_same(found["scores"], scores[0])
+        assert_same(found["weights"], weights[0])
+        assert_same(found["logPartition"], log_partition(scores, given["temperature"])[0])
+        assert_same(found["freeEnergy"], free_energy(scores, given["temperature"])[0])
+        assert_same(found["entropy"], entropy(weights)[0])
+        assert_same(found["effectiveNumber"], effective_number_of_states(weights)[0])
+        assert_same(found["output"], attention_output(weights, given["values"])[0])
+
+
+def test_both_gates_are_bilinearly_modulated_attention(page):
+    rng = np.random.default_rng(1)
+    settings = [random_settings(rng, gate) for gate in ("bma", "bma-query") for _ in range(10)]
+    settings = [row | {"metric": scaled_euclidean_metric(2), "temperature": 1.0} for row in settings]
+    for given, found in zip(settings, attend_in_page(page, settings), strict=True):
+        if given["gate"] == "bma":
+            # Six positions, the last of which attends to the five others.
+            zeros = np.zeros((1, 2))
+            Q = np.concatenate([given["queries"], given["query"][None]])
+            K, V = np.concatenate([given["keys"], zeros]), np.concatenate([given["values"], zeros])
+            mask, index = np.arange(6)[None] < 5, "source"
+        else:
+            Q, K, V, mask, index = given["query"][None], given["keys"], given["values"], None, "query"
+        expected = bilinearly_modulated_attention(Q, K, V, given["gateMatrix"], index=index, mask=mask)
+        assert_same(found["output"], expected[-1])
+
+
+@pytest.mark.parametrize("sink", [0.0, 1.3, -2.0])
+def test_a_sink_is_one_more_key_whose_value_is_nothing(page, sink):
+    rng = np.random.default_rng(2)
+    settings = [random_settings(rng, sink=sink) for _ in range(10)]
+    for given, found in zip(settings, attend_in_page(page, settings), strict=True):
+        scores = attention_scores_with_metric(given["query"][None], given["keys"], given["metric"])[0]
+        weights = attention_weights(np.append(scores / given["temperature"], sink)[None])
+        assert_same(found["output"], attention_output(weights[:, :-1], given["values"])[0])
+        assert_same(1 - found["kept"], weights[0, -1])
+
+
+def test_extreme_temperatures_overflow_nowhere(page):
+    row = random_settings(np.random.default_rng(3)) | {"temperature": 1e-4}
+    (found,) = attend_in_page(page, [row])
+    assert sorted(found["weights"]) == [0, 0, 0, 0, 1]
+    assert found["entropy"] == 0
+    assert np.isfinite(found["logPartition"])
+
+
+def test_the_query_moves_by_pointer_and_by_keys_and_the_output_with_it(page):
+    page.locator("#reset_query").click()
+    handle = page.get_by_label("Query of the position that attends")
+    before = page.locator("#final_output").inner_text()
+    handle.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowDown")
+    assert handle.get_attribute("aria-valuetext") == "1.15 across, 0.45 up"
+    moved = page.locator("#final_output").inner_text()
+    assert moved != before
+    handle.scroll_into_view_if_needed()
+    box = handle.locator(".mark").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] - 150, box["y"] + 60)
+    page.mouse.up()
+    assert handle.get_attribute("aria-valuetext").startswith("−")
+    assert page.locator("#final_output").inner_text() != moved
+
+
+def test_what_is_shown_is_what_is_computed(page):
+    page.locator("#reset_query").click()
+    page.locator("input[value=bma]").check()
+    page.locator("#sink_kind").select_option("off-by-one")
+    page.locator("#gate_matrix_01").fill("2")
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#key_rows tr").all()]
+    assert len(rows) == 6
+    weights, shares = np.array([[number(row[1]), number(row[2])] for row in rows[:5]]).T
+    sink = number(rows[5][2])
+    assert abs(sum(weights) - 1) < 3e-3
+    assert abs(sum(shares) + sink - 1) < 3e-3
+    # Z / (Z + 1)
+    partition = np.exp(number(page.locator("#log_partition").inner_text()))
+    assert abs(1 - sink - partition / (partition + 1)) < 2e-3
+    # The first position's own query is (0.5, 0.3): its gate on the second feature is sigmoid(0.5 · 2 + 0.3 · 1.5).
+    assert abs(vector(rows[0][3])[1] - 1 / (1 + np.exp(-1.45))) < 6e-3
+    assert page.locator("#query [data-when=bma] math").first.is_visible()
+    assert not page.locator("#query div[data-when=bma-query]").is_visible()
+    page.locator("#reset_query").click()
+    assert page.locator("#key_rows tr:visible").count() == 5
+
+
+def test_a_colder_query_has_fewer_keys(page):
+    page.locator("#reset_query").click()
+    numbers = []
+    for key in ("Home", "End"):
+        page.locator("#temperature").press(key)
+        numbers.append(number(page.locator("#effective_number").inner_text().split(" of ")[0]))
+    page.locator("#reset_query").click()
+    assert numbers[0] < 1.1
+    assert numbers[1] > 4.5
+
+
+# The page as a whole
+
+
+def test_the_page_opens_offline_asks_for_nothing_and_complains_of_nothing(desktop, handheld):
+    for opened in (desktop, handheld):
+        assert opened.foreign_requests() == []
+        assert opened.complaints == []
+
+
+def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run():
+    page = explore_page()
+    require_policy(page, num_scripts=page.count("<script>"))
+
+
+@pytest.mark.parametrize("width", [320, 390, 700, 1280])
+def test_nothing_is_wider_than_the_window(page, width):
+    page.set_viewport_size(DESKTOP | {"width": width})
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    page.set_viewport_size(DESKTOP)
+
+
+def test_every_control_has_a_name_and_a_mark_when_the_keyboard_reaches_it(page):
+    page.locator("h1").click()
+    names, unmarked = [], []
+    while True:
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement === document.body"):
+            break
+        names.append(page.evaluate(FOCUSED))
+        marked = page.evaluate(
+            """() => {
+                const reach = document.activeElement.querySelector(".reach") ?? document.activeElement;
+                const style = getComputedStyle(reach);
+                return style.outlineStyle !== "none" || (style.stroke !== "none" && reach !== document.activeElement);
+            }"""
+        )
+        if not marked:
+            unmarked.append(names[-1])
+        assert len(names) < 200
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, button")]
+            .filter((control) => !(control.labels?.length || control.ariaLabel || control.textContent.trim()))
+            .map((control) => control.id)"""
+    )
+    assert unnamed == []
+    assert unmarked == []
+    wanted = ["Query of the position that attends", "Key 1", "Value 5", "temperature", "sink_kind"]
+    places = [names.index(name) for name in wanted]
+    assert places == sorted(places)
+
+
+def test_light_and_dark_follow_the_reader_and_the_button(page, phone):
+    paper = "() => getComputedStyle(document.body).backgroundColor"
+    light, dark = page.evaluate(paper), phone.evaluate(paper)
+    assert light != dark
+    page.locator("#toggle_theme").click()
+    assert page.evaluate(paper) == dark
+    page.locator("#toggle_theme").click()
+    assert page.evaluate(paper) == light
+
+
+def test_the_page_works_inside_a_frame(browser, path, tmp_path):
+    outer = tmp_path / "outer.html"
+    outer.write_text(f'<iframe src="{path.as_uri()}" width="800" height="600"></iframe>', encoding="utf-8")
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(outer.as_uri())
+    page.frame_locator("iframe").locator("#final_output", has_text="(").wait_for()
+    context.close()
