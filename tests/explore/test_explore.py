@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from browser import Opened, launch_chromium, needs_chromium
 from closeness import assert_close
 from pages import require_policy
 
+from tidegate import Gate, Gates
 from tidegate.explore import explore_page
+from tidegate.geometry import gaussian_curvature, query_chart, sectional_curvature, weight_chart
 from tidegate.tensors.attention import attention_output, attention_scores_with_metric, attention_weights
 from tidegate.tensors.bilinear import scaled_euclidean_metric
 from tidegate.tensors.gating import bilinearly_modulated_attention
+from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.softmax import effective_number_of_states, entropy, free_energy, log_partition
 
 pytestmark = needs_chromium
@@ -67,6 +71,11 @@ def vector(text):
     return [number(part) for part in text.strip("()").split(",")]
 
 
+def plain(settings):
+    """Arrays as lists, for the page."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in settings.items()}
+
+
 def assert_same(found, expected):
     """Compare what the page computed, whose whole numbers come without a point, with the library's."""
     assert_close(np.asarray(found, dtype=float), np.asarray(expected))
@@ -82,10 +91,7 @@ def random_settings(rng, gate="none", sink=None):
 
 
 def attend_in_page(page, settings):
-    plain = [
-        {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()} for row in settings
-    ]
-    return page.evaluate("rows => rows.map(attend)", plain)
+    return page.evaluate("rows => rows.map(attend)", list(map(plain, settings)))
 
 
 def test_scores_weights_and_what_follows_from_them_are_those_of_tensors(page):
@@ -192,6 +198,112 @@ def test_a_colder_query_has_fewer_keys(page):
     assert numbers[1] > 4.5
 
 
+# A surface that bends
+
+
+def surface_settings(rng, chart, reads, grain):
+    """A head of three features and a gate of random numbers, as the page takes them."""
+    num_keys = 3 if chart == "weight" else 4
+    head = {"query": rng.standard_normal(3)} | {name: rng.standard_normal((num_keys, 3)) for name in ("keys", "values")}
+    gate = {"matrix": rng.standard_normal((3, 3 if grain == "element" else 1)), "strength": 1.7}
+    return head | {"chart": chart}, gate | {"reads": reads}
+
+
+def curvature_in_page(page, head, gate, points):
+    given = {"head": plain(head), "gate": plain(gate), "points": points.tolist()}
+    return page.evaluate(
+        "({head, gate, points}) => points.map(([u, v]) => gaussianCurvature(surfaceJets(head, gate, u, v)))", given
+    )
+
+
+def as_layer(head, gate, grain):
+    """The layer whose last position has this query, and whose positions have these keys and values."""
+    num_keys = len(head["keys"])
+    queries = np.zeros((num_keys, 3))
+    queries[-1] = head["query"]
+    # The input is the unit matrix, so that the projections are the tensors themselves.
+    arrays = [torch.from_numpy(array)[None] for array in (queries, head["keys"], head["values"])]
+    weight = torch.from_numpy(gate["strength"] * gate["matrix"])[None]
+    return AttentionArrays(
+        **dict(zip(("W_Q", "W_K", "W_V"), arrays, strict=True)),
+        W_O=torch.zeros(1, 3, num_keys, dtype=torch.float64),
+        gates=Gates.parse(Gate(site="output", reads=gate["reads"], grain=grain, activation="twosigmoid")),
+        gate_parameters={"output": {"weight": weight}},
+    ), torch.eye(num_keys, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("grain", ["element", "head"])
+@pytest.mark.parametrize("reads", ["output", "query"])
+@pytest.mark.parametrize("chart", ["weight", "query"])
+def test_the_curvature_is_that_of_geometry(page, chart, reads, grain):
+    rng = np.random.default_rng(4)
+    head, gate = surface_settings(rng, chart, reads, grain)
+    points = rng.dirichlet((1, 1, 1), size=20)[:, :2]
+    layer, x = as_layer(head, gate, grain)
+    if chart == "weight":
+        expected = gaussian_curvature(weight_chart(layer, x, head=0), torch.from_numpy(points))
+    else:
+        at = torch.from_numpy(head["query"] + np.pad(points, ((0, 0), (0, 1))))
+        u, v, _ = torch.eye(3, dtype=torch.float64)
+        expected = sectional_curvature(query_chart(layer, x, head=0), at, u, v, tangent="plane")
+    assert_same(curvature_in_page(page, head, gate, points), expected)
+
+
+def test_without_a_gate_the_weight_chart_is_flat_to_the_last_bit(page):
+    rng = np.random.default_rng(5)
+    head, gate = surface_settings(rng, "weight", "output", "element")
+    found = curvature_in_page(page, head, gate | {"strength": 0}, rng.dirichlet((1, 1, 1), size=20)[:, :2])
+    assert found == [0] * 20
+
+
+def test_a_point_without_a_tangent_plane_has_no_curvature(page):
+    rng = np.random.default_rng(6)
+    head, gate = surface_settings(rng, "weight", "output", "element")
+    head["values"][1] = head["values"][0]
+    (found,) = curvature_in_page(page, head, gate, np.array([[0.2, 0.3]]))
+    assert np.isnan(found)
+
+
+def test_curvature_grows_with_the_strength_of_the_gate(page):
+    strength = page.locator("#strength")
+    page.locator("#surface_case").select_option("dome")
+    strength.press("Home")
+    assert page.locator("#surface_verdict").inner_text() == "flat: K = 0 everywhere"
+    strength.press("End")
+    assert page.locator("#surface_verdict").inner_text() == "curved like a dome: K > 0"
+    for case, word in {"saddle": "saddle: K < 0", "cone": "K = 0", "plane": "K = 0", "query": "both signs"}.items():
+        page.locator("#surface_case").select_option(case)
+        assert word in page.locator("#surface_verdict").inner_text()
+    page.locator("#surface_case").select_option("dome")
+
+
+def test_the_surface_turns_by_pointer_and_by_keys(page):
+    picture = page.locator("#surface_picture")
+    corners = "() => document.querySelector('.faces polygon').getAttribute('points')"
+    seen = [page.evaluate(corners)]
+    picture.focus()
+    for key in ("ArrowLeft", "Shift+ArrowUp"):
+        page.keyboard.press(key)
+        seen.append(page.evaluate(corners))
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 180)
+    page.mouse.up()
+    seen.append(page.evaluate(corners))
+    assert len(set(seen)) == 4
+
+
+def test_the_surface_bends_in_time_or_at_once_for_those_who_want_no_motion(page, phone):
+    value = "() => document.getElementById('strength').value"
+    phone.locator("#play_strength").click()
+    assert phone.evaluate(value) == "3"
+    page.locator("#play_strength").click()
+    assert float(page.evaluate(value)) < 3
+    page.wait_for_function("() => document.getElementById('strength').value === '3'")
+
+
 # The page as a whole
 
 
@@ -238,7 +350,15 @@ def test_every_control_has_a_name_and_a_mark_when_the_keyboard_reaches_it(page):
     )
     assert unnamed == []
     assert unmarked == []
-    wanted = ["Query of the position that attends", "Key 1", "Value 5", "temperature", "sink_kind"]
+    wanted = [
+        "Query of the position that attends",
+        "Key 1",
+        "Value 5",
+        "temperature",
+        "sink_kind",
+        "surface_case",
+        "strength",
+    ]
     places = [names.index(name) for name in wanted]
     assert places == sorted(places)
 

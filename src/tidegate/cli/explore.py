@@ -18,7 +18,8 @@ def explore(
 ) -> None:
     """Write a page to play with, and open it: one file that needs no network.
 
-    Move a query among keys and watch scores, Gibbs weights, a sink and two gates.
+    Move a query among keys and watch scores, Gibbs weights, a sink and two gates. Turn a surface that bends as a gate
+    grows stronger, coloured by its curvature.
 
     The page computes every number itself; the tests hold them against the library.
 

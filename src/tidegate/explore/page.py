@@ -6,16 +6,16 @@ from importlib import resources
 
 from tidegate.report.embed import script_hash
 
-PARTS = {"query": "A query among keys"}
+PARTS = {"query": "A query among keys", "surface": "A surface that bends"}
 """The parts of the page in their order: the name of the template, which is the anchor too, and the title."""
 
-_SCRIPTS = ("attention.js", "controls.js", "query_view.js")
+_SCRIPTS = ("attention.js", "curvature.js", "controls.js", "query_view.js", "surface_view.js")
 
 
 def explore_page() -> str:
     """Return the page as one HTML document that fetches nothing and works from a disk and inside a frame.
 
-    The mathematics is in `attention.js`, in pure functions.
+    The mathematics is in `attention.js` and `curvature.js`, in pure functions; the other scripts draw.
     """
     # Import late: what only needs the name of this function needs no templates.
     from jinja2 import Environment, PackageLoader, StrictUndefined
