@@ -1,5 +1,11 @@
 """The page of `tidegate explore` in a real browser: its numbers are the library's, and it can be used by everybody."""
 
+import json
+import random
+import re
+from itertools import product
+
+import jax
 import numpy as np
 import pytest
 import torch
@@ -9,12 +15,16 @@ from pages import require_policy
 
 from tidegate import Gate, Gates
 from tidegate.explore import explore_page
+from tidegate.explore.gate_table import CHOICES, NUMBERS
+from tidegate.gate import legal_gates
 from tidegate.geometry import gaussian_curvature, query_chart, sectional_curvature, weight_chart
+from tidegate.sizes import HeadShape
 from tidegate.tensors.attention import attention_output, attention_scores_with_metric, attention_weights
 from tidegate.tensors.bilinear import scaled_euclidean_metric
 from tidegate.tensors.gating import bilinearly_modulated_attention
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.softmax import effective_number_of_states, entropy, free_energy, log_partition
+from tidegate.torch import GatedAttention
 
 pytestmark = needs_chromium
 
@@ -22,7 +32,14 @@ DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 READY = "html.js"
 """Everything is computed while the page loads."""
-FOCUSED = "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+FOCUSED = """() => {
+    const control = document.activeElement;
+    if (control === document.body) return null;
+    const reach = control.querySelector(".reach");
+    const style = getComputedStyle(reach ?? control);
+    return [control.ariaLabel ?? control.id, (reach ? style.stroke : style.outlineStyle) !== "none"];
+}"""
+"""The name of what has the focus, and whether it shows; None at the end."""
 
 
 @pytest.fixture(scope="module")
@@ -296,12 +313,176 @@ def test_the_surface_turns_by_pointer_and_by_keys(page):
 
 
 def test_the_surface_bends_in_time_or_at_once_for_those_who_want_no_motion(page, phone):
-    value = "() => document.getElementById('strength').value"
+    value = "() => document.getElementById('strength').valueAsNumber"
     phone.locator("#play_strength").click()
-    assert phone.evaluate(value) == "3"
+    assert phone.evaluate(value) == 3
+    page.locator("#strength").press("End")
     page.locator("#play_strength").click()
-    assert float(page.evaluate(value)) < 3
-    page.wait_for_function("() => document.getElementById('strength').value === '3'")
+    early = page.evaluate(value)
+    assert early < 3
+    page.wait_for_function(f"early => ({value})() > early", arg=early)
+
+
+# Draw a gate
+
+NAMES = (*CHOICES, *NUMBERS)
+SIZES = (
+    {"d_model": 512, "num_heads": 8, "num_kv_heads": 2},
+    {"d_model": 96, "num_heads": 6, "num_kv_heads": 6},
+    {"d_model": 100, "num_heads": 6, "num_kv_heads": 3, "head_dim": 10},
+)
+IN_PAGE = """(text) => {
+    const [gates, sizes, fields] = JSON.parse(text);
+    const table = JSON.parse(document.getElementById("gate_table").textContent);
+    const list = listRefusals(table);
+    const shapes = sizes.map((size) => headShape({ head_dim: null, ...size }).shape);
+    const told = gates.map((values) => {
+        const gate = Object.fromEntries(fields.map((name, k) => [name, values[k]]));
+        const refusal = refusalOf(table, list, gate);
+        if (refusal) return [refusal];
+        const counts = shapes.map((shape) => {
+            const { shapes, problem } = parameterShapes(gate, shape);
+            return problem ?? numParameters(shapes);
+        });
+        return [nameGate(table, gate), spellGate(gate), needsSelfAttention(gate), counts];
+    });
+    return JSON.stringify(told);
+}"""
+
+
+def of_page(page, gates):
+    """What the page says of each gate. As text, which the browser takes and gives much faster than lists."""
+    return json.loads(page.evaluate(IN_PAGE, json.dumps([gates, SIZES, NAMES])))
+
+
+def of_library(values):
+    """What the library says of a gate, in the page's order."""
+    try:
+        gate = Gate(**dict(zip(NAMES, values, strict=True)))
+    except ValueError as problem:
+        return [str(problem)]
+    return [str(gate), gate.spelling, gate.needs_self_attention, [count_or_problem(gate, sizes) for sizes in SIZES]]
+
+
+def count_or_problem(gate, sizes):
+    try:
+        return gate.num_parameters(**sizes)
+    except ValueError as problem:
+        return str(problem)
+
+
+def test_every_gate_on_offer_is_spelled_counted_or_refused_as_by_the_library(page):
+    gates = list(product(*CHOICES.values(), (None, 8), (None, 12), (None, 1)))
+    found = of_page(page, gates)
+    differing = [values for values, row in zip(gates, found, strict=True) if row != of_library(values)]
+    assert differing == []
+    assert 0 < sum(len(row) == 1 for row in found) < len(found) == 34_560
+
+
+def test_every_number_on_offer_is_spelled_and_counted_as_by_the_library(page):
+    words = random.Random(0).sample(list(product(*CHOICES.values())), 40)
+    numbers = list(product(*((None, *values) for values in NUMBERS.values())))
+    gates = [(*chosen, *values) for chosen in words for values in numbers]
+    found = of_page(page, gates)
+    differing = [values for values, row in zip(gates, found, strict=True) if row != of_library(values)]
+    assert differing == []
+
+
+def test_a_wrong_entry_would_be_seen():
+    assert of_library(("value", "query", "element", "head", "multiply", "sigmoid", None, None, None))[:2] == [
+        "bma",
+        "value:query",
+    ]
+    assert (
+        "would read itself" in of_library(("value", "output", "element", "head", "multiply", "sigmoid", *[None] * 3))[0]
+    )
+
+
+def test_the_cost_is_that_of_the_layer(page):
+    spelled = ["bma", "g1", "value:query:shared-layer", "output:input:head:shared-group:r4", "dense:output:b1", "sink"]
+    spelled += ["output:query:shared-group:w8", "output:nothing", "output:output:gelu:replace"]
+    for sizes in SIZES:
+        plain_layer = GatedAttention(**sizes, gate="none", device="meta")
+        for name in spelled:
+            gate = Gate.parse(name)
+            fields = {field: getattr(gate, field) for field in NAMES}
+            found = page.evaluate(
+                """([gate, sizes]) => {
+                    const { shape } = headShape({ head_dim: null, ...sizes });
+                    const { shapes } = parameterShapes(gate, shape);
+                    return [layerFlops(shape, 100), gateFlops(gate, shape, shapes), projectionSize(shape)];
+                }""",
+                [fields, sizes],
+            )
+            layer = GatedAttention(**sizes, gate=gate, device="meta")
+            expected = plain_layer.flops_per_token(100)
+            assert found == [expected, layer.flops_per_token(100) - expected, plain_layer.num_parameters()], name
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"d_model": 100, "num_heads": 6, "num_kv_heads": 6},
+        {"d_model": 96, "num_heads": 6, "num_kv_heads": 4},
+        {"d_model": 0, "num_heads": 6, "num_kv_heads": 6},
+        {"d_model": 96, "num_heads": 6, "num_kv_heads": 6, "head_dim": -3},
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_in_the_words_of_the_library(page, sizes):
+    said = page.evaluate("sizes => headShape({ head_dim: null, ...sizes }).problem", sizes)
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        HeadShape.of(**sizes)
+
+
+def test_the_code_to_paste_runs(page):
+    page.locator("#gate_preset").select_option("bma")
+    page.locator("#gate summary").click()
+    for name, size in {"d_model": 32, "num_heads": 4, "num_kv_heads": 2}.items():
+        page.locator(f"#{name}").fill(str(size))
+    page.locator("#gate_activation").select_option("tanh1")
+    torch_names, jax_names = {}, {}
+    exec(page.locator("#code_torch").inner_text(), torch_names)
+    # Shapes alone: compiling would take long.
+    jax.eval_shape(lambda: exec(page.locator("#code_jax").inner_text(), jax_names))
+    for names in (torch_names, jax_names):
+        assert names["y"].shape == (2, 16, 32)
+    assert str(torch_names["layer"].gates) == str(jax_names["config"].gates) == "value:query:tanh1"
+    assert torch_names["layer"].shape == jax_names["config"].shape
+    for name, size in {"d_model": 512, "num_heads": 8, "num_kv_heads": 8}.items():
+        page.locator(f"#{name}").fill(str(size))
+    page.locator("#gate summary").click()
+
+
+def test_a_refused_gate_says_why_and_its_options_are_marked(page):
+    page.locator("#gate_preset").select_option("bma")
+    assert page.locator("#gate_parameters").inner_text() == "32,768"
+    assert "✕" in page.locator("#gate_reads option[value=output]").inner_text()
+    page.locator("#gate_reads").select_option("output")
+    assert "would read itself; use value:input or output:output" in page.locator("#gate_refusal").inner_text()
+    assert not page.locator("#gate_result").is_visible()
+    page.locator("#gate_site").select_option("output")
+    assert not page.locator("#gate_refusal").is_visible()
+    assert page.locator("#gate_spelling").inner_text() == "output:output"
+    page.locator("#gate_preset").select_option("g1-head")
+    assert page.locator("#gate_spelling").inner_text() == "output:input:head"
+    assert page.locator("#gate_parameters").inner_text() == "4,096"
+
+
+def test_the_diagram_shows_every_legal_gate(page):
+    gates = list(legal_gates())
+    drawn = page.evaluate(
+        """(gates) => gates.map((fields) => {
+            for (const [name, value] of Object.entries(fields)) document.getElementById(`gate_${name}`).value = value;
+            document.getElementById("gate_fields").dispatchEvent(new Event("input"));
+            const spelled = document.getElementById("gate_spelling").textContent;
+            return [spelled, document.querySelector("#gate_diagram .gate").innerHTML];
+        })""",
+        [{name: getattr(gate, name) for name in ("site", "reads", "grain")} for gate in gates],
+    )
+    assert [spelled for spelled, _ in drawn] == [gate.spelling for gate in gates]
+    # Site and reads are drawn; the grain is said in words.
+    assert len({picture for _, picture in drawn}) == len({(gate.site, gate.reads) for gate in gates})
+    page.locator("#gate_preset").select_option("bma")
 
 
 # The page as a whole
@@ -313,9 +494,9 @@ def test_the_page_opens_offline_asks_for_nothing_and_complains_of_nothing(deskto
         assert opened.complaints == []
 
 
-def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run():
-    page = explore_page()
-    require_policy(page, num_scripts=page.count("<script>"))
+def test_the_policy_lets_nothing_be_fetched_and_no_other_script_run(path):
+    text = path.read_text(encoding="utf-8")
+    require_policy(text, num_scripts=text.count("<script>"))
 
 
 @pytest.mark.parametrize("width", [320, 390, 700, 1280])
@@ -327,29 +508,20 @@ def test_nothing_is_wider_than_the_window(page, width):
 
 def test_every_control_has_a_name_and_a_mark_when_the_keyboard_reaches_it(page):
     page.locator("h1").click()
-    names, unmarked = [], []
-    while True:
+    reached = []
+    while len(reached) < 200:
         page.keyboard.press("Tab")
-        if page.evaluate("() => document.activeElement === document.body"):
+        if (name_and_mark := page.evaluate(FOCUSED)) is None:
             break
-        names.append(page.evaluate(FOCUSED))
-        marked = page.evaluate(
-            """() => {
-                const reach = document.activeElement.querySelector(".reach") ?? document.activeElement;
-                const style = getComputedStyle(reach);
-                return style.outlineStyle !== "none" || (style.stroke !== "none" && reach !== document.activeElement);
-            }"""
-        )
-        if not marked:
-            unmarked.append(names[-1])
-        assert len(names) < 200
+        reached.append(name_and_mark)
+    names = [name for name, _ in reached]
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll("input, select, button")]
             .filter((control) => !(control.labels?.length || control.ariaLabel || control.textContent.trim()))
             .map((control) => control.id)"""
     )
     assert unnamed == []
-    assert unmarked == []
+    assert [name for name, marked in reached if not marked] == []
     wanted = [
         "Query of the position that attends",
         "Key 1",

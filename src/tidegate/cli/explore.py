@@ -19,7 +19,7 @@ def explore(
     """Write a page to play with, and open it: one file that needs no network.
 
     Move a query among keys and watch scores, Gibbs weights, a sink and two gates. Turn a surface that bends as a gate
-    grows stronger, coloured by its curvature.
+    grows stronger, coloured by its curvature. Draw a gate, and see its spelling, parameters, cost and code.
 
     The page computes every number itself; the tests hold them against the library.
 
