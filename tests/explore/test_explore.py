@@ -285,9 +285,9 @@ def test_curvature_grows_with_the_strength_of_the_gate(page):
     strength = page.locator("#strength")
     page.locator("#surface_case").select_option("dome")
     strength.press("Home")
-    assert page.locator("#surface_verdict").inner_text() == "flat: K = 0 everywhere"
+    assert page.locator("#surface_verdict").inner_text() == "Flat: K = 0 everywhere."
     strength.press("End")
-    assert page.locator("#surface_verdict").inner_text() == "curved like a dome: K > 0"
+    assert page.locator("#surface_verdict").inner_text() == "Curved like a dome: K > 0."
     for case, word in {"saddle": "saddle: K < 0", "cone": "K = 0", "plane": "K = 0", "query": "both signs"}.items():
         page.locator("#surface_case").select_option(case)
         assert word in page.locator("#surface_verdict").inner_text()
@@ -460,6 +460,8 @@ def test_a_refused_gate_says_why_and_its_options_are_marked(page):
     page.locator("#gate_reads").select_option("output")
     assert "would read itself; use value:input or output:output" in page.locator("#gate_refusal").inner_text()
     assert not page.locator("#gate_result").is_visible()
+    assert not page.locator("#code_torch").is_visible()
+    assert page.locator("#gate_reads option:checked").inner_text() == "output"
     page.locator("#gate_site").select_option("output")
     assert not page.locator("#gate_refusal").is_visible()
     assert page.locator("#gate_spelling").inner_text() == "output:output"

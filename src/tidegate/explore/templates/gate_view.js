@@ -130,13 +130,13 @@
   const chosenSizes = () =>
     Object.fromEntries(SIZES.map((name) => [name, byId(name).value === "" && name === "head_dim" ? null : byId(name).valueAsNumber]));
 
-  // Mark the options that would be refused beside the others as they are.
+  // Mark the options that would be refused beside the others as they are; not what is chosen, whose reason is told.
   function markOptions(gate) {
     for (const name of FIELDS) {
       for (const option of byId(`gate_${name}`).options) {
         const value = name in table.choices ? option.value : option.value === "" ? null : Number(option.value);
-        const refused = refusalOf(table, refusals, { ...gate, [name]: value }) !== "";
-        option.textContent = option.dataset.text + (refused ? "  ✕ refused" : "");
+        const refused = value !== gate[name] && refusalOf(table, refusals, { ...gate, [name]: value }) !== "";
+        option.textContent = option.dataset.text + (refused ? " ✕ refused" : "");
       }
     }
   }
@@ -169,7 +169,7 @@
     byId("gate_preset").value = name === spelled ? "" : name;
     byId("gate_refusal").textContent = problem;
     byId("gate_refusal").hidden = problem === "";
-    byId("gate_result").hidden = problem !== "";
+    for (const id of ["gate_result", "gate_codes"]) byId(id).hidden = problem !== "";
     svg.setAttribute("aria-label", refusal || `Diagram of the layer. ${describe(gate)}`);
     if (refusal) return;
     byId("gate_spelling").textContent = spelled;

@@ -32,7 +32,7 @@
   function handle(svg, name, vector, shape) {
     const group = draw(svg, "g", { class: `handle ${shape}`, tabindex: 0, role: "slider", "aria-label": name });
     group.setAttribute("aria-roledescription", "point in the plane");
-    draw(group, "circle", { class: "reach", r: 0.26 });
+    draw(group, "circle", { class: "reach", r: 0.3 });
     const place = (x, y) => {
       vector.splice(0, 2, clamp(x, -EDGE, EDGE), clamp(y, -EDGE, EDGE));
       update();
@@ -56,6 +56,7 @@
   function pointArrow(path, [x, y]) {
     const length = Math.hypot(x, y);
     if (length < 0.02) return path.setAttribute("d", "");
+    if (path.classList.contains("raw")) return path.setAttribute("d", `M0 0L${x} ${-y}`);
     const [ux, uy] = [x / length, y / length];
     const head = Math.min(0.18, length);
     const corner = (side) => `${x - head * ux + side * head * 0.55 * uy} ${-(y - head * uy - side * head * 0.55 * ux)}`;
@@ -142,10 +143,10 @@
       ungated_output: shownVector(found.ungated, 3),
       final_output: shownVector(found.output, 3),
       temperature_shown: shown(set.temperature),
-      sink_shown: set.sink === null ? "none" : shown(set.sink, 1),
+      sink_shown: shown(set.sink ?? 0, 1),
     };
     for (const [id, text] of Object.entries(texts)) byId(id).textContent = text;
-    byId("sink_logit").disabled = byId("sink_kind").value !== "sink";
+    byId("sink_field").hidden = byId("sink_kind").value !== "sink";
     for (const line of document.querySelectorAll("[data-when]")) {
       const wanted = line.dataset.when.split(" ");
       line.hidden = !(wanted.includes(set.gate) || (set.sink !== null && wanted.includes("sink")));
@@ -170,8 +171,10 @@
     pointArrow(ungatedArrow, changed ? found.ungated : [0, 0]);
     pointArrow(outputArrow, found.output);
     const length = Math.hypot(...found.output) || 1;
-    outputName.setAttribute("x", found.output[0] + (0.22 * found.output[0]) / length - 0.06);
-    outputName.setAttribute("y", -(found.output[1] + (0.22 * found.output[1]) / length) + 0.08);
+    // Beside the tip, out of the way of the arrow without the gate.
+    const beside = [(0.1 * found.output[0] - 0.2 * found.output[1]) / length, (0.1 * found.output[1] + 0.2 * found.output[0]) / length];
+    outputName.setAttribute("x", found.output[0] + beside[0]);
+    outputName.setAttribute("y", -(found.output[1] + beside[1]) + 0.07);
     for (const { show } of handles) show();
   }
 
