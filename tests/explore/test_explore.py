@@ -182,6 +182,20 @@ def test_the_query_moves_by_pointer_and_by_keys_and_the_output_with_it(page):
     assert page.locator("#final_output").inner_text() != moved
 
 
+def test_a_finger_drags_the_query_and_does_not_scroll(handheld):
+    page = handheld.page
+    touch = handheld.context.new_cdp_session(page)
+    handle = page.get_by_label("Query of the position that attends")
+    handle.scroll_into_view_if_needed()
+    box, scrolled = handle.bounding_box(), page.evaluate("() => scrollY")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for kind, place in (("touchStart", 0), *(("touchMove", -12 * k) for k in range(1, 11)), ("touchEnd", None)):
+        points = [] if place is None else [{"x": x + place, "y": y - place}]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    assert [part[0] for part in handle.get_attribute("aria-valuetext").split(", ")] == ["−", "−"]
+    assert page.evaluate("() => scrollY") == scrolled
+
+
 def test_what_is_shown_is_what_is_computed(page):
     page.locator("#reset_query").click()
     page.locator("input[value=bma]").check()
@@ -388,14 +402,16 @@ def test_every_number_on_offer_is_spelled_and_counted_as_by_the_library(page):
     assert differing == []
 
 
-def test_a_wrong_entry_would_be_seen():
-    assert of_library(("value", "query", "element", "head", "multiply", "sigmoid", None, None, None))[:2] == [
-        "bma",
-        "value:query",
+def test_two_gates_are_spelled_counted_and_refused_as_written_here(page):
+    rest = ("element", "head", "multiply", "sigmoid", None, None, None)
+    bma, circular = of_page(page, [("value", "query", *rest), ("value", "output", *rest)])
+    # Matrices, read width, gated width: a gate on the value reads the queries of its group side by side.
+    counts = [2 * (4 * 64) * 64, 6 * 16 * 16, 3 * (2 * 10) * 10]
+    assert bma == ["bma", "value:query", True, counts]
+    assert circular == [
+        "Gate value:output is refused: the attention output comes from the value, so it would read itself; "
+        "use value:input or output:output."
     ]
-    assert (
-        "would read itself" in of_library(("value", "output", "element", "head", "multiply", "sigmoid", *[None] * 3))[0]
-    )
 
 
 def test_the_cost_is_that_of_the_layer(page):

@@ -31,13 +31,16 @@
   // A point that the pointer drags and the arrow keys move. `vector` is changed in place.
   function handle(svg, name, vector, shape) {
     const group = draw(svg, "g", { class: `handle ${shape}`, tabindex: 0, role: "slider", "aria-label": name });
-    group.setAttribute("aria-roledescription", "point in the plane");
+    const about = { "aria-roledescription": "point in the plane", "aria-valuemin": -EDGE, "aria-valuemax": EDGE };
+    for (const [key, value] of Object.entries(about)) group.setAttribute(key, value);
     draw(group, "circle", { class: "reach", r: 0.3 });
     const place = (x, y) => {
       vector.splice(0, 2, clamp(x, -EDGE, EDGE), clamp(y, -EDGE, EDGE));
       update();
     };
     onDrag(group, (x, y) => place(x, -y));
+    // A finger on a point drags it; elsewhere in the plane it scrolls the page. `touch-action` is not heeded inside SVG.
+    group.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     onArrowKeys(group, (right, up, larger) => {
       const step = larger ? 0.25 : 0.05;
       place(vector[0] + right * step, vector[1] + up * step);

@@ -151,7 +151,8 @@
     byId("median_curvature").textContent = flat ? "0" : shown(middle, 3);
     byId("highest_curvature").textContent = flat ? "0" : shown(high, 3);
     const say = flat ? "Flat: K = 0 everywhere." : low >= 0 ? "Curved like a dome: K > 0." : high <= 0 ? "Curved like a saddle: K < 0." : "Curved, with both signs of K.";
-    byId("surface_verdict").textContent = say;
+    // Only a change is read aloud.
+    if (byId("surface_verdict").textContent !== say) byId("surface_verdict").textContent = say;
     svg.setAttribute("aria-label", `Surface of the outputs at gate strength ${shown(strength)}. ${say} Arrow keys turn it.`);
   }
 
