@@ -37,6 +37,7 @@ SLOWEST = (
     "laws/test_flax_laws.py",
     "laws/test_gate_laws.py",
     "cli/test_compare.py",
+    "explore/test_explore.py",
     "lab/compare/test_cost.py",
     "tensors/test_softmax.py",
     "torch/hf/test_hf.py",

@@ -136,6 +136,7 @@ FORBIDDEN = {
     "a file of ours in the text": ("_text.py", "import tidegate._json", 1, "tidegate._json"),
     "the maths in the plumbing": ("_files.py", "import tidegate.tensors", 1, "tidegate.tensors"),
     "a framework in a refusal": ("_refusals.py", "import torch", 1, "torch"),
+    "a framework in the page to play with": ("explore/page.py", "import torch", 1, "torch"),
     "the lab in a page": ("report/page.py", "from tidegate.lab import run", 1, "tidegate.lab.run"),
     "a library of the cli elsewhere": (
         "lab/training/train.py",
@@ -198,6 +199,7 @@ ALLOWED = {
     "_model_files.py": "from tidegate.config import StackConfig\nfrom tidegate._files import require_shapes",
     "_text.py": "import re",
     "_refusals.py": "from tidegate.gates import Gates",
+    "explore/page.py": "from tidegate.gate import Gate\nfrom tidegate.report.embed import script_hash\nimport jinja2",
     "report/page.py": "from tidegate._json import read_as\nimport jinja2",
     "__main__.py": "def main():\n    from tidegate.cli import app",
     "cli.py": "import typer\ndef compare():\n    from tidegate.lab import run",

@@ -35,7 +35,8 @@ def launch_chromium():
 class Opened:
     """A page, and what it asked for, complained of and popped up."""
 
-    def __init__(self, browser, path, **options):
+    def __init__(self, browser, path, *, ready="html[data-charts=drawn]", **options):
+        """Open the file at the path, and wait for what the selector `ready` names."""
         self.context = browser.new_context(accept_downloads=True, **options)
         self.context.set_offline(True)
         self.url, self.requests, self.complaints, self.dialogs = path.as_uri(), [], [], []
@@ -45,7 +46,7 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", self._dismiss)
         self.page.goto(self.url)
-        self.page.wait_for_selector("html[data-charts=drawn]")
+        self.page.wait_for_selector(ready)
 
     def _dismiss(self, dialog):
         self.dialogs.append(dialog.message)

@@ -142,6 +142,10 @@ LAYERS: dict[str, Layer] = {
         about="Pages: their vocabulary (`page.py`), and what draws it.",
         allowed=(*VOCABULARY, *PLUMBING, "jinja2", "plotly"),
     ),
+    "explore": Layer(
+        about="`tidegate explore`: a page to play with, which computes its numbers itself.",
+        allowed=("tidegate.gate", "tidegate.report", "jinja2"),
+    ),
     "lab": Layer(about="Experiments; folders only.", import_free=("__init__.py",)),
     "lab/tasks": Layer(
         about="Data: what is trained on.",
@@ -188,6 +192,7 @@ LAYERS: dict[str, Layer] = {
             *(name for name in LIBRARY if name not in ("tidegate._files", "tidegate._text")),
             "tidegate.lab.*",
             "tidegate.report",
+            "tidegate.explore",
         ),
     ),
 }

@@ -12,6 +12,7 @@ from tidegate.cli.compare import compare
 from tidegate.cli.curvature import curvature
 from tidegate.cli.errors import errors_in_one_line
 from tidegate.cli.evaluate import evaluate
+from tidegate.cli.explore import explore
 from tidegate.cli.export import export
 from tidegate.cli.generate import generate
 from tidegate.cli.observe import observe
@@ -58,6 +59,7 @@ app.command()(report)
 app.command()(study)
 app.command()(curvature)
 app.command()(observe)
+app.command()(explore)
 
 
 def _print_version(wanted: bool) -> None:

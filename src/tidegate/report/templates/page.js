@@ -1,7 +1,6 @@
 "use strict";
 // Tables, tabs, copying, saving, theme.
 (() => {
-  const root = document.documentElement;
   const status = document.getElementById("status_line");
 
   function announce(button, message) {
@@ -163,13 +162,7 @@
   }
 
   document.getElementById("toggle_theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    try {
-      sessionStorage.setItem("theme", root.dataset.theme);
-    } catch {
-      // The choice then holds until the page is closed.
-    }
+    toggleTheme();
     charts.drawAll();
   });
   document.getElementById("save_data").addEventListener("click", async () => save(await results(), "results.json", "application/json"));

@@ -7,3 +7,14 @@ try {
 } catch {
   // A browser may refuse storage to pages that come from a disk.
 }
+
+function toggleTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    sessionStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    // The choice then holds until the page is closed.
+  }
+}
