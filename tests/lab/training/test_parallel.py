@@ -20,6 +20,7 @@ from lab_runs import executed, model_of, run_of, text_of
 from safetensors.torch import load_file
 
 from tidegate.gate import PRESETS
+from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.outputs import trained_model
 from tidegate.lab.training.parallel import require_parallel
@@ -125,6 +126,13 @@ def test_what_one_process_began_two_go_on_with(folder, task, kind):
     # The last checkpoint is the trained model, whole again.
     trained = trained_model(run, folder / f"from-one-{kind}")
     assert trained.num_parameters() == whole.num_parameters
+
+
+def test_the_layers_of_what_two_processes_trained_are_measured(folder, task):
+    run = run_with(task, "g1")
+    measured = measure_run(run, folder / "from-one-ddp")
+    assert measured.curvature is not None, measured.curvature_reason
+    assert len(measured.gauge) == SIZES["num_layers"], measured.gauge_reason
 
 
 @pytest.mark.parametrize("kind", KINDS)
