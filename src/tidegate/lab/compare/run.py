@@ -45,6 +45,9 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     base = base_runs(request)
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
+    if not file.path.exists():
+        # Refused before anything is written or measured. What goes on may have nothing left to do.
+        executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():
         lines = file.read()
