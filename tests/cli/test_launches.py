@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 from lab_runs import write_text
+from running import running
 from typer.testing import CliRunner
 
 from tidegate.cli import app
@@ -40,6 +40,19 @@ def finished(command):
     done = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def killed_after_a_checkpoint(command, folder):
+    """The code and the output of a training of which one process is killed once there is a checkpoint."""
+    job = subprocess.Popen(
+        [*command, "--save-seconds=0"], env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not list(folder.glob("checkpoints/*.step-*")):
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.05)
+    os.kill(max(pid for pid, fields in running() if int(fields[1]) == job.pid), signal.SIGKILL)
+    output, _ = job.communicate()
+    return job.returncode, output
 
 
 def weights(folder):
@@ -71,17 +84,26 @@ class TestTorchrun:
 
     def test_goes_on_by_itself_after_a_process_was_killed(self, undisturbed, text, tmp_path):
         command = [*TORCHRUN, "--max-restarts=1", *TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path]
-        job = subprocess.Popen([*command, "--save-seconds=0"], env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
-        while not list(tmp_path.glob("checkpoints/*.step-*")):
-            assert job.poll() is None, job.communicate()[1]
-            time.sleep(0.05)
-        children = Path(f"/proc/{job.pid}/task").glob("*/children")
-        os.kill(max(int(child) for file in children for child in file.read_text().split()), signal.SIGKILL)
-        _, errors = job.communicate()
-        assert job.returncode == 0, errors
-        assert "exitcode: -9" in errors
+        code, output = killed_after_a_checkpoint(command, tmp_path)
+        assert code == 0, output
+        assert "exitcode: -9" in output
         assert same(weights(tmp_path), weights(undisturbed))
         assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(text, tmp_path):
+    command = [sys.executable, *TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path]
+    code, output = killed_after_a_checkpoint([*command, "--nproc=2"], tmp_path)
+    assert code == 1, output
+    errors = [line for line in output.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, output
+    assert "ended early, by SIGKILL. The checkpoint of step" in errors[0]
+    assert "Traceback" not in output
+    # One process goes on alone.
+    finished(command)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):

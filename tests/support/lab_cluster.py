@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 from lab_runs import run_of, text_of
 from ray.cluster_utils import Cluster
+from running import running
 
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.ray import RayExecutor
@@ -59,19 +60,7 @@ class Machines:
     def workers(self, name, *nodes):
         """Processes that work at tasks or actors of a name, on these machines or on both."""
         raylets = {info.process.pid for node in nodes or self.nodes for info in node.all_processes.get("raylet", [])}
-        return [pid for pid in children(raylets) if title(pid).startswith(f"ray::{name}")]
-
-
-def children(parents):
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) in parents:
-            found.append(int(entry.name))
-    return found
+        return [pid for pid, fields in running() if int(fields[1]) in raylets and title(pid).startswith(f"ray::{name}")]
 
 
 def title(pid):
