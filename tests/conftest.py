@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 SLOWEST = (
     "test_documents.py",
     "lab/training/test_executors.py",
+    "lab/training/test_ray.py",
     "torch/test_transforms.py",
     "report/test_browser.py",
     "faults/test_kills.py",

@@ -143,6 +143,21 @@ BAD = {
     "settings of no folder": (["--settings", "nowhere"], "--settings must be a folder with the records"),
     "no final tokens": (["--final-tokens", "0"], "--final-tokens must be"),
     "final tokens of images": (["--task", "image", "--final-tokens", "9"], "--final-tokens 9 has no meaning"),
+    "cores of runs without Ray": (["--cpus-per-run", "2"], "--executor must be ray for cores, devices and processes"),
+    "no cores": (["--executor", "ray", "--cpus-per-run", "0"], "--cpus-per-run must be a whole number of at least 1"),
+    "no processes": (["--executor", "ray", "--procs-per-run", "0"], "--procs-per-run must be a whole number of at"),
+    "a GPU for two processes": (
+        ["--executor", "ray", "--gpus-per-run", "1", "--procs-per-run", "2", "--device", "cpu"],
+        "--gpus-per-run must be 0, or one for each of a run's processes, 2; got 1",
+    ),
+    "a GPU for runs without": (
+        ["--executor", "ray", "--gpus-per-run", "1", "--device", "cpu"],
+        "--gpus-per-run are for runs on the device cuda",
+    ),
+    "rows that processes cannot share": (
+        ["--executor", "ray", "--procs-per-run", "3"],
+        "--procs-per-run must divide the rows of a part of a batch; got 3 processes",
+    ),
     "runs of no function": (["--runs", "json"], "module:function"),
     "runs of a function that is not there": (["--runs", "json:nothing"], "nothing"),
     "runs that are none": (["--runs", "builtins:list"], "must give a list"),
@@ -215,6 +230,9 @@ def test_help_teaches_every_option():
         "out",
         "executor",
         "retries",
+        "cpus-per-run",
+        "gpus-per-run",
+        "procs-per-run",
         "runs",
     )
     for option in options:

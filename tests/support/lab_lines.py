@@ -14,7 +14,6 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.models import measure
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.training.checkpoint import checkpoint_path
 from tidegate.lab.training.records import Costs, Plan, Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import RunContext, execute_run
@@ -62,7 +61,7 @@ def executed_and_measured(runs):
     with TemporaryDirectory() as place, patch.object(measure, "_SAMPLING", COARSE):
         folder = Path(place)
         records = [execute_run(run, RunContext(folder=folder)) for run in runs]
-        return records + [measure_run(run, checkpoint_path(folder, run.id)) for run in runs if run.block == 0]
+        return records + [measure_run(run, folder) for run in runs if run.block == 0]
 
 
 @cache

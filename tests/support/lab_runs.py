@@ -122,7 +122,7 @@ def patch_miniatures(patch, *, layers=False):
     return use_miniatures
 
 
-def leave_unmeasured(run, checkpoint):
+def leave_unmeasured(run, checkpoints):
     return LayerMeasurements(id=run.id, curvature_reason="not asked for", gauge_reason="not asked for")
 
 

@@ -25,6 +25,7 @@ from tidegate.cli.progress import display
 if TYPE_CHECKING:
     from tidegate.lab.compare.request import Request
     from tidegate.lab.compare.summary import Summary, VariantSummary
+    from tidegate.lab.training.executors.resources import RunResources
     from tidegate.lab.training.run import Run
 
 _DATA, _BUDGET, _WORK = "Data", "Budget and fairness", "Running"
@@ -171,8 +172,39 @@ def compare(
     ] = Path("comparison"),
     executor: Annotated[
         Literal["serial", "processes", "ray"],
-        typer.Option(help="Where runs are done; numbers do not depend on it.", rich_help_panel=_WORK),
+        typer.Option(
+            help="Where runs are done: one after another, on all cores of this machine, or on a Ray cluster, that of "
+            "RAY_ADDRESS or one that is started here. Numbers do not depend on it.",
+            rich_help_panel=_WORK,
+        ),
     ] = "processes",
+    cpus_per_run: Annotated[
+        int | None,
+        typer.Option(
+            help="Cores that --executor ray sets aside for each run, which computes on as many threads; 1 by default, "
+            "or one for each process. With more, sums round differently.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
+    gpus_per_run: Annotated[
+        int | None,
+        typer.Option(
+            help="GPUs that --executor ray sets aside for each run: none by default, or one for each process. Runs are "
+            "then on the device cuda.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
+    procs_per_run: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes, on any machines of the cluster, that do each run together with --executor ray: each takes "
+            "as many rows of a batch. 1 by default; with more, sums round differently.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
     retries: Annotated[
         int | None,
         typer.Option(
@@ -183,8 +215,14 @@ def compare(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Where models are trained, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
-    ] = "cpu",
+        str | None,
+        typer.Option(
+            help="Where models are trained, as PyTorch names it: cpu, cuda; cpu by default, or cuda with "
+            "--gpus-per-run.",
+            rich_help_panel=_WORK,
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[
         str | None,
         typer.Option(
@@ -246,7 +284,7 @@ def compare(
                     match=match,
                     grid=grid_of(rates, starts, search=search, chooses=tune) if tune or map_ else None,
                     settings=None if settings is None else read_settings(settings),
-                    device=device,
+                    device=device or ("cuda" if gpus_per_run else "cpu"),
                     margin=MARGIN if margin is None else margin,
                     command=command,
                 )
@@ -254,11 +292,15 @@ def compare(
             _require_no_other_options(context)
             request = _request_of_runs(runs, margin=MARGIN if margin is None else margin, command=command)
         with options_named(_OPTIONS):
-            runner = executor_of(executor, retries=RETRIES if retries is None else retries)
+            runner = executor_of(
+                executor,
+                retries=RETRIES if retries is None else retries,
+                resources=_resources(cpus_per_run, gpus_per_run, procs_per_run),
+            )
         require_writable(out)
         require_apart(out, data)
         examples = "images" if request.task.kind == "image" else "tokens"
-        with display(console, quiet=quiet, examples=examples) as shown:
+        with display(console, quiet=quiet, examples=examples) as shown, options_named(_OPTIONS):
             lines = run_comparison(request, out, executor=runner, tell=shown.show)
         summary = summarise(lines)
         page = write_page(comparison_page(summary), out)
@@ -282,8 +324,22 @@ _OPTIONS = {
     "starts": "--starts",
     "num_final_tokens": "--final-tokens",
     "retries": "--retries",
+    "executor": "--executor",
+    "cpus": "--cpus-per-run",
+    "gpus": "--gpus-per-run",
+    "processes": "--procs-per-run",
+    "nproc": "--procs-per-run",
 }
 """The options by what their checks call them."""
+
+
+def _resources(cpus: int | None, gpus: int | None, processes: int | None) -> RunResources | None:
+    """What each run is to have of a cluster; None if nothing was asked for."""
+    from tidegate.lab.training.executors.resources import RunResources
+
+    if cpus is None and gpus is None and processes is None:
+        return None
+    return RunResources(cpus=cpus, gpus=gpus or 0, processes=1 if processes is None else processes)
 
 
 def _print_summary(console: Console, summary: Summary) -> None:
@@ -333,7 +389,9 @@ def _cells(variant: VariantSummary, summary: Summary) -> Iterator[str]:
 
 def _require_no_other_options(context: typer.Context) -> None:
     """Refuse options that would make other runs than those given."""
-    unread = set(context.params) - {"runs", "margin", "out", "executor", "retries", "quiet"}
+    unread = set(context.params) - {
+        *("runs", "margin", "out", "executor", "retries", "cpus_per_run", "gpus_per_run", "procs_per_run", "quiet")
+    }
     sources = {name: context.get_parameter_source(name) for name in unread}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
     if given:

@@ -128,9 +128,10 @@ def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None],
 def _end_with_others(record: Record) -> NoReturn:
     """End one of several processes: another was lost, or all have failed alike."""
     from tidegate.lab.training.launch import LAUNCHED
+    from tidegate.lab.training.parallel import tells_of_lost_process
 
     last = record.error.strip().splitlines()[-1]
-    if LAUNCHED in os.environ and "onnection" in last:
+    if LAUNCHED in os.environ and tells_of_lost_process(record.error):
         # Whoever started it says which process was lost.
         raise typer.Exit(FAILED)
     stop(f"The training failed, or another process of it was lost: {last} The same command goes on.", code=FAILED)

@@ -41,6 +41,9 @@ class Pretended:
         self.loss = loss
         self.runs = []
 
+    def require(self, runs):
+        pass
+
     def execute(self, runs, *, checkpoints, report):
         for run in runs:
             self.runs.append(run)
@@ -103,6 +106,9 @@ class TestTheSameRequest:
         class Stopped:
             def __init__(self, after):
                 self.after = after
+
+            def require(self, runs):
+                pass
 
             def execute(self, runs, *, checkpoints, report):
                 yield from SerialExecutor().execute(runs[: self.after], checkpoints=checkpoints, report=report)
@@ -541,6 +547,9 @@ def test_a_request_knows_its_control(task):
 
 def test_checkpoints_of_runs_under_way_lie_beside_the_records(task, tmp_path, miniatures):
     class Peeking:
+        def require(self, runs):
+            pass
+
         def execute(self, runs, *, checkpoints, report):
             assert checkpoints == tmp_path / "out" / CHECKPOINTS
             yield from SerialExecutor().execute(runs, checkpoints=checkpoints, report=report)

@@ -106,7 +106,7 @@ def test_the_model_of_a_run_is_that_of_its_last_step(task, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        measured = measure_run(run, checkpoint_path(tmp_path, run.id))
+        measured = measure_run(run, tmp_path)
         assert torch.get_num_threads() == 2 != run.training.num_threads
     finally:
         torch.set_num_threads(threads)
@@ -126,11 +126,11 @@ def test_a_checkpoint_that_is_gone_or_of_an_earlier_step_is_a_reason(task, tmp_p
     path = checkpoint_path(tmp_path, run.id)
     gone = "the checkpoint with the trained model is no longer there"
     expected = LayerMeasurements(id=run.id, curvature_reason=gone, gauge_reason=gone)
-    assert measure_run(run, path) == expected
+    assert measure_run(run, tmp_path) == expected
     with pytest.raises(Interrupted):
         executed(run, folder=tmp_path, stopping=lambda: True)
     assert path.exists()
-    assert measure_run(run, path) == expected
+    assert measure_run(run, tmp_path) == expected
 
 
 def test_a_damaged_checkpoint_is_a_reason(task, tmp_path):
@@ -139,4 +139,4 @@ def test_a_damaged_checkpoint_is_a_reason(task, tmp_path):
     path = checkpoint_path(tmp_path, run.id)
     flip_inside(path)
     reason = "the checkpoint with the trained model is damaged"
-    assert measure_run(run, path) == LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
+    assert measure_run(run, tmp_path) == LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)

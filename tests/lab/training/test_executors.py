@@ -9,11 +9,11 @@ import time
 from collections import deque
 from dataclasses import replace
 from multiprocessing.connection import Pipe
-from pathlib import Path
 
 import lab_runs
 import pytest
 from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
+from running import running
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
@@ -304,15 +304,7 @@ def finished_here(folder, variants, *, num_seeds, steps, out="out"):
 
 def members(session):
     """Processes of a session that still run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[3:4] == [str(session)] and fields[0] != "Z":
-            found.append(int(entry.name))
-    return found
+    return [pid for pid, fields in running() if fields[3] == str(session) and fields[0] != "Z"]
 
 
 def gone(session, seconds=20):
@@ -324,6 +316,9 @@ def gone(session, seconds=20):
 
 class Asked:
     """An executor that is stopped before it begins; it knows what it was asked for."""
+
+    def require(self, runs):
+        pass
 
     def execute(self, runs, *, checkpoints, report):
         self.runs = {run.id: run for run in runs}

@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from lab_runs import executed, model_of, run_of, text_of
 from safetensors.torch import load_file
 
 from tidegate.gate import PRESETS
+from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.outputs import trained_model
 from tidegate.lab.training.parallel import require_parallel
@@ -127,6 +126,13 @@ def test_what_one_process_began_two_go_on_with(folder, task, kind):
     assert trained.num_parameters() == whole.num_parameters
 
 
+def test_the_layers_of_what_two_processes_trained_are_measured(folder, task):
+    run = run_with(task, "g1")
+    measured = measure_run(run, folder / "from-one-ddp")
+    assert measured.curvature is not None, measured.curvature_reason
+    assert len(measured.gauge) == SIZES["num_layers"], measured.gauge_reason
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_two_processes_began_one_goes_on_with(folder, task, kind):
     run, told = run_with(task, "g1"), []
@@ -183,28 +189,3 @@ def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_ou
     grouped = run_of(task, model=replace(model_of("g1", **SIZES), num_kv_heads=1))
     with pytest.raises(ValueError, match=r"the 1 heads of .*num_kv_heads"):
         require_parallel(grouped, "tp", 2)
-
-
-# Two processes and the one that starts them each take seconds to begin.
-@pytest.mark.full
-def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(tmp_path_factory, tmp_path):
-    task = text_of(tmp_path_factory.mktemp("text"))
-    sizes = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--tokens=64000"]
-    command = [sys.executable, "-m", "tidegate", "train", *sizes, "--data", task.source, "--out", str(tmp_path)]
-    together = [*command, "--nproc", "2", "--save-seconds", "0"]
-    job = subprocess.Popen(together, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while not list(tmp_path.glob("checkpoints/*.step-*")):
-        assert job.poll() is None, job.communicate()[0]
-        time.sleep(0.2)
-    files = Path(f"/proc/{job.pid}/task").glob("*/children")
-    os.kill(max(int(child) for file in files for child in file.read_text().split()), signal.SIGKILL)
-    output, _ = job.communicate()
-    assert job.returncode == 1, output
-    errors = [line for line in output.splitlines() if "error" in line.lower()]
-    assert len(errors) == 1, output
-    assert "ended early, by SIGKILL. The checkpoint of step" in errors[0]
-    assert "Traceback" not in output
-    # One process goes on alone.
-    done = subprocess.run([*command, "--save-seconds", "60"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "model.safetensors").exists()

@@ -12,7 +12,8 @@ from tidegate.lab.compare.forecast import forecast
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.models.measure import measure_run
-from tidegate.lab.training.checkpoint import checkpoint_path, forget_checkpoint, remove_if_empty
+from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
+from tidegate.lab.training.distributed_checkpoint import has_checkpoint
 from tidegate.lab.training.events import Ended, Event, Notice, Phase
 from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import (
@@ -44,6 +45,9 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     base = base_runs(request)
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
+    if not file.path.exists():
+        # Refused before anything is written or measured. What goes on may have nothing left to do.
+        executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():
         lines = file.read()
@@ -168,7 +172,7 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     measured = {line.id for line in work.lines if isinstance(line, LayerMeasurements)}
     finished = {record.id for record in _ended_records(work.lines).values() if record.status == "finished"}
     missing = [run for run in runs if run.id in finished - measured]
-    lost = [run for run in missing if run.id in before and not checkpoint_path(work.checkpoints, run.id).exists()]
+    lost = [run for run in missing if run.id in before and not has_checkpoint(work.checkpoints, run.id)]
     if lost:
         work.tell(Phase(name="training again what is to be measured", num_runs=len(lost)))
         for _ in work.executor.execute(lost, checkpoints=work.checkpoints, report=work.tell):
@@ -176,7 +180,7 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     if missing:
         work.tell(Phase(name="measuring layers", num_runs=0))
     for run in missing:
-        work.append(measure_run(run, checkpoint_path(work.checkpoints, run.id)))
+        work.append(measure_run(run, work.checkpoints))
     for run in runs:
         forget_checkpoint(work.checkpoints, run.id)
 

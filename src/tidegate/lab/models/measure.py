@@ -14,7 +14,7 @@ from tidegate.geometry import GeometryError
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.checkpoint import load_checkpoint
+from tidegate.lab.training.distributed_checkpoint import load_latest
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements
@@ -29,13 +29,13 @@ _WIDEST_HEAD = 32
 """The cost of a head's gauge grows with the sixth power of its width; at this one it is about a second."""
 
 
-def measure_run(run: Run, checkpoint: Path) -> LayerMeasurements:
-    """Measure the model that a finished run left in its checkpoint.
+def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
+    """Measure the model that a finished run, of one process or several, left in its last checkpoint.
 
     A checkpoint that is gone, or damaged, is a reason and no error.
     """
     model = build_model(run.model, seed=run.seed)
-    loaded = load_checkpoint(checkpoint, model, run=run.id)
+    loaded = load_latest(checkpoints, run, model)
     if loaded.state is None or loaded.state.step != run.training.steps:
         reason = f"the checkpoint with the trained model is {'damaged' if loaded.problems else 'no longer there'}"
         return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)

@@ -82,7 +82,7 @@ def load_latest(
     folder: Path,
     run: Run,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | None = None,
     processes: Processes | None = None,
 ) -> LoadedCheckpoint:
     """Put model and optimiser where they were at the last checkpoint, whichever number of processes has saved it.
@@ -166,6 +166,11 @@ def saved_step(folder: Path, run: str) -> int | None:
     """The step of the last checkpoint that several processes have saved; None if there is none."""
     places = _places(folder, run)
     return int(places[0].name.rpartition("-")[2]) if places else None
+
+
+def has_checkpoint(folder: Path, run: str) -> bool:
+    """Whether a run has left a checkpoint, of one process or of several."""
+    return checkpoint_path(folder, run).exists() or saved_step(folder, run) is not None
 
 
 def _places(folder: Path, run: str) -> list[Path]:

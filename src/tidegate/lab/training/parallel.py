@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -109,7 +110,19 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        store, rank, size = next(iter(rendezvous("env://")))
+        # By default torchrun keeps its store when it starts processes anew, with the addresses of those that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    except RuntimeError as problem:
+        meeting = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ConnectionError(
+            f"the processes of this training cannot meet at {meeting}, MASTER_ADDR and MASTER_PORT: "
+            f"{str(problem).splitlines()[0]} Nothing has started. Choose a port that is free."
+        ) from problem
     try:
         yield Processes(kind, device)
     finally:
@@ -119,6 +132,11 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
 def num_processes_around() -> int:
     """How many processes torchrun has started together with this one; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def tells_of_lost_process(error: str) -> bool:
+    """Whether the traceback of one of several processes says that another is gone, and not what went wrong in it."""
+    return "gloo/transport" in error or "torch.distributed.Dist" in error
 
 
 def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from tidegate.lab.training.events import RunEvent
 from tidegate.lab.training.executors.attempts import RETRIES, require_retries
+from tidegate.lab.training.executors.resources import RunResources
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 
@@ -16,6 +18,10 @@ ExecutorName: TypeAlias = Literal["serial", "processes", "ray"]
 
 class Executor(Protocol):
     """Does runs. Which one does them changes no number of a record but its timing."""
+
+    def require(self, runs: Sequence[Run]) -> None:
+        """Refuse runs that cannot be done here, before anything starts; a `ValueError` says why."""
+        ...
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
@@ -29,13 +35,16 @@ class Executor(Protocol):
         ...
 
 
-def executor_of(name: ExecutorName, *, retries: int = RETRIES) -> Executor:
+def executor_of(name: ExecutorName, *, retries: int = RETRIES, resources: RunResources | None = None) -> Executor:
     """An executor by its name.
 
-    retries : times that a run goes on in another process after its own ended early, before it has failed. Serially
-              there is no process but this one
+    retries   : times that a run goes on in another process after its own ended early, before it has failed. Serially
+                there is no process but this one
+    resources : what Ray sets aside for each run; other executors take none
     """
     require_retries(retries)
+    if resources is not None and name != "ray":
+        raise ValueError(f"executor must be ray for cores, devices and processes of each run; got {name}.")
     match name:
         case "serial":
             from tidegate.lab.training.executors.serial import SerialExecutor
@@ -46,7 +55,9 @@ def executor_of(name: ExecutorName, *, retries: int = RETRIES) -> Executor:
 
             return ProcessExecutor(retries=retries)
         case "ray":
+            # Of each process that is lost Ray prints a page to the standard output, and reads this when it is imported.
+            os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
             from tidegate.lab.training.executors.ray import RayExecutor
 
-            return RayExecutor(retries=retries)
+            return RayExecutor(resources, retries=retries)
     raise ValueError(f"executor must be one of {', '.join(get_args(ExecutorName))}; got {name!r}.")

@@ -50,6 +50,9 @@ class ProcessExecutor:
         self.retries = retries
         self.checkpoint_seconds = checkpoint_seconds
 
+    def require(self, runs: Sequence[Run]) -> None:
+        """See `Executor`. Every run can be done here."""
+
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
     ) -> Iterator[Record]:

@@ -1,25 +1,35 @@
-"""Runs on the machines of a Ray cluster, one processor each."""
+"""Runs on the machines of a Ray cluster, each in one process or in several that Ray Train starts."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import secrets
+import socket
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
+from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
 from tidegate.lab.training.executors.attempts import RETRIES, Attempts
+from tidegate.lab.training.executors.resources import RunResources, describe
 from tidegate.lab.training.executors.serial import note_interrupts
 from tidegate.lab.training.machine import environment
+from tidegate.lab.training.parallel import Processes, tells_of_lost_process
 from tidegate.lab.training.records import Record
-from tidegate.lab.training.run import Run
-from tidegate.lab.training.train import RunContext, execute_run
+from tidegate.lab.training.run import Run, run_label
+from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
 
 _POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 10.0
 
 
 @final
@@ -27,13 +37,35 @@ class RayExecutor:
     """Does runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
     The checkpoints' folder should be one that all machines see. Without it a stopped run begins anew, and ends with
-    the same numbers, and the layers of trained models are not measured. A run that loses its process goes on in another
-    one, as those of `ProcessExecutor` do: Ray's own retries, which give no reason and are unbounded when memory is
-    short, are turned off.
+    the same numbers, and the layers of trained models are not measured; runs of several processes need it. A run that
+    loses a process goes on in others, as those of `ProcessExecutor` do: Ray's own retries, which give no reason and are
+    unbounded when memory is short, are turned off.
     """
 
-    def __init__(self, *, retries: int = RETRIES) -> None:
+    def __init__(
+        self,
+        resources: RunResources | None = None,
+        *,
+        retries: int = RETRIES,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
+        self.resources = resources or RunResources()
         self.retries = retries
+        self.checkpoint_seconds = checkpoint_seconds
+
+    def require(self, runs: Sequence[Run]) -> None:
+        """See `Executor`. The cluster must have room for each run when it is asked, or none may ever come."""
+        for run in runs:
+            self.resources.require(run)
+        _connect()
+        machines = _machines()
+        for run in runs:
+            if not self.resources.num_places(run, machines):
+                has = ", ".join(f"{count} × {kind}" for kind, count in Counter(map(describe, machines)).items())
+                raise ValueError(
+                    f"Ray has no room for a run of {self.resources.describe(run)}: its machines have {has}. Ask for "
+                    "less, or add machines before you start."
+                )
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
@@ -41,24 +73,13 @@ class RayExecutor:
         """See `Executor`."""
         if not runs:
             return
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        # Killed, the board starts anew, and its callers ask again.
-        board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Board).remote()
-        tasks = _Tasks(board, checkpoints, Attempts(self.retries, report))
-        for run in runs:
-            tasks.submit(run)
+        self.require(runs)
+        tasks = _Tasks(runs, checkpoints, self, report)
         with note_interrupts() as interrupted:
-            while tasks.pending:
+            while tasks.submit() or tasks.pending:
                 if interrupted:
-                    ray.get(board.stop.remote())
-                done, _ = ray.wait(list(tasks.pending), timeout=_POLL_SECONDS)
-                for event in ray.get(board.read.remote()):
-                    report(event)
-                for reference in done:
-                    record = tasks.take(reference, try_again=not interrupted)
-                    if record is not None:
-                        yield record
+                    tasks.stop()
+                yield from tasks.take_done()
         if interrupted:
             raise KeyboardInterrupt
 
@@ -67,27 +88,91 @@ class RayExecutor:
 class _Tasks:
     """The tasks that are under way, and the runs that they do."""
 
-    def __init__(self, board: Any, checkpoints: Path, attempts: Attempts) -> None:
+    def __init__(
+        self, runs: Sequence[Run], checkpoints: Path, executor: RayExecutor, report: Callable[[RunEvent], None]
+    ) -> None:
         self.pending: dict[Any, Run] = {}
-        self._arguments = (str(checkpoints), board)
-        self._attempts = attempts
-        self._task: Any = ray.remote(max_retries=0)(_task)
+        self._queue = deque(runs)
+        self._report = report
+        self._attempts = Attempts(executor.retries, report)
+        self._resources = executor.resources
+        self._board: Any = _start_board()
+        self._work = _Work(
+            checkpoints=str(checkpoints),
+            board=self._board,
+            resources=executor.resources,
+            checkpoint_seconds=executor.checkpoint_seconds,
+        )
+        self._task: Any = ray.remote(max_retries=0)(_run_alone if executor.resources.processes == 1 else _run_together)
+        self._stopped = False
 
-    def submit(self, run: Run) -> None:
-        """Have Ray do a run."""
-        reference = self._task.options(num_cpus=run.training.num_threads).remote(run, *self._arguments)
-        self.pending[reference] = run
+    def submit(self) -> int:
+        """Have Ray do the runs that wait; how many still do.
 
-    def take(self, reference: Any, *, try_again: bool) -> Record | None:
-        """Return the record of a task that is done; None if it was stopped, or if its run was submitted again."""
-        run = self.pending.pop(reference)
-        outcome = _outcome(reference, run)
-        if not isinstance(outcome, str):
-            return outcome
-        record = self._attempts.lose(run, outcome) if try_again else None
-        if try_again and record is None:
-            self.submit(run)
+        Ray itself makes runs of one process wait for their turn. Those of several each have a process beside them that
+        waits with them, so that no more are begun than the cluster has room for.
+        """
+        while self._queue and len(self.pending) < self._most_pending():
+            run = self._queue.popleft()
+            # Several processes have cores of their own, which Ray Train asks for.
+            needs = self._resources.of_process(run) if self._resources.processes == 1 else {"CPU": 0, "GPU": 0}
+            reference = self._task.options(num_cpus=needs["CPU"], num_gpus=needs["GPU"]).remote(run, self._work)
+            self.pending[reference] = run
+        return len(self._queue)
+
+    def _most_pending(self) -> float:
+        if self._resources.processes == 1:
+            return math.inf
+        return max(1, self._resources.num_places(self._queue[0], _machines()))
+
+    def stop(self) -> None:
+        """Ask every run to save and end; drop those that have not begun, for which there may never be room."""
+        begun = ray.get(self._board.stop.remote())
+        if self._stopped:
+            return
+        self._stopped = True
+        self._queue.clear()
+        for reference in [reference for reference, run in self.pending.items() if run.id not in begun]:
+            del self.pending[reference]
+            ray.cancel(reference, force=True)
+
+    def take_done(self) -> Iterator[Record]:
+        """Wait a moment, report what was posted, and give the records of runs that are done; a lost one waits again."""
+        done: list[Any] = ray.wait(list(self.pending), timeout=_POLL_SECONDS)[0] if self.pending else []
+        for event in ray.get(self._board.read.remote()):
+            self._report(event)
+        for reference in done:
+            run = self.pending.pop(reference)
+            outcome = _outcome(reference, run)
+            if isinstance(outcome, str):
+                outcome = self._lose(run, outcome)
+            if outcome is not None:
+                yield outcome
+
+    def _lose(self, run: Run, how: str) -> Record | None:
+        self._board.leave.remote(run.id)
+        if self._stopped:
+            return None
+        record = self._attempts.lose(run, how)
+        if record is None:
+            self._queue.appendleft(run)
+            if not self._resources.num_places(run, _machines()):
+                text = (
+                    f"No machine that is left has {self._resources.describe(run)}: the run waits until one joins the "
+                    "cluster."
+                )
+                self._report(Notice(text=text, run=run.id, variant=run_label(run.to_dict()), seed=run.seed))
         return record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What a task needs to know besides its run."""
+
+    checkpoints: str
+    board: Any
+    resources: RunResources
+    checkpoint_seconds: float
 
 
 @final
@@ -97,10 +182,22 @@ class _Board:
     def __init__(self) -> None:
         self._notices: list[Notice] = []
         self._latest: dict[str, Progress] = {}
+        self._begun: set[str] = set()
+        self._failed: dict[str, Record] = {}
         self._stopped = False
+
+    def begin(self, run: str) -> bool:
+        """Note that a run begins; whether it is to stop."""
+        self._begun.add(run)
+        return self._stopped
+
+    def leave(self, run: str) -> None:
+        """Note that a run has lost its process, and waits."""
+        self._begun.discard(run)
 
     def post(self, event: RunEvent) -> bool:
         """Take a note of an event; whether the task is to stop."""
+        self._begun.add(event.run)
         if isinstance(event, Progress):
             self._latest[event.run] = event
         else:
@@ -113,13 +210,105 @@ class _Board:
         self._notices, self._latest = [], {}
         return posted
 
-    def should_stop(self) -> bool:
-        """Whether tasks are to stop."""
-        return self._stopped
+    def fail(self, record: Record) -> None:
+        """Keep the record of a run that has failed by itself, in one of its processes."""
+        self._failed[record.id] = record
 
-    def stop(self) -> None:
-        """Ask every task to stop."""
+    def take_failed(self, run: str) -> Record | None:
+        """The record of a run that has failed by itself; None if it has not."""
+        return self._failed.pop(run, None)
+
+    def stop(self) -> set[str]:
+        """Ask every task to stop; the runs that have begun."""
         self._stopped = True
+        return self._begun
+
+
+def _start_board() -> Any:
+    """Start the board on the machine of this command: runs wait for its answers, also when another machine leaves."""
+    here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    # Killed, it starts anew, and its callers ask again.
+    board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(_Board)
+    return board.remote()
+
+
+@final
+class _Reporter:
+    """What a run says to the board now and then, and whether the board has answered that it is to stop."""
+
+    def __init__(self, board: Any, run: Run) -> None:
+        self._board = board
+        self._posted = 0.0
+        self.stopped = bool(ray.get(board.begin.remote(run.id)))
+
+    def report(self, event: RunEvent) -> None:
+        is_due = time.monotonic() - self._posted > _POLL_SECONDS
+        if is_due or not isinstance(event, Progress) or event.step == event.steps:
+            self._posted = time.monotonic()
+            self.stopped = bool(ray.get(self._board.post.remote(event)))
+
+
+def _run_alone(run: Run, work: _Work) -> Record | None:
+    """One run in this process; None if it was stopped."""
+    reporter = _Reporter(work.board, run)
+    return None if reporter.stopped else _execute(run, work, reporter, None)
+
+
+def _run_together(run: Run, work: _Work) -> Record | str | None:
+    """One run in several processes that Ray Train starts; None if it was stopped, a text if one of them was ended."""
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        _do_part,
+        train_loop_config={"run": run, "work": work},
+        scaling_config=ScalingConfig(
+            num_workers=work.resources.processes,
+            use_gpu=work.resources.gpus > 0,
+            resources_per_worker={name: count for name, count in work.resources.of_process(run).items() if count},
+        ),
+        run_config=RunConfig(
+            # Removed together with the run's checkpoints.
+            name=f"{run.id}.ray-{secrets.token_hex(4)}",
+            storage_path=work.checkpoints,
+            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    try:
+        return trainer.fit().return_value
+    except TrainingFailedError:
+        failed: Any = ray.get(work.board.take_failed.remote(run.id))
+        how = f"one of {work.resources.processes}, by a signal or a crash, possibly for lack of memory"
+        return failed or how
+
+
+def _do_part(config: dict[str, Any]) -> Record | None:
+    """Be one of the processes of a run; the first returns the record, or None if the run was stopped."""
+    run, work = config["run"], config["work"]
+    processes = Processes("ddp", run.training.device)
+    record = _execute(run, work, _Reporter(work.board, run) if processes.is_first else None, processes)
+    if record is not None and record.status == "failed":
+        if not tells_of_lost_process(record.error):
+            ray.get(work.board.fail.remote(record))
+        # Returned, it would leave the other processes waiting for this one.
+        raise RuntimeError(record.error)
+    return record
+
+
+def _execute(run: Run, work: _Work, reporter: _Reporter | None, processes: Processes | None) -> Record | None:
+    context = RunContext(
+        folder=Path(work.checkpoints),
+        report=ignore if reporter is None else reporter.report,
+        stopping=lambda: reporter is not None and reporter.stopped,
+        checkpoint_seconds=work.checkpoint_seconds,
+        num_threads=work.resources.threads,
+        processes=processes,
+    )
+    try:
+        return execute_run(run, context)
+    except Interrupted:
+        return None
 
 
 def _outcome(reference: Any, run: Run) -> Record | str | None:
@@ -132,25 +321,33 @@ def _outcome(reference: Any, run: Run) -> Record | str | None:
         return "by Ray for lack of memory"
     except ray.exceptions.WorkerCrashedError:
         return "by a signal or a crash, possibly for lack of memory"
+    except ray.exceptions.NodeDiedError:
+        return "with its machine, which left the cluster"
     except ray.exceptions.RayError as problem:
         return f"by {type(problem).__name__} of Ray"
 
 
-def _task(run: Run, checkpoints: str, board: Any) -> Record | None:
-    """One run; None if it was stopped."""
-    posted = 0.0
-    stopped = bool(ray.get(board.should_stop.remote()))
-    if stopped:
-        return None
+def _connect() -> None:
+    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; without one, start one here."""
+    if not ray.is_initialized():
+        _require_answer(os.environ.get("RAY_ADDRESS", ""))
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
 
-    def report(event: RunEvent) -> None:
-        nonlocal posted, stopped
-        is_due = time.monotonic() - posted > _POLL_SECONDS
-        if is_due or not isinstance(event, Progress) or event.step == event.steps:
-            posted = time.monotonic()
-            stopped = bool(ray.get(board.post.remote(event)))
 
+def _require_answer(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray itself would try for minutes. Words such as "auto" are Ray's."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
     try:
-        return execute_run(run, RunContext(folder=Path(checkpoints), report=report, stopping=lambda: stopped))
-    except Interrupted:
-        return None
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as problem:
+        raise ConnectionError(
+            f"no Ray cluster answers at RAY_ADDRESS {address}: {problem}. Start it with ray start --head, or unset "
+            "RAY_ADDRESS to use this machine alone."
+        ) from problem
+
+
+def _machines() -> list[dict[str, float]]:
+    """What each machine of the cluster has in all."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -19,6 +19,9 @@ from tidegate.lab.training.train import RunContext, execute_run
 class SerialExecutor:
     """Do runs one after another."""
 
+    def require(self, runs: Sequence[Run]) -> None:
+        """See `Executor`. Every run can be done here."""
+
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
     ) -> Iterator[Record]:

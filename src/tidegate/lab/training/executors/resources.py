@@ -1,0 +1,74 @@
+"""What a run needs of a cluster, and how many runs a cluster has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tidegate.lab.training.parallel import require_parallel
+from tidegate.lab.training.run import Run
+from tidegate.sizes import require_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResources:
+    """What is set aside for each run."""
+
+    cpus: int | None = None
+    """Cores, which are its threads too; None takes as many for each process as the run has threads."""
+    gpus: int = 0
+    """Devices of kind `cuda`: none, or one for each process."""
+    processes: int = 1
+    """Processes that share the rows of a run's batches."""
+
+    def __post_init__(self) -> None:
+        require_size("processes", self.processes)
+        require_size("cpus", self.cpus, otherwise="or None for those that the run has threads")
+        if self.cpus is not None and self.cpus % self.processes:
+            raise ValueError(f"cpus must be as many for each of a run's {self.processes} processes; got {self.cpus}.")
+        if isinstance(self.gpus, bool) or self.gpus not in (0, self.processes):
+            raise ValueError(
+                f"gpus must be 0, or one for each of a run's processes, {self.processes}; got {self.gpus!r}."
+            )
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of each process; None leaves it to the run."""
+        return None if self.cpus is None else self.cpus // self.processes
+
+    def of_process(self, run: Run) -> dict[str, int]:
+        """What each process of a run needs, by Ray's names."""
+        return {"CPU": self.threads or run.training.num_threads, "GPU": self.gpus // self.processes}
+
+    def require(self, run: Run) -> None:
+        """Refuse a run that cannot be done with this; a `ValueError` says why."""
+        device = run.training.device
+        if self.gpus and device != "cuda":
+            raise ValueError(
+                f"gpus are for runs on the device cuda, of which Ray chooses one; this one is on {device}."
+            )
+        if device.startswith("cuda") and not self.gpus:
+            raise ValueError(f"gpus must be at least 1 for runs on {device}: Ray hides devices from others; got 0.")
+        if self.processes > 1:
+            require_parallel(run, "ddp", self.processes)
+
+    def num_places(self, run: Run, machines: Iterable[Mapping[str, float]]) -> int:
+        """How many runs like this one machines can do at once: one process on one machine, several on any.
+
+        machines : what each has in all, by Ray's names
+        """
+        needs = {name: count for name, count in self.of_process(run).items() if count}
+        places = [min(int(machine.get(name, 0) // count) for name, count in needs.items()) for machine in machines]
+        return sum(places) // self.processes
+
+    def describe(self, run: Run) -> str:
+        """What a run needs, in words."""
+        needs = describe({name: self.processes * count for name, count in self.of_process(run).items()})
+        return f"{needs}, in {self.processes} processes" if self.processes > 1 else needs
+
+
+def describe(counts: Mapping[str, float]) -> str:
+    """Cores and GPUs in words, from Ray's names for them."""
+    cpus, gpus = counts.get("CPU", 0), counts.get("GPU", 0)
+    devices = f" and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+    return f"{cpus:g} core{'' if cpus == 1 else 's'}{devices}"

@@ -1,0 +1,131 @@
+"""`tidegate train` in several processes that torchrun starts, and what keeps processes from starting."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from lab_runs import write_text
+from running import running
+from typer.testing import CliRunner
+
+from tidegate.cli import app
+from tidegate.lab.training.parallel import joined_processes
+from tidegate.torch import load_model
+
+SIZES = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--lr=1e-2"]
+TRAIN = ["-m", "tidegate", "train", *SIZES]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@contextmanager
+def taken_port():
+    """A port on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def finished(command):
+    done = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def killed_after_a_checkpoint(command, folder):
+    """The code and the output of a training of which one process is killed once there is a checkpoint."""
+    job = subprocess.Popen(
+        [*command, "--save-seconds=0"], env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not list(folder.glob("checkpoints/*.step-*")):
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.05)
+    os.kill(max(pid for pid, fields in running() if int(fields[1]) == job.pid), signal.SIGKILL)
+    output, _ = job.communicate()
+    return job.returncode, output
+
+
+def weights(folder):
+    return load_model(folder / "model.safetensors").state_dict()
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+# Each launch starts three interpreters, and each of them takes seconds to begin.
+@pytest.mark.full
+@pytest.mark.timeout(900)
+class TestTorchrun:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def undisturbed(cls, text, tmp_path_factory):
+        """The folder of a model that `tidegate train --nproc 2` has trained, with MASTER_PORT taken by another."""
+        folder = tmp_path_factory.mktemp("nproc")
+        with taken_port() as port, pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ONE_THREAD, "MASTER_PORT", str(port))
+            finished([sys.executable, *TRAIN, "--data", text, "--tokens=19200", "--out", folder, "--nproc=2"])
+        return folder
+
+    def test_ends_with_the_model_of_nproc(self, undisturbed, text, tmp_path):
+        done = finished([*TORCHRUN, *TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path])
+        assert done.stdout.count("The model:") == 1
+        assert same(weights(tmp_path), weights(undisturbed))
+
+    def test_goes_on_by_itself_after_a_process_was_killed(self, undisturbed, text, tmp_path):
+        command = [*TORCHRUN, "--max-restarts=1", *TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path]
+        code, output = killed_after_a_checkpoint(command, tmp_path)
+        assert code == 0, output
+        assert "exitcode: -9" in output
+        assert same(weights(tmp_path), weights(undisturbed))
+        assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_go_on_from(text, tmp_path):
+    command = [sys.executable, *TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path]
+    code, output = killed_after_a_checkpoint([*command, "--nproc=2"], tmp_path)
+    assert code == 1, output
+    errors = [line for line in output.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, output
+    assert "ended early, by SIGKILL. The checkpoint of step" in errors[0]
+    assert "Traceback" not in output
+    # One process goes on alone.
+    finished(command)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
+    with taken_port() as port:
+        around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}
+        for name, value in around.items():
+            monkeypatch.setenv(name, value)
+        message = f"cannot meet at 127.0.0.1:{port}, MASTER_ADDR and MASTER_PORT: .*in use.* Choose a port that is free"
+        with pytest.raises(ConnectionError, match=message), joined_processes("ddp", "cpu"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nproc", "8", "--parallel", "tp"], "8 processes cannot share the 4 heads"),
+        (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "2 processes cannot share the 1 heads"),
+        (["--nproc", "3"], "--nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
+    ],
+)
+def test_more_processes_than_can_share_the_work_are_refused_before_any_starts(text, tmp_path, options, message):
+    done = CliRunner().invoke(app, ["train", *SIZES, "--data", str(text), "--out", str(tmp_path / "out"), *options])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "out").exists()

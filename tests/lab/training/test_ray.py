@@ -1,0 +1,189 @@
+"""Runs on a Ray cluster of two machines: what is lost goes on elsewhere, and the records are those of one process."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import lab_cluster
+import pytest
+from lab_cluster import LONG, SCENARIOS, long_runs, pair_run
+from lab_runs import executed, run_of, text_of, timeless
+
+from tidegate.lab.models.measure import measure_run
+from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.resources import RunResources
+from tidegate.lab.training.parallel import tells_of_lost_process
+
+# One cluster serves all; each run of several processes starts some ten interpreters.
+pytestmark = pytest.mark.timeout(1500)
+
+
+@pytest.fixture(scope="module")
+def answers(request, tmp_path_factory):
+    """What came of each scenario: records, events, and the folder."""
+    folder = tmp_path_factory.mktemp("cluster")
+    names = list(SCENARIOS) if request.config.getoption("--full") else ["crowded", "losses"]
+    script = Path(lab_cluster.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *names],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return {name: (*pickle.loads((folder / name / "answer.pickle").read_bytes()), folder / name) for name in names}
+
+
+def notices(events):
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+def first_steps(events):
+    """The step at which each run was first heard of."""
+    return {event.run: event.step for event in reversed(events) if isinstance(event, Progress)}
+
+
+def timeless_by_id(records):
+    return {record.id: timeless(record) for record in records}
+
+
+def test_runs_that_lose_their_process_or_their_machine_go_on_elsewhere_and_are_recorded_once(answers):
+    records, events, folder = answers["losses"]
+    runs = long_runs(text_of(folder.parent))
+    assert sorted(record.id for record in records) == sorted(run.id for run in runs)
+    assert timeless_by_id(records) == timeless_by_id(executed(run) for run in runs)
+    killed, left = notices(events)
+    assert "ended early, by a signal or a crash, possibly for lack of memory. The run goes on from its last" in killed
+    assert "ended early, with its machine, which left the cluster. The run goes on from its last checkpoint" in left
+
+
+def test_runs_that_no_machine_has_room_for_are_refused_instead_of_waiting_for_ever(answers):
+    said, _, _ = answers["crowded"]
+    assert said == [
+        f"Ray has no room for a run of {needs}: its machines have 2 × 1 core. Ask for less, or add machines before "
+        "you start."
+        for needs in ("2 cores", "3 cores, in 3 processes", "4 cores, in 2 processes")
+    ]
+
+
+@pytest.mark.full
+def test_runs_that_were_stopped_go_on_to_the_same_records(answers):
+    records, events, folder = answers["interrupted"]
+    runs = long_runs(text_of(folder.parent))
+    assert timeless_by_id(records) == timeless_by_id(executed(run) for run in runs)
+    assert len(records) == 3
+    # One or two had begun, and the others had not.
+    assert 1 <= sum(step > 1 for step in first_steps(events).values()) <= 2
+
+
+@pytest.mark.full
+class TestTwoProcessesOfARun:
+    @pytest.fixture
+    def undisturbed(self, answers):
+        (record,), _, _ = answers["together"]
+        return record
+
+    def test_make_the_record_of_one_to_rounding(self, answers, undisturbed):
+        _, events, folder = answers["together"]
+        run = pair_run(text_of(folder.parent))
+        alone = executed(run)
+        assert undisturbed.id == run.id
+        assert undisturbed.status == "finished", undisturbed.error
+        assert undisturbed.fingerprints == alone.fingerprints
+        assert undisturbed.loss == pytest.approx(alone.loss, abs=1e-4)
+        losses = [[point.loss for point in record.curve] for record in (undisturbed, alone)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+        assert events[-1].step == LONG
+
+    def test_leave_a_model_whose_layers_are_measured(self, answers):
+        _, _, folder = answers["together"]
+        run = pair_run(text_of(folder.parent))
+        assert measure_run(run, folder / "checkpoints").curvature is not None
+
+    def test_that_are_lost_go_on_when_there_is_room_and_end_as_if_nothing_had_been(self, answers, undisturbed):
+        (record,), events, _ = answers["together_lost"]
+        assert timeless(record) == timeless(undisturbed)
+        told = notices(events)
+        assert [text for text in told if "ended early, one of 2, by a signal or a crash" in text]
+        assert told[-1].startswith("No machine that is left has 2 cores, in 2 processes: the run waits until one joins")
+
+    def test_that_fail_by_themselves_are_recorded_with_the_reason_and_not_tried_again(self, answers):
+        (record,), events, _ = answers["together_failed"]
+        assert record.status == "failed"
+        assert "gone.txt" in record.error.strip().splitlines()[-1]
+        assert not tells_of_lost_process(record.error)
+        assert notices(events) == []
+
+    def test_that_were_stopped_go_on_to_the_same_record(self, answers, undisturbed):
+        records, events, _ = answers["together_interrupted"]
+        (again,) = (record for record in records if record.run["seed"] == 0)
+        assert timeless(again) == timeless(undisturbed)
+        assert len(records) == 2
+        assert first_steps(events)[again.id] > 1
+
+
+def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at RAY_ADDRESS {address}: .*refused.* Start it"):
+        executor_of("ray").require([run_of(task)])
+
+
+class TestWhatARunIsGiven:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"cpus": 0}, "cpus must be a whole number of at least 1"),
+            ({"cpus": 1.5}, "cpus must be a whole number of at least 1"),
+            ({"cpus": 3, "processes": 2}, "cpus must be as many for each of a run's 2 processes; got 3"),
+            ({"processes": 0}, "processes must be a whole number of at least 1"),
+            ({"gpus": 1, "processes": 2}, "gpus must be 0, or one for each of a run's processes, 2; got 1"),
+            ({"gpus": -1}, "gpus must be 0, or one"),
+            ({"gpus": True}, "gpus must be 0, or one"),
+        ],
+    )
+    def test_is_refused_where_it_makes_no_sense(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            RunResources(**options)
+
+    def test_is_for_ray_alone(self):
+        with pytest.raises(ValueError, match="executor must be ray for cores, devices and processes of each run; got"):
+            executor_of("serial", resources=RunResources(cpus=2))
+
+    @pytest.mark.parametrize(
+        ("options", "training", "message"),
+        [
+            ({"gpus": 1}, {}, "gpus are for runs on the device cuda"),
+            ({"gpus": 1}, {"device": "cuda:1"}, "of which Ray chooses one; this one is on cuda:1"),
+            ({}, {"device": "cuda"}, "gpus must be at least 1 for runs on cuda"),
+            ({"processes": 3}, {}, "nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
+        ],
+    )
+    def test_must_fit_the_run(self, task, options, training, message):
+        with pytest.raises(ValueError, match=message):
+            RunResources(**options).require(run_of(task, **training))
+
+    def test_is_counted_on_each_machine(self, task):
+        run, machines = run_of(task), [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 3.0, "memory": 1e9}, {}]
+        assert RunResources().num_places(run, machines) == 7
+        assert RunResources(cpus=3).num_places(run, machines) == 2
+        assert RunResources(cpus=8).num_places(run, machines) == 0
+        # Several processes may be on several machines.
+        assert RunResources(cpus=6, processes=2).num_places(run, machines) == 1
+        assert RunResources(processes=3).num_places(run, machines) == 2
+        assert RunResources(gpus=1).num_places(run, machines) == 2
+        assert RunResources(gpus=4, processes=4).num_places(run, machines) == 0
+
+    def test_is_the_runs_own_number_of_threads_unless_told(self, task):
+        run = run_of(task, num_threads=3)
+        assert RunResources().of_process(run) == {"CPU": 3, "GPU": 0}
+        assert RunResources().threads is None
+        assert RunResources(cpus=4, gpus=2, processes=2).of_process(run) == {"CPU": 2, "GPU": 1}
+        assert RunResources(cpus=4, gpus=2, processes=2).describe(run) == "4 cores and 2 GPUs, in 2 processes"
