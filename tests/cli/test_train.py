@@ -218,6 +218,8 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
     again = invoke("export", folder / "g1", tmp_path / "g1")
     assert (again.exit_code, "not empty" in again.output) == (2, True)
+    refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
+    assert (refused.exit_code, "--variant g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
     theirs = invoke("generate", folder / "none" / "hf", *options)
     assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
     empty = invoke("generate", folder / "g1", "--prompt", "")
