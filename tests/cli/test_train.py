@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -224,3 +225,55 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
     assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
     empty = invoke("generate", folder / "g1", "--prompt", "")
     assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+
+
+def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_path):
+    folder, _ = trained
+    options = ["--data", text, "--sequences", 8, "--quiet", "--json"]
+    found = invoke("evaluate", folder / "g1", *options, "--out", tmp_path / "kept" / "loss.json")
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.stdout)
+    assert result == json.loads((tmp_path / "kept" / "loss.json").read_text())
+    assert set(result) == {"model", "loss", "num_tokens", "num_bytes", "perplexity", "bits_per_byte"}
+    assert (result["model"], result["num_tokens"]) == ("g1", 8 * 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "a.yaml", "--data", "x.txt"], "--data is for a text"),
+        (["--limit", 3], "--limit and --num-fewshot are for --tasks"),
+        (["--tasks", " , "], "--tasks must name at least one"),
+    ],
+)
+def test_options_of_an_evaluation_that_would_be_passed_over_are_refused(trained, options, message):
+    found = invoke("evaluate", trained[0] / "g1", *options)
+    assert (found.exit_code, message in found.output) == (2, True), found.output
+
+
+def test_tasks_without_the_harness_name_the_extra_that_brings_it(trained, monkeypatch):
+    for name in ["lm_eval", *(name for name in sys.modules if name.startswith("lm_eval."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "tidegate.lab.models.evaluate", raising=False)
+    found = invoke("evaluate", trained[0] / "g1", "--tasks", "own.yaml")
+    assert (found.exit_code, "pip install 'tidegate[eval]'" in found.output) == (2, True), found.output
+
+
+# The harness takes seconds to import.
+@pytest.mark.full
+@pytest.mark.filterwarnings("default")
+def test_tasks_are_scored_in_a_table_and_as_json(trained, tmp_path):
+    data = tmp_path / "documents.jsonl"
+    data.write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()[:9]))
+    (tmp_path / "own.yaml").write_text(
+        f"task: sums\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+        "metric_list:\n  - metric: bits_per_byte\n"
+    )
+    command = ["evaluate", trained[0] / "none", "--tasks", tmp_path / "own.yaml", "--quiet"]
+    table = invoke(*command)
+    assert table.exit_code == 0, table.output
+    assert "bits_per_byte" in table.stdout
+    (score,) = json.loads(invoke(*command, "--json").stdout)["scores"]
+    assert (score["task"], score["num_samples"], score["metric"]) == ("sums", 9, "bits_per_byte")
+    assert f"{score['value']:.4f}" in table.stdout
