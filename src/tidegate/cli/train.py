@@ -61,10 +61,10 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        Literal["tiny", "small", "base", "35m", "124m"],
+        Literal["tiny", "small", "base", "35m", "124m", "1.3b"],
         typer.Option(
-            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34 and 124 million parameters. Options below "
-            "replace single ones.",
+            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. Options "
+            "below replace single ones.",
             rich_help_panel=_MODEL,
         ),
     ] = "tiny",

@@ -14,7 +14,9 @@ def test_the_small_sizes_are_those_of_a_comparison_and_the_rule_gives_what_was_c
     assert learning_rate(ours.d_model) == pytest.approx(theirs.lr, rel=0.13)
 
 
-@pytest.mark.parametrize(("name", "vocab_size", "millions"), [("35m", 16384, 33.6), ("124m", 50257, 123.6)])
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "millions"), [("35m", 16384, 33.6), ("124m", 50257, 123.6), ("1.3b", 50257, 1311.4)]
+)
 def test_the_large_sizes_have_the_parameters_that_they_are_named_after(name, vocab_size, millions):
     size = SIZES[name]
     config = TransformerConfig(
