@@ -5,14 +5,16 @@ import os
 import signal
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from tidegate.cli import app
+from tidegate.config import TransformerConfig
 from tidegate.lab.training.records import RecordFile
-from tidegate.torch import add_gates, load_model
+from tidegate.torch import TransformerLM, add_gates, load_model
 
 TEXT = "".join(f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(300))
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
@@ -225,6 +227,19 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
     assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
     empty = invoke("generate", folder / "g1", "--prompt", "")
     assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+
+
+def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(4000, dtype=np.uint16) % 300)
+    assert invoke("tokenize", text, "--out", tmp_path / "shards").exit_code == 0
+    for data, count in ((tmp_path / "tokens.npy", 300), (tmp_path / "shards", 256)):
+        command = ["train", "--preset", "124m", "--data", data, "--dry-run", *SMALL]
+        found = invoke(*command)
+        assert found.exit_code == 0, found.output
+        model = TransformerLM(TransformerConfig(gate="bma", d_model=16, num_layers=1, num_heads=2, vocab_size=count))
+        assert f"{model.num_parameters():,}" in found.output
+        refused = invoke(*command, "--tokenizer", "bpe:300")
+        assert (refused.exit_code, "holds tokens already" in refused.output) == (2, True)
 
 
 def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_path):
