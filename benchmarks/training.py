@@ -1,7 +1,9 @@
-"""Training as `tidegate compare` does it: our decoder beside a Llama of the same size, and two ways to use two cores.
+"""The training of `tidegate train` beside a plain PyTorch loop around transformers' Llama of the same size.
 
-`python benchmarks/training.py` checks that both models are of one size, times training steps in turns, and writes
-`training.json` and `training.md` to `benchmarks/results/`.
+`python benchmarks/training.py` checks that both models are of one size, times steps in turns, and writes
+`training.json` and `training.md` to `benchmarks/results/`. Ours are steps of the very trainer, from one report to the
+next: batch, update, fingerprint and all. The peer is what one would write by hand: its batch lies ready, and it keeps
+no record.
 """
 
 from __future__ import annotations
@@ -9,96 +11,213 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import interleave, machine_record, markdown_table, marks_table, ratio_in_turns
+from harness import (
+    in_fresh_process,
+    interleave,
+    machine_record,
+    markdown_table,
+    marks_table,
+    paired_ratio,
+    peak_above_rest,
+)
 from peers import llama
 from torch.nn import functional as F
 
-from tidegate.config import TransformerConfig
-from tidegate.gates import Gates
-from tidegate.lab.compare.request import PRESETS
-from tidegate.lab.tasks.catalogue import task_of
-from tidegate.torch import TransformerLM
+from tidegate.cli.train import _WIDE, _run_of
+from tidegate.lab.compare.request import Variant
+from tidegate.lab.training.events import Interrupted, RunEvent
+from tidegate.lab.training.machine import matrix_flops
+from tidegate.lab.training.model import build_model
+from tidegate.lab.training.presets import SIZES
+from tidegate.lab.training.run import Run
+from tidegate.lab.training.train import RunContext, execute_run
 
-VARIANTS = ("none", "g1", "bma", "bma-query")
+PEER = "transformers Llama"
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("none", {}),
+    "g1": ("g1", {}),
+    "bma": ("bma", {}),
+    "none --compile": ("none", {"compile": True}),
+    "bma --compile": ("bma", {"compile": True}),
+    "none --precision bf16": ("none", {"precision": "bf16"}),
+}
+"""What is trained: the variant, and options of the engine."""
+MARKS = {"none": 1.0, "g1": 0.95, "bma": 0.95, "none --compile": 1.1, "bma --compile": 1.1}
+"""Tokens a second over the peer's, at least; those of `--compile` if it pays."""
+SLOW_PRESET = "base"
+"""Its steps take so long that fewer rounds must do."""
 RESULTS = Path(__file__).parent / "results"
 
 
-def config_of(preset: str, gate: str) -> tuple[TransformerConfig, int]:
-    """A preset's model, and its batch size."""
-    sizes = PRESETS["lm"][preset]
-    task = task_of("lm", length=sizes.length)
-    return sizes.model(task, task.load(), Gates.parse(gate)), sizes.batch_size
+def run_of(preset: str, name: str) -> Run:
+    """The run that the command makes of a preset and these options."""
+    variant, engine = OURS[name]
+    return _run_of(
+        Variant.parse(variant),
+        SIZES[preset],
+        data=None,
+        field=None,
+        budget=None,
+        lr=None,
+        seed=0,
+        model={},
+        engine=engine,
+    )
 
 
-def step_of(model: torch.nn.Module, logits: Callable[[torch.Tensor], torch.Tensor], batch: int, length: int) -> Any:
-    """One update of the same loop for every contender."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0))
+def num_threads(preset: str) -> int:
+    """As many as the command takes."""
+    return len(os.sched_getaffinity(0)) if SIZES[preset].d_model >= _WIDE else 1
+
+
+class Trainer:
+    """A training under way, of which each call makes one step: it waits in its own report until it is called."""
+
+    def __init__(self, run: Run, threads: int) -> None:
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._ends, self._failure = False, ""
+        context = RunContext(report=self._report, stopping=lambda: self._ends, num_threads=threads)
+        self._thread = threading.Thread(target=self._train, args=(run, context), daemon=True)
+        self._thread.start()
+        # It is built, and has made its first step.
+        self._wait()
+
+    def __call__(self) -> None:
+        self._go.release()
+        self._wait()
+
+    def close(self) -> None:
+        self._ends = True
+        self._go.release()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        self._done.acquire()
+        if self._failure:
+            raise RuntimeError(self._failure)
+
+    def _report(self, _: RunEvent) -> None:
+        self._done.release()
+        self._go.acquire()
+
+    def _train(self, run: Run, context: RunContext) -> None:
+        try:
+            record = execute_run(run, context)
+            self._failure = record.error or "The training ended before the benchmark did."
+        except Interrupted:
+            return
+        self._done.release()
+
+
+def plain_loop(run: Run, threads: int) -> Callable[[], None]:
+    """One update of a Llama, by hand, on a batch that lies ready."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    peer, ours = llama(run.model), build_model(run.model)
+    assert sum(weight.numel() for weight in peer.parameters()) == ours.num_parameters()
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=run.training.lr, fused=True)
+    batch = run.task.load().batch(seed=0, step=0, size=run.training.batch_size)
 
     def step() -> None:
+        torch.set_num_threads(threads)
         optimizer.zero_grad()
-        F.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        logits = peer(input_ids=batch.inputs, use_cache=False).logits
+        F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         optimizer.step()
 
     return step
 
 
-def contenders(preset: str) -> dict[str, Callable[[], None]]:
-    """Our decoder with each gate, and the Llama."""
-    torch.manual_seed(0)
-    steps: dict[str, Callable[[], None]] = {}
-    for gate in VARIANTS:
-        config, batch = config_of(preset, gate)
-        model = TransformerLM(config)
-        steps[gate] = step_of(model, model, batch, config.max_length)
-    config, batch = config_of(preset, "none")
-    peer, ours = llama(config), TransformerLM(config)
-    assert sum(p.numel() for p in peer.parameters()) == ours.num_parameters()
-    steps["transformers Llama"] = step_of(
-        peer, lambda x: peer(input_ids=x, use_cache=False).logits, batch, config.max_length
-    )
-    return steps
+def contender(preset: str, name: str) -> Callable[[], None]:
+    threads = num_threads(preset)
+    return plain_loop(run_of(preset, "none"), threads) if name == PEER else Trainer(run_of(preset, name), threads)
+
+
+def names_at(preset: str, *, half_helps: bool) -> list[str]:
+    """All contenders; half precision on a processor that has no units for it only where a step takes seconds."""
+    return [PEER, *(name for name in OURS if "bf16" not in name or half_helps or preset == "tiny")]
 
 
 def measure(presets: list[str], rounds: int) -> dict[str, Any]:
     packages = ("torch", "transformers", "tidegate")
-    record: dict[str, Any] = {"surroundings": machine_record(packages), "rounds": rounds, "marks": [], "steps": {}}
-    torch.set_num_threads(1)
+    half_helps = matrix_flops("cpu", half=True) > matrix_flops("cpu", half=False)
+    record: dict[str, Any] = {
+        "surroundings": machine_record(packages),
+        "half_helps": half_helps,
+        "marks": [],
+        "presets": {},
+    }
     for preset in presets:
-        print(f"{preset}: training steps on one thread", flush=True)
-        steps = contenders(preset)
-        timings = interleave(steps, rounds=rounds)
-        record["steps"][preset] = {name: timing.median for name, timing in timings.items()}
-        ratio = ratio_in_turns(steps["none"], steps["transformers Llama"], rounds=3 * rounds)
-        record["marks"].append((f"none over a Llama of its size, {preset}", ratio, "≤ 1"))
-        for gate in VARIANTS[1:]:
-            overhead = ratio_in_turns(steps[gate], steps["none"], rounds=3 * rounds)
-            record["marks"].append((f"{gate} over none, {preset}", overhead, "≤ 1.25"))
-    record["side_by_side"] = {preset: side_by_side(preset, rounds) for preset in presets}
+        names = names_at(preset, half_helps=half_helps)
+        count = max(2, rounds // 4) if preset == SLOW_PRESET else rounds
+        print(f"{preset}: {len(names)} contenders, {count} rounds on {num_threads(preset)} threads", flush=True)
+        steps = {name: contender(preset, name) for name in names}
+        # What is compiled is compiled in the first step.
+        timings = interleave(steps, rounds=count, warmups=1)
+        for step in steps.values():
+            if isinstance(step, Trainer):
+                step.close()
+        steps.clear()
+        tokens = SIZES[preset].batch_size * SIZES[preset].length
+        peaks = {name: in_fresh_process(__file__, "--peak", preset, name) for name in names}
+        record["presets"][preset] = {
+            "rounds": count,
+            "threads": num_threads(preset),
+            "rows": {
+                name: {
+                    "parameters": build_model(run_of(preset, "none" if name == PEER else name).model).num_parameters(),
+                    "tokens_per_second": tokens / timings[name].median,
+                    "ratio": paired_ratio(timings, PEER, name),
+                    "peak_bytes": peaks[name],
+                    "peak_ratio": peaks[name] / peaks[PEER],
+                }
+                for name in names
+            },
+        }
+        rows = record["presets"][preset]["rows"]
+        record["marks"] += [
+            (f"{name} over the plain loop, {preset}", rows[name]["ratio"], f"≥ {mark}") for name, mark in MARKS.items()
+        ]
+    record["side_by_side"] = {preset: side_by_side(preset, rounds) for preset in presets if num_threads(preset) == 1}
     return record
+
+
+def peak(preset: str, name: str) -> int:
+    """Bytes that building and three steps take at their peak, for a fresh process."""
+    torch.set_num_threads(num_threads(preset))
+    run_of(preset, "none").task.load()
+
+    def work() -> None:
+        step = contender(preset, name)
+        for _ in range(3):
+            step()
+
+    return peak_above_rest(work)
 
 
 def side_by_side(preset: str, rounds: int) -> float:
     """Two runs of one thread each, side by side, over one run on two threads: how many more steps a second."""
     print(f"{preset}: two runs of one thread against one of two", flush=True)
-    apart = statistics.median(_together(preset, num_processes=2, num_threads=1, steps=4 * rounds))
-    alone = statistics.median(_together(preset, num_processes=1, num_threads=2, steps=4 * rounds))
+    apart = statistics.median(_together(preset, num_processes=2, threads=1, steps=4 * rounds))
+    alone = statistics.median(_together(preset, num_processes=1, threads=2, steps=4 * rounds))
     return 2 * alone / apart
 
 
-def _together(preset: str, *, num_processes: int, num_threads: int, steps: int) -> list[float]:
+def _together(preset: str, *, num_processes: int, threads: int, steps: int) -> list[float]:
     """Median seconds of a step in each of some processes that train at the same time."""
     context = multiprocessing.get_context("spawn")
     barrier, told = context.Barrier(num_processes), context.SimpleQueue()
-    arguments = (preset, num_threads, steps, barrier, told)
+    arguments = (preset, threads, steps, barrier, told)
     processes = [context.Process(target=_train, args=arguments) for _ in range(num_processes)]
     for process in processes:
         process.start()
@@ -108,10 +227,8 @@ def _together(preset: str, *, num_processes: int, num_threads: int, steps: int) 
     return medians
 
 
-def _train(preset: str, num_threads: int, steps: int, barrier: Any, told: Any) -> None:
-    torch.set_num_threads(num_threads)
-    step = contenders(preset)["none"]
-    step()
+def _train(preset: str, threads: int, steps: int, barrier: Any, told: Any) -> None:
+    step = Trainer(run_of(preset, "none"), threads)
     barrier.wait()
     seconds = []
     for _ in range(steps):
@@ -122,30 +239,50 @@ def _train(preset: str, num_threads: int, steps: int, barrier: Any, told: Any) -
 
 
 def report(record: dict[str, Any]) -> str:
-    parts = ["# Training steps of the comparison's models, one thread, float32\n"]
+    header = ["preset", "parameters", "what is trained", "tokens/s", "over the plain loop", "peak memory over its"]
     rows = [
-        [preset, *(f"{1e3 * seconds:.1f} ms ({seconds / timings['none']:.3f})" for seconds in timings.values())]
-        for preset, timings in record["steps"].items()
+        [
+            f"`{preset}`",
+            f"{row['parameters']:,}",
+            f"`{name}`" if name != PEER else f"plain loop, {PEER}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['ratio']:.2f}",
+            f"{row['peak_ratio']:.2f}",
+        ]
+        for preset, found in record["presets"].items()
+        for name, row in found["rows"].items()
     ]
-    names = next(iter(record["steps"].values()))
-    parts.append(markdown_table(["preset", *names], rows) + "\n")
+    each = ", ".join(
+        f"{preset} {found['rounds']} rounds on {found['threads']} threads"
+        for preset, found in record["presets"].items()
+    )
+    parts = [
+        "# `tidegate train` beside a plain loop around transformers' Llama\n",
+        markdown_table(header, rows) + "\n",
+        f"Medians of interleaved steps, float32 unless it says otherwise; {each}. Load before: "
+        f"{record['surroundings']['load_before']:.1f}. The peak of `--compile` has the compiler's own memory in it.\n",
+    ]
+    if not record["half_helps"]:
+        parts.append("Products in bfloat16 are slower than in float32 on this processor: `bf16` does not pay here.\n")
     gains = ", ".join(f"{preset} {gain:.2f}" for preset, gain in record["side_by_side"].items())
     parts.append(
         f"Two runs of one thread side by side do more than one run on two threads, by these factors: {gains}.\n"
     )
-    parts.append(f"{marks_table(record['marks'])}\n")
-    parts.append(
-        f"Median step and its ratio to `none`; marks: of pairs back to back. {json.dumps(record['surroundings'])}\n"
-    )
+    parts += [f"{marks_table(record['marks'])}\n", f"{json.dumps(record['surroundings'])}\n"]
     return "\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="rounds behind each median; marks have thrice as many")
-    parser.add_argument("--presets", nargs="+", default=["tiny", "small"], help="sizes of tidegate compare")
+    parser.add_argument("--rounds", type=int, default=12, help=f"rounds behind each median; a quarter at {SLOW_PRESET}")
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"], help="sizes of tidegate train")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for training.json and training.md")
+    parser.add_argument("--peak", nargs=2, metavar=("PRESET", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peak:
+        print(peak(*options.peak), flush=True)
+        # Its trainer waits for steps that never come.
+        os._exit(0)
     record = measure(options.presets, options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "training.json").write_text(json.dumps(record, indent=1))

@@ -3,15 +3,18 @@
 import json
 import os
 import signal
+import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from tidegate.cli import app
+from tidegate.config import TransformerConfig
 from tidegate.lab.training.records import RecordFile
-from tidegate.torch import add_gates, load_model
+from tidegate.torch import TransformerLM, add_gates, load_model
 
 TEXT = "".join(f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(300))
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
@@ -218,7 +221,74 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
     again = invoke("export", folder / "g1", tmp_path / "g1")
     assert (again.exit_code, "not empty" in again.output) == (2, True)
+    refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
+    assert (refused.exit_code, "--variant g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
     theirs = invoke("generate", folder / "none" / "hf", *options)
     assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
     empty = invoke("generate", folder / "g1", "--prompt", "")
     assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+
+
+def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(4000, dtype=np.uint16) % 300)
+    assert invoke("tokenize", text, "--out", tmp_path / "shards").exit_code == 0
+    for data, count in ((tmp_path / "tokens.npy", 300), (tmp_path / "shards", 256)):
+        command = ["train", "--preset", "124m", "--data", data, "--dry-run", *SMALL]
+        found = invoke(*command)
+        assert found.exit_code == 0, found.output
+        model = TransformerLM(TransformerConfig(gate="bma", d_model=16, num_layers=1, num_heads=2, vocab_size=count))
+        assert f"{model.num_parameters():,}" in found.output
+        refused = invoke(*command, "--tokenizer", "bpe:300")
+        assert (refused.exit_code, "holds tokens already" in refused.output) == (2, True)
+
+
+def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_path):
+    folder, _ = trained
+    options = ["--data", text, "--sequences", 8, "--quiet", "--json"]
+    found = invoke("evaluate", folder / "g1", *options, "--out", tmp_path / "kept" / "loss.json")
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.stdout)
+    assert result == json.loads((tmp_path / "kept" / "loss.json").read_text())
+    assert set(result) == {"model", "loss", "num_tokens", "num_bytes", "perplexity", "bits_per_byte"}
+    assert (result["model"], result["num_tokens"]) == ("g1", 8 * 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "a.yaml", "--data", "x.txt"], "--data is for a text"),
+        (["--limit", 3], "--limit and --num-fewshot are for --tasks"),
+        (["--tasks", " , "], "--tasks must name at least one"),
+    ],
+)
+def test_options_of_an_evaluation_that_would_be_passed_over_are_refused(trained, options, message):
+    found = invoke("evaluate", trained[0] / "g1", *options)
+    assert (found.exit_code, message in found.output) == (2, True), found.output
+
+
+def test_tasks_without_the_harness_name_the_extra_that_brings_it(trained, monkeypatch):
+    for name in ["lm_eval", *(name for name in sys.modules if name.startswith("lm_eval."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "tidegate.lab.models.evaluate", raising=False)
+    found = invoke("evaluate", trained[0] / "g1", "--tasks", "own.yaml")
+    assert (found.exit_code, "pip install 'tidegate[eval]'" in found.output) == (2, True), found.output
+
+
+# The harness takes seconds to import.
+@pytest.mark.full
+@pytest.mark.filterwarnings("default")
+def test_tasks_are_scored_in_a_table_and_as_json(trained, tmp_path):
+    data = tmp_path / "documents.jsonl"
+    data.write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()[:9]))
+    (tmp_path / "own.yaml").write_text(
+        f"task: sums\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+        "metric_list:\n  - metric: bits_per_byte\n"
+    )
+    command = ["evaluate", trained[0] / "none", "--tasks", tmp_path / "own.yaml", "--quiet"]
+    table = invoke(*command)
+    assert table.exit_code == 0, table.output
+    assert "bits_per_byte" in table.stdout
+    (score,) = json.loads(invoke(*command, "--json").stdout)["scores"]
+    assert (score["task"], score["num_samples"], score["metric"]) == ("sums", 9, "bits_per_byte")
+    assert f"{score['value']:.4f}" in table.stdout

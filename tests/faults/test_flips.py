@@ -1,7 +1,10 @@
 """Damage to each kind of file: a flipped bit or a cut is noticed, or leads to the same numbers."""
 
+import json
 import random
+import shutil
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,18 +13,25 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from damage import flip, flip_inside
-from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless
+from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless, write_text
 from retrofit_models import tiny
 
+from tidegate._json import open_sealed, parse_json, seal
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
 from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.documents import Document
+from tidegate.lab.tasks.text import _load, text_task
+from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
-from tidegate.lab.training.events import Notice
+from tidegate.lab.training.distributed_checkpoint import load_latest
+from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.log import RunLog, log_path
 from tidegate.lab.training.model import build_model
+from tidegate.lab.training.parallel import Processes
 from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.train import make_optimizer
 from tidegate.torch import TransformerLM, add_gates, load_gates, load_model, observe, save_gates, save_model
@@ -52,6 +62,21 @@ class Kind(Protocol):
 def bits(tensors):
     """Tensors as something that can be compared: exact, nan included."""
     return {name: (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in tensors.items()}
+
+
+def moments_of(optimizer):
+    """The tensors of an optimiser's state, by number and name."""
+    return {f"{i}.{name}": value for i, own in enumerate(optimizer.state.values()) for name, value in own.items()}
+
+
+@contextmanager
+def one_of_one():
+    """This process as the only one of several that train together."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield Processes("ddp", "cpu")
+    finally:
+        dist.destroy_process_group()
 
 
 class Records(Kind):
@@ -103,10 +128,7 @@ class Checkpoint(Kind):
         if loaded.problems:
             assert loaded.state is None
             raise ValueError(loaded.problems[0])
-        moments = {
-            f"{i}.{name}": value for i, own in enumerate(optimizer.state.values()) for name, value in own.items()
-        }
-        return loaded.state, bits(model.state_dict()), bits(moments)
+        return loaded.state, bits(model.state_dict()), bits(moments_of(optimizer))
 
 
 class Model(Kind):
@@ -194,6 +216,63 @@ class StudyRecord(Kind):
         return repr(read_record(STUDIES["depth"], self.path))
 
 
+class SharedCheckpoint(Kind):
+    """A checkpoint by `torch.distributed.checkpoint`: a file with tensors of it."""
+
+    name = "*.safetensors"
+
+    def __init__(self, folder):
+        self.run, self.folder = run_of(text_of(folder)), folder
+        with one_of_one() as processes:
+            executed(self.run, folder=folder, processes=processes)
+        (place,) = folder.glob(f"{self.run.id}.step-*")
+        self.path = next(place.glob(self.name))
+
+    def read(self):
+        model = build_model(self.run.model, seed=self.run.seed)
+        optimizer = make_optimizer(model, self.run)
+        loaded = load_latest(self.folder, self.run, model, optimizer)
+        if loaded.problems:
+            assert loaded.state is None
+            assert str(self.path.parent) in loaded.problems[0]
+            raise ValueError(loaded.problems[0])
+        return loaded.state, bits(model.state_dict()), bits(moments_of(optimizer))
+
+
+class SharedState(SharedCheckpoint):
+    """Its `state.json`."""
+
+    name = "state.json"
+
+
+class ShardFile(Kind):
+    """A shard of tokens, of byte pairs, as a training reads them."""
+
+    name = "00001.bin"
+
+    def __init__(self, folder):
+        tokenize(str(write_text(folder)), folder / "shards", tokenizer="bpe:300", shard_bytes=2048)
+        self.path = folder / "shards" / self.name
+
+    def read(self):
+        _load.cache_clear()
+        data = text_task(str(self.path.parent), length=16).load()
+        training, held_out = data._streams.training, data._streams.held_out
+        return data.tokenizer, *(stream[np.arange(len(stream))].tolist() for stream in (training, held_out))
+
+
+class ShardsIndex(ShardFile):
+    """Their index."""
+
+    name = "index.json"
+
+
+class ShardsTokenizer(ShardFile):
+    """Their byte pairs."""
+
+    name = "tokenizer.json"
+
+
 class BytePairs(Kind):
     """The tokens of a text, kept by the byte-pair cache; what is damaged there is made anew."""
 
@@ -236,6 +315,11 @@ KINDS = {
     "gates.json": GateDescription,
     "an observation": Observed,
     "the record of a study": StudyRecord,
+    "a file of a distributed checkpoint": SharedCheckpoint,
+    "state.json of a distributed checkpoint": SharedState,
+    "a shard of tokens": ShardFile,
+    "the index of shards": ShardsIndex,
+    "the tokenizer of shards": ShardsTokenizer,
     "the tokens of the byte-pair cache": BytePairs,
     "the tokenizer of the byte-pair cache": BytePairDescription,
 }
@@ -291,6 +375,89 @@ def test_a_damaged_checkpoint_leaves_the_run_to_one_that_is_whole(damaged, words
     notices = [event.text for event in told if isinstance(event, Notice)]
     assert len(notices) == bool(words)
     assert all(notice.count("is damaged") == len(damaged) and notice.endswith(words) for notice in notices)
+
+
+@pytest.fixture(scope="module")
+def saved_in_parts(tmp_path_factory):
+    """A run, what it gives undisturbed, and a folder with its last two distributed checkpoints."""
+    folder = tmp_path_factory.mktemp("parts")
+    run = run_of(text_of(folder))
+    with one_of_one() as processes:
+        executed(run, folder=folder / "checkpoints", checkpoint_seconds=0.0, processes=processes)
+    return run, executed(run), folder / "checkpoints"
+
+
+def forget_file(place):
+    next(place.glob("*.safetensors")).unlink()
+
+
+def claim_another_run(place):
+    """Seal the state again, for a run that is another."""
+    content = open_sealed(parse_json((place / "state.json").read_bytes()))
+    (place / "state.json").write_text(json.dumps(seal(content | {"run": "0123456789abcdef"})))
+
+
+@pytest.mark.fault(lambda damage, words: f"A distributed checkpoint {damage}")
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("with a flipped bit", "does not fit its digest"),
+        ("of which a file is missing", "No such file"),
+        ("of another run", "belongs to the run 0123456789abcdef"),
+    ],
+)
+def test_a_distributed_checkpoint_that_cannot_be_used_gives_way_to_the_one_before(
+    saved_in_parts, damage, words, tmp_path, report
+):
+    run, expected, saved = saved_in_parts
+    folder = Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+    previous, last = sorted(folder.glob(f"{run.id}.step-*"))
+    harm = {
+        "with a flipped bit": lambda place: flip_inside(next(place.glob("*.safetensors"))),
+        "of which a file is missing": forget_file,
+        "of another run": claim_another_run,
+    }
+    harm[damage](last)
+    told = []
+    record = executed(run, folder=folder, report=told.append)
+    assert timeless(record) == timeless(expected)
+    (notice,) = [event.text for event in told if isinstance(event, Notice)]
+    assert str(last) in notice
+    assert words in notice
+    assert notice.endswith(f"The run goes on from step {STEPS - 1}.")
+    assert not previous.exists(), "a later checkpoint is there"
+    report(tried=1, outcome="a notice names it; the run goes on from the one before to the same record")
+
+
+@pytest.mark.fault("A flipped bit or a cut in log.jsonl of a training that goes on")
+def test_a_damaged_log_loses_at_most_the_damaged_line_and_stops_nothing(tmp_path, effort, report):
+    def log(step):
+        event = Progress(
+            run="r", variant="g1", seed=0, role="", step=step, steps=20, tokens=step, loss=1 / step, seconds=step
+        )
+        RunLog(tmp_path).report(event)
+
+    for step in range(1, 10):
+        log(step)
+    path, rng, tally = log_path(tmp_path), random.Random(3), Counter()
+    content = path.read_bytes()
+    whole = content.splitlines()
+    for _ in range(effort(25, 1000)):
+        damaged = damage(content, rng)
+        path.write_bytes(damaged)
+        log(10)
+        *kept, new = path.read_bytes().split(b"\n")[:-1]
+        assert json.loads(new)["step"] == 10
+        # Lines of a log have no digest: what is damaged and still JSON stays as it is.
+        assert len([line for line in kept if line in whole]) >= min(len(damaged.splitlines()), len(whole)) - 2
+        assert all(json.loads(line) for line in kept)
+        tally["lost a line"] += len(kept) < len(whole)
+        tally["changed"] += any(line not in whole for line in kept)
+    report(
+        tried=effort(25, 1000),
+        outcome=f"the training went on each time; {tally['lost a line']:,} lost lines that were cut or no longer JSON, "
+        f"{tally['changed']:,} changed a number of one, which nothing reads back",
+    )
 
 
 def test_a_damaged_line_of_records_names_file_line_and_remedy(tmp_path):

@@ -9,10 +9,12 @@ from datetime import datetime
 import pytest
 import victims
 from lab_runs import records_of, text_of, timeless
+from safetensors.torch import load_file
 
 from tidegate._faults import POINTS, VARIABLE
 from tidegate.lab.training.executors.attempts import RETRIES
 from tidegate.lab.training.records import Record, RecordFile, records_path
+from tidegate.torch import load_model
 
 CHECKPOINT_WRITES = [point for point in POINTS if point.startswith("checkpoint:")]
 WRITES = [point for point in POINTS if point.startswith("record:")] + CHECKPOINT_WRITES
@@ -231,3 +233,117 @@ def test_a_study_killed_before_its_record_is_in_its_place_leaves_none(study, tmp
     assert study.record_in(tmp_path) is None
     study.require_whole(tmp_path)
     report(tried=1, outcome="no record was there; the same command gave the undisturbed one")
+
+
+class DisturbedVerb:
+    """A verb that writes a folder: what it leaves undisturbed, and how long that takes."""
+
+    def __init__(self, folder, work, result_of):
+        self.folder, self.work, self.result_of = folder, work, result_of
+        victims.wait_for_server()
+        start = time.monotonic()
+        self.expected = self.finish(folder / "undisturbed")
+        self.seconds = time.monotonic() - start
+
+    def start(self, out, **environment):
+        return victims.start(self.work, self.folder, out, environment=environment)
+
+    def finish(self, out):
+        process = self.start(out)
+        process.join()
+        assert process.exitcode == 0
+        return self.result_of(out)
+
+    def kill_at_random(self, folder, number, moments):
+        """Kill so many in folders of their own, each of which is then finished; returns how many folders there were."""
+        killed = folders = 0
+        while killed < number:
+            out = folder / str(folders)
+            folders += 1
+            for _ in range(2):
+                process = self.start(out)
+                process.join(moments.uniform(0, self.seconds))
+                killed += victims.kill(process)
+            assert self.finish(out) == self.expected
+        return killed, folders
+
+    def kill_at(self, point, out, count):
+        process = self.start(out, **{VARIABLE: f"{point}:{count}:kill"})
+        process.join()
+        assert process.exitcode == -9
+        assert self.finish(out) == self.expected
+
+
+def trained(out):
+    """What a training leaves, times aside: its record, its model twice, the log's losses, the names of its files."""
+    (record,) = [timeless(line) for line in lines_of(out)]
+    weights = load_model(out / "model.safetensors").state_dict()
+    steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    exported = load_file(out / "hf" / "model.safetensors")
+    return (
+        record,
+        {name: value.numpy().tobytes() for name, value in weights.items()},
+        {name: value.numpy().tobytes() for name, value in exported.items()},
+        (out / "hf" / "config.json").read_text(),
+        [(line["step"], line["loss"]) for line in steps if "step" in line],
+        {file.name for file in out.iterdir() if not file.name.endswith(".partial")},
+    )
+
+
+def shards_in(out):
+    """All that a tokenizing leaves."""
+    return {file.name: file.read_bytes() for file in out.iterdir() if not file.name.endswith(".partial")}
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    return DisturbedVerb(tmp_path_factory.mktemp("training"), victims.small_training, trained)
+
+
+@pytest.fixture(scope="module")
+def tokenizing(tmp_path_factory):
+    return DisturbedVerb(tmp_path_factory.mktemp("tokenizing"), victims.small_tokenizing, shards_in)
+
+
+@pytest.mark.fault("SIGKILL of `tidegate train` at a random moment")
+def test_a_training_killed_at_random_moments_goes_on_to_the_same_model(training, tmp_path, effort, report):
+    killed, folders = training.kill_at_random(tmp_path, effort(2, 50), random.Random(5))
+    report(
+        tried=killed,
+        outcome=f"the same command went on; in all {folders} folders record, model and the losses of the log equal "
+        "those of an undisturbed run bit for bit",
+    )
+
+
+@pytest.mark.fault(lambda point: f"SIGKILL of `tidegate train` when {POINTS[point]}")
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=() if point in ("record:written", "model:before-move") else pytest.mark.torture)
+        for point in (*WRITES, "model:before-move")
+    ],
+)
+def test_a_training_killed_inside_a_write_goes_on_to_the_same_model(training, point, tmp_path, effort, report):
+    # A model and a record are written once, a checkpoint after each step.
+    counts = range(1, effort(2, 5)) if point in CHECKPOINT_WRITES else (1,)
+    for count in counts:
+        training.kill_at(point, tmp_path / str(count), count)
+    report(tried=len(counts), outcome="the same command went on to the same record, model and log")
+
+
+@pytest.mark.fault("SIGKILL of `tidegate tokenize` at a random moment")
+def test_a_tokenizing_killed_at_random_moments_goes_on_to_the_same_shards(tokenizing, tmp_path, effort, report):
+    killed, folders = tokenizing.kill_at_random(tmp_path, effort(4, 100), random.Random(6))
+    report(
+        tried=killed,
+        outcome=f"the same command went on; all files of the {folders} folders equal those of an undisturbed run",
+    )
+
+
+@pytest.mark.fault("SIGKILL of `tidegate tokenize` when a shard, its tokenizer or its index is whole beside its place")
+def test_a_tokenizing_killed_inside_a_write_goes_on_to_the_same_shards(tokenizing, tmp_path, effort, report):
+    num_writes = len(tokenizing.expected)
+    counts = range(1, num_writes + 1, effort(5, 1))
+    for count in counts:
+        tokenizing.kill_at("file:before-move", tmp_path / str(count), count)
+    report(tried=len(counts), outcome="the same command went on; all files equal those of an undisturbed run")

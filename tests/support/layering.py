@@ -166,6 +166,7 @@ LAYERS: dict[str, Layer] = {
         only_in={
             "hugging_face.py": ("transformers", "safetensors", "huggingface_hub"),
             "export.py": ("transformers",),
+            "evaluate.py": ("lm_eval",),
         },
     ),
     "lab/compare": Layer(

@@ -16,12 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures
+from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures, write_text
 
+from tidegate.cli import app
 from tidegate.lab.compare.cost import _status_bytes
 from tidegate.lab.compare.run import compare
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import record_of, save_record
+from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.events import Notice, Progress, ignore
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.executor import executor_of
@@ -162,6 +164,18 @@ def small_study(folder):
     study = STUDIES["depth"]
     options = replace(study.options, gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
     save_record(record_of(study, study.run(options)), folder / "depth.json")
+
+
+def small_training(folder, out):
+    """The verb `train`: a miniature that saves after every step."""
+    sizes = ["--d-model=16", "--num-layers=1", "--num-heads=2", "--length=16", "--batch-size=4", "--tokens=1280"]
+    text = str(write_text(folder))
+    app(["train", "--variant=g1", "--data", text, "--out", str(out), "--save-seconds=0", "--lr=1e-2", *sizes])
+
+
+def small_tokenizing(folder, out):
+    """Byte pairs of a text in a dozen shards."""
+    tokenize(str(write_text(folder)), out, tokenizer="bpe:300", shard_bytes=512)
 
 
 def many_runs(folder, executor, count, answer):

@@ -20,7 +20,13 @@ _LONGEST = 4000
 # What it calls bad options is not exported, but for this kind of them.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
-_EXTRAS = {"transformers": "hf", "datasets": "hf", "ray": "cluster", "tensorboard": "tensorboard"}
+_EXTRAS = {
+    "transformers": "hf",
+    "datasets": "hf",
+    "ray": "cluster",
+    "tensorboard": "tensorboard",
+    "lm_eval": "eval",
+}
 """Extras that bring a package; all else that a command needs comes with lab."""
 
 

@@ -1,14 +1,30 @@
-"""`tidegate evaluate`: how likely a text is to a trained model."""
+"""`tidegate evaluate`: how likely a text is to a trained model, and what it reaches on tasks."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE
+from rich.table import Table
 
+from tidegate._files import write_content
 from tidegate.cli.console import new_console
+from tidegate.cli.folders import require_writable
 from tidegate.cli.options import DataOption, FieldOption, ModelArgument, QuietOption
 from tidegate.cli.progress import display
+
+if TYPE_CHECKING:
+    from tidegate.lab.models.evaluate import TaskScores
+    from tidegate.lab.models.text import TextLoss
+
+_TASKS = "Tasks"
 
 
 def evaluate(
@@ -21,24 +37,109 @@ def evaluate(
     ] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences, spread over the data.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a text: tasks of lm-evaluation-harness, parted by commas. Names of its own, which it "
+            "downloads; .yaml files; folders of them. A task may name Python code, which runs: give those you trust.",
+            rich_help_panel=_TASKS,
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of each task; all by default.", rich_help_panel=_TASKS, show_default=False),
+    ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Examples in front of a sample; what the task says by default.",
+            rich_help_panel=_TASKS,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write the result to, as JSON.", show_default=False)] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Say the loss, the perplexity and the bits per byte of a text: for a model of tidegate train, or of save_model.
+    """Say how good a model of tidegate train, or of save_model, is: on a text, or with --tasks on tasks.
 
-    Bits per byte compare models whatever their tokens. The first token of each sequence is not predicted.
+    Of a text: loss, perplexity and bits per byte, which compare models whatever their tokens. The first token of each
+    sequence is not predicted.
+
+    Tasks are those of lm-evaluation-harness: pip install 'tidegate[eval]'.
 
     Example: tidegate evaluate model --data notes.txt
     """
     from tidegate.lab.models.language_models import load_language_model, token_windows
     from tidegate.lab.models.text import require_decoder, text_loss
 
+    _require_options_of_one_kind(tasks, {"--data": data, "--field": field, "--length": length}, [limit, num_fewshot])
+    if out is not None:
+        require_writable(out.parent)
     loaded = load_language_model(model, derivatives=False)
-    size = length or require_decoder(loaded).config.max_length
-    windows = token_windows(loaded, data, length=size, count=sequences, field=field)
-    with display(new_console(stderr=True), quiet=quiet) as shown:
-        found = text_loss(loaded, windows, batch_size=batch_size, tell=shown.show)
-    new_console().print(
-        f"{loaded.name} on {found.num_tokens:,} tokens, {found.num_bytes:,} bytes: loss {found.loss:.4f} nats, "
-        f"perplexity {found.perplexity:.3f}, {found.bits_per_byte:.4f} bits per byte.",
-        soft_wrap=True,
-    )
+    decoder = require_decoder(loaded)
+    # The harness draws bars of its own while it prepares tasks.
+    bars = redirect_stderr(io.StringIO()) if quiet else nullcontext()
+    with display(new_console(stderr=True), quiet=quiet) as shown, bars:
+        if tasks is None:
+            size = length or decoder.config.max_length
+            windows = token_windows(loaded, data, length=size, count=sequences, field=field)
+            found = text_loss(loaded, windows, batch_size=batch_size, tell=shown.show)
+        else:
+            from tidegate.lab.models.evaluate import evaluate_tasks
+
+            found = evaluate_tasks(
+                loaded,
+                [task.strip() for task in tasks.split(",") if task.strip()],
+                limit=limit,
+                num_fewshot=num_fewshot,
+                batch_size=batch_size,
+                tell=shown.show,
+            )
+    result = json.dumps({"model": loaded.name, **found.to_dict()}, indent=2)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_content(out, f"{result}\n".encode())
+    if as_json:
+        sys.stdout.write(f"{result}\n")
+    else:
+        _print(found, loaded.name)
+
+
+def _require_options_of_one_kind(tasks: str | None, of_text: dict[str, object], of_tasks: Sequence[object]) -> None:
+    """Refuse options that would be passed over."""
+    given = [option for option, value in of_text.items() if value is not None]
+    if tasks is not None and given:
+        raise ValueError(f"{given[0]} is for a text, and --tasks brings its own. Leave one of them out.")
+    if tasks is None and any(value is not None for value in of_tasks):
+        raise ValueError("--limit and --num-fewshot are for --tasks. Name some, or leave them out.")
+    if tasks is not None and not tasks.strip(" ,"):
+        raise ValueError("--tasks must name at least one task.")
+
+
+def _print(found: TextLoss | TaskScores, name: str) -> None:
+    from tidegate.lab.models.text import TextLoss
+
+    if isinstance(found, TextLoss):
+        new_console().print(
+            f"{name} on {found.num_tokens:,} tokens, {found.num_bytes:,} bytes: loss {found.loss:.4f} nats, "
+            f"perplexity {found.perplexity:.3f}, {found.bits_per_byte:.4f} bits per byte.",
+            soft_wrap=True,
+        )
+        return
+    table = Table(box=SIMPLE, pad_edge=False, title=f"{name} by lm-eval {found.harness}", title_justify="left")
+    for column, side in (
+        ("task", "left"),
+        ("samples", "right"),
+        ("metric", "left"),
+        ("value", "right"),
+        ("±", "right"),
+    ):
+        table.add_column(column, justify="left" if side == "left" else "right", overflow="fold")
+    for score in found.scores:
+        better = {True: " ↑", False: " ↓", None: ""}[score.higher_is_better]
+        error = "" if score.error is None else f"{score.error:.4f}"
+        table.add_row(score.task, f"{score.num_samples:,}", score.metric + better, f"{score.value:.4f}", error)
+    new_console().print(table)

@@ -61,10 +61,10 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        Literal["tiny", "small", "base", "35m", "124m"],
+        Literal["tiny", "small", "base", "35m", "124m", "1.3b"],
         typer.Option(
-            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34 and 124 million parameters. Options below "
-            "replace single ones.",
+            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. Options "
+            "below replace single ones.",
             rich_help_panel=_MODEL,
         ),
     ] = "tiny",
@@ -237,7 +237,8 @@ def train(
         "num_heads": num_heads,
         "length": length,
         "batch_size": batch_size,
-        "tokenizer": tokenizer,
+        # A preset's tokenizer is for text.
+        "tokenizer": "none" if tokenizer is None and _holds_tokens(data) else tokenizer,
     }
     size = replace(SIZES[preset], **{name: value for name, value in given.items() if value is not None})
     if threads is None:
@@ -296,6 +297,12 @@ def train(
 
 _OPTIONS = {name: f"--{name}" for name in ("device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel")}
 """The options by what their checks call them."""
+
+
+def _holds_tokens(data: str | None) -> bool:
+    from tidegate.lab.tasks.source import source_kind
+
+    return data is not None and source_kind(data) in ("tokens", "shards")
 
 
 def _run_of(

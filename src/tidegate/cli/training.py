@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -75,6 +76,9 @@ def do_training(work: Work) -> None:
             stack.enter_context(folder.records.lock())
         if (done := folder.finished(run)) is not None:
             if work.is_first:
+                # A kill at the very end may have left both undone.
+                folder.forget_checkpoints(run)
+                _export(folder, done)
                 _print_result(folder, done, before=True)
             return
         use_threads(work.threads)
@@ -97,10 +101,9 @@ def do_training(work: Work) -> None:
             _end_with_others(record)
         if not work.is_first:
             return
-        model = folder.keep(run, record)
+        folder.keep(run, record)
         tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
-    if model is not None:
-        _export(model, folder)
+    _export(folder, record)
     _print_result(folder, record, before=False)
 
 
@@ -137,14 +140,21 @@ def _end_with_others(record: Record) -> NoReturn:
     stop(f"The training failed, or another process of it was lost: {last} The same command goes on.", code=FAILED)
 
 
-def _export(model: Any, folder: TrainingFolder) -> None:
-    """Write the model for transformers too, if that is installed."""
+def _export(folder: TrainingFolder, record: Record) -> None:
+    """Write the model for transformers too, if that is installed; once, and whole or not at all."""
     from importlib.util import find_spec
 
     from tidegate.lab.models.export import export_hugging_face
+    from tidegate.torch import TransformerLM, load_model
 
-    if find_spec("transformers") is not None:
-        export_hugging_face(model, folder.path / "hf", tokenizer=folder.tokenizer)
+    place, partial = folder.path / "hf", folder.path / "hf.partial"
+    if record.status != "finished" or place.exists() or find_spec("transformers") is None:
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    model = load_model(folder.model)
+    assert isinstance(model, TransformerLM)
+    export_hugging_face(model, partial, tokenizer=folder.tokenizer)
+    partial.rename(place)
 
 
 def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> None:

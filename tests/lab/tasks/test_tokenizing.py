@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from damage import flip_inside
 from datasets import Dataset
 
 from tidegate.lab.tasks import tokenizing
@@ -88,7 +89,8 @@ class TestAStop:
             tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
         with (tmp_path / "out" / "progress.jsonl").open("a") as journal:
             journal.write('{"name": "00002.bin", "num_tok')
-        done = {line.split('"')[3] for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()[1:-1]}
+        lines = (tmp_path / "out" / "progress.jsonl").read_text().splitlines()[1:-1]
+        done = [line for line in lines if '"name"' in line]
         made.clear()
         monkeypatch.setattr(tokenizing, "_write_shard", lambda *job: made.append(job[0].number) or write(*job))
         assert tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096) == whole
@@ -148,20 +150,30 @@ class TestTheTask:
         [
             (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes and not .* cut short"),
             (lambda out: (out / "00000.bin").unlink(), "00000.bin has 0 bytes"),
+            (lambda out: flip_inside(out / "00001.bin"), "00001.bin does not fit its digest"),
+            (lambda out: (out / "index.json").rename(out / "progress.jsonl"), "index.json is not there"),
+            (
+                lambda out: (out / "index.json").write_text("{}"),
+                "index.json is damaged",
+            ),
             (lambda out: (out / "tokenizer.json").write_text("{}"), "not the tokenizer that the shards were made with"),
             (
                 lambda out: (out / "index.json").write_text((out / "index.json").read_text().replace("300", "301")),
                 "index.json is damaged",
             ),
         ],
-        ids=["cut short", "missing", "another tokenizer", "index"],
+        ids=["cut short", "missing", "flipped", "unfinished", "emptied index", "another tokenizer", "index"],
     )
     def test_damage_is_an_error_that_names_the_file_and_the_remedy(self, text, tmp_path, damage, message):
         out = tmp_path / "out"
-        tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096)
+        whole = tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096)
+        pairs = (out / "tokenizer.json").read_text()
         damage(out)
         with pytest.raises(DataError, match=f"{message}.*Run tidegate tokenize again"):
-            text_task(str(out))
+            text_task(str(out), length=16).load()
+        # The remedy mends it.
+        assert tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096) == whole
+        assert text_task(str(out), length=16).load().tokenizer == pairs
 
     def test_what_is_for_text_is_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out")

@@ -11,7 +11,9 @@ def test_the_rule_gives_the_learning_rates_that_were_chosen_for_comparisons(name
     assert learning_rate(SIZES[name].d_model) == pytest.approx(PRESETS["lm"][name].lr, rel=0.13)
 
 
-@pytest.mark.parametrize(("name", "vocab_size", "millions"), [("35m", 16384, 33.6), ("124m", 50257, 123.6)])
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "millions"), [("35m", 16384, 33.6), ("124m", 50257, 123.6), ("1.3b", 50257, 1311.4)]
+)
 def test_the_large_sizes_have_the_parameters_that_they_are_named_after(name, vocab_size, millions):
     size = SIZES[name]
     config = TransformerConfig(

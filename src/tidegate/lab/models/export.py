@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,71 @@ def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = 
         exported = hf.to_stock_model(model)
     except ValueError:
         exported = hf.from_transformer_lm(model)
+    _write(exported, folder, tokenizer=tokenizer, max_length=model.config.max_length)
+    return type(exported).__name__
+
+
+def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
+    """Write a folder with the same model as a Qwen3-Next; return the name of the class in it.
+
+    A model fits that is built like Qwen3 (rotary positions, RMS norms, SwiGLU, `qk_norm`, no window and no biases) and
+    has one gate at the output that reads the input and multiplies by a sigmoid: `g1` and its relatives by head, with
+    a bias, a rank or shared matrices. A `ValueError` says what does not fit.
+
+    tokenizer : as in `export_hugging_face`
+    """
+    config = model.config
+    if not config.gates:
+        raise ValueError("The model has no gate, and Qwen3-Next has one. Use --to hf: it writes a Llama or a Qwen3.")
+    if not config.qk_norm:
+        raise ValueError(
+            "The model does not fit Qwen3-Next, which normalises queries and keys. Train one that does, with "
+            f"--variant {config.gate}@qk_norm=yes, or use --to hf."
+        )
+    try:
+        exported = _as_qwen3_next(model)
+    except ValueError as problem:
+        raise ValueError(
+            f"The model does not fit Qwen3-Next. {problem} Use --to hf, which takes every model."
+        ) from None
+    _write(exported, folder, tokenizer=tokenizer, max_length=config.max_length)
+    return type(exported).__name__
+
+
+def _as_qwen3_next(model: TransformerLM) -> Any:
+    """The model without its gates as a Qwen3, with the gates added to that, as a Qwen3-Next."""
+    hf: Any = import_module("tidegate.torch.hf")
+    retrofit: Any = import_module("tidegate.torch.retrofit")
+    state = model.state_dict()
+    gates = {name: value for name, value in state.items() if _GATE in name}
+    plain = TransformerLM(replace(model.config, gate="none"), device="meta")
+    plain.load_state_dict({name: value for name, value in state.items() if name not in gates}, assign=True)
+    stock = hf.to_stock_model(plain.train(model.training))
+    retrofit.add_gates(stock, model.config.gates, activation=None)
+    theirs = {name: value for name, value in stock.state_dict().items() if _GATE in name}
+    # Both count layers from 0 and call the gates of a layer alike; what stands in front differs.
+    own = {_from_layer(name): value for name, value in gates.items()}
+    stock.load_state_dict({name: own.pop(_from_layer(name)) for name in theirs}, strict=False)
+    assert not own
+    return retrofit.to_qwen3_next(stock)
+
+
+_GATE = ".attn_gate."
+
+
+def _from_layer(name: str) -> tuple[int, str]:
+    """The number of a gate's layer, and the gate's own name in it."""
+    layer, _, gate = name.partition(_GATE)
+    return int(layer.split(".")[2]), gate
+
+
+def _write(exported: Any, folder: Path, *, tokenizer: str, max_length: int) -> None:
     with _without_bars():
         exported.save_pretrained(folder)
     if tokenizer:
         (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.config.max_length}
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
         (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
-    return type(exported).__name__
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from tidegate.lab.models.language_models import Decode, LanguageModel
 from tidegate.lab.training.events import Tell, ignore, report_parts
@@ -38,8 +40,11 @@ class TextLoss:
         """Of the text, whatever the tokens."""
         return self.loss * self.num_tokens / math.log(2) / self.num_bytes
 
+    def to_dict(self) -> dict[str, float]:
+        """As plain JSON values, what follows from the others included."""
+        return {**asdict(self), "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
-@torch.no_grad()
+
 def continue_text(
     model: LanguageModel,
     prompt: bytes,
@@ -55,13 +60,37 @@ def continue_text(
     A `ValueError` says what is no model of ours, or has no tokens of text. The options are those of
     `tidegate.torch.generate`; the same seed draws the same text.
     """
-    decoder, decode = _require_ours(model)
+    _require_ours(model)
     tokens = model.encode(prompt)
     if not tokens:
         raise ValueError("--prompt must not be empty: there must be a first token to go on from.")
+    yield from continue_tokens(
+        model,
+        tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def continue_tokens(
+    model: LanguageModel,
+    tokens: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[bytes]:
+    """Draw what follows at least one token, as `continue_text` does."""
+    decoder, decode = _require_ours(model)
     caches = decoder.new_caches()
     generator = torch.Generator().manual_seed(seed)
-    new, drawn, sent = torch.tensor([tokens]), list[int](), b""
+    new, drawn, sent = torch.tensor([list(tokens)]), list[int](), b""
     for _ in range(max_new_tokens):
         logits = decoder(new, caches=caches, num_logits=1)[:, 0]
         chances = next_token_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -86,6 +115,60 @@ def text_loss(model: LanguageModel, windows: Tensor, *, batch_size: int = 4, tel
         num_bytes += int(model.token_bytes[targets.numpy()].sum())
     count = windows[:, 1:].numel()
     return TextLoss(loss=total / count, num_tokens=count, num_bytes=num_bytes)
+
+
+class Continuation(NamedTuple):
+    """How likely tokens are after others."""
+
+    log_likelihood: float
+    """Nats, summed over the tokens."""
+    is_greedy: bool
+    """Whether each of them is the likeliest."""
+
+
+@torch.no_grad()
+def continuations(
+    model: LanguageModel,
+    requests: Sequence[tuple[list[int], list[int]]],
+    *,
+    length: int,
+    batch_size: int = 4,
+    tell: Tell = ignore,
+) -> list[Continuation]:
+    """Say how likely each continuation is after its context, both as tokens, with windows of a length.
+
+    A continuation is predicted in blocks of `length` tokens, each after as much of what is before it as fits: `length`
+    tokens in all are read at a time. A context must have at least one token.
+    """
+    decoder, _ = _require_ours(model)
+    windows = [
+        (number, inputs, targets)
+        for number, (context, continuation) in enumerate(requests)
+        for inputs, targets in prediction_windows(context, continuation, length)
+    ]
+    # Windows of about one length fill a batch with little padding.
+    windows.sort(key=lambda window: len(window[1]))
+    totals, greedy = [0.0] * len(requests), [True] * len(requests)
+    batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
+    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
+        # Padding stands behind, where no token that counts sees it.
+        padded = pad_sequence([torch.tensor(inputs) for _, inputs, _ in batch], batch_first=True)
+        for (number, inputs, targets), logits in zip(batch, decoder(padded), strict=True):
+            own = widen(logits[len(inputs) - len(targets) : len(inputs)])
+            wanted = torch.tensor(targets)
+            totals[number] -= F.cross_entropy(own, wanted, reduction="sum").item()
+            greedy[number] &= bool((own.argmax(dim=-1) == wanted).all())
+    return [Continuation(total, likeliest) for total, likeliest in zip(totals, greedy, strict=True)]
+
+
+def prediction_windows(
+    context: list[int], continuation: list[int], length: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the inputs, at most `length`, and the targets of each block; the last targets of the inputs are meant."""
+    tokens = [*context, *continuation]
+    for start in range(len(context), len(tokens), length):
+        end = min(start + length, len(tokens))
+        yield tokens[max(0, end - 1 - length) : end - 1], tokens[start:end]
 
 
 def require_decoder(model: LanguageModel) -> TransformerLM:

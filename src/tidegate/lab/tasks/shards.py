@@ -21,6 +21,9 @@ from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
+JOURNAL = "progress.jsonl"
+"""There until all shards are."""
+_REMEDY = "Run tidegate tokenize again with the same options: it makes anew what is missing or damaged."
 _DTYPES = ("uint8", "uint16", "uint32")
 
 
@@ -60,10 +63,18 @@ class ShardIndex:
         return content_hash({**asdict(self), "title": "", "shards": [asdict(shard) for shard in self.shards]})
 
 
+def shard_name(number: int) -> str:
+    """The name of a shard's file."""
+    return f"{number:05}.bin"
+
+
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder has an index of shards, whole or not."""
+    """Whether a folder has shards, or was to have some: damaged or unfinished, it must not pass for one of texts."""
+    index = folder / INDEX
+    if (folder / shard_name(0)).is_file() and (index.is_file() or (folder / JOURNAL).is_file()):
+        return True
     try:
-        return b'"kind": "shards"' in (folder / INDEX).read_bytes()
+        return b'"kind": "shards"' in index.read_bytes()
     except OSError:
         return False
 
@@ -78,11 +89,12 @@ def read_index(folder: Path) -> ShardIndex:
 
     A `DataError` says what is damaged, missing or cut short.
     """
-    remedy = "Run tidegate tokenize again with the same options: it makes anew what is missing."
     try:
         index: ShardIndex = read_as(ShardIndex, open_sealed(parse_json((folder / INDEX).read_bytes())))
+    except FileNotFoundError:
+        raise DataError(f"{folder / INDEX} is not there: the shards are not finished. {_REMEDY}") from None
     except ValueError as problem:
-        raise DataError(f"{folder / INDEX} is damaged: {problem} {remedy}") from None
+        raise DataError(f"{folder / INDEX} is damaged: {problem} {_REMEDY}") from None
     width = np.dtype(index.dtype).itemsize
     for shard in index.shards:
         path = folder / Path(shard.name).name
@@ -90,13 +102,22 @@ def read_index(folder: Path) -> ShardIndex:
         if size != shard.num_tokens * width:
             raise DataError(
                 f"{path} has {size:,} bytes and not {shard.num_tokens * width:,}: it was cut short or replaced. "
-                f"{remedy}"
+                f"{_REMEDY}"
             )
     if index.tokenizer_digest:
         tokenizer = folder / TOKENIZER
         if not tokenizer.is_file() or _digest(tokenizer.read_bytes()) != index.tokenizer_digest:
-            raise DataError(f"{tokenizer} is not the tokenizer that the shards were made with. {remedy}")
+            raise DataError(f"{tokenizer} is not the tokenizer that the shards were made with. {_REMEDY}")
     return index
+
+
+def require_whole_shards(folder: Path, index: ShardIndex) -> None:
+    """Read all shards once, a piece at a time, and refuse one that does not have its digest."""
+    for shard in index.shards:
+        path = folder / shard.name
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.content:
+                raise DataError(f"{path} does not fit its digest: it was changed after it was written. {_REMEDY}")
 
 
 def tokenizer_text(folder: Path, index: ShardIndex) -> str:

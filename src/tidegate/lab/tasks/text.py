@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tidegate.lab.tasks.seeding import draws
-from tidegate.lab.tasks.shards import read_index
+from tidegate.lab.tasks.shards import read_index, require_whole_shards
 from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
 from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
@@ -220,6 +220,7 @@ def _load(task: TextTask) -> TextData:
     if source_kind(task.source) == "shards":
         index = read_index(Path(task.source))
         _require_fingerprint(task, index.fingerprint)
+        require_whole_shards(Path(task.source), index)
         return TextData(task, shard_streams(Path(task.source), index))
     if task.tokenizer == "none":
         file = read_tokens(task.source)

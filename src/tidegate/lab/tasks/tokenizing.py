@@ -21,7 +21,16 @@ from tidegate._json import open_sealed, parse_json, read_as, seal
 from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
 from tidegate.lab.tasks.holdout import num_held_out
 from tidegate.lab.tasks.hub import stream_hub_documents
-from tidegate.lab.tasks.shards import INDEX, TOKENIZER, Shard, ShardIndex, smallest_dtype, write_index
+from tidegate.lab.tasks.shards import (
+    INDEX,
+    JOURNAL,
+    TOKENIZER,
+    Shard,
+    ShardIndex,
+    shard_name,
+    smallest_dtype,
+    write_index,
+)
 from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import (
@@ -37,8 +46,9 @@ SHARD_BYTES = 1 << 24
 """Text of a shard, about."""
 SAMPLE_BYTES = 1 << 26
 """Text from which byte pairs are learnt, from the beginning on."""
-_JOURNAL = "progress.jsonl"
 _HELD_OUT_SHARE = 0.05
+_PAIRS = "pairs"
+"""What the journal's line about byte pairs has."""
 
 
 class _Job(NamedTuple):
@@ -81,11 +91,12 @@ def tokenize(
     num_tokens = None if given else num_merged_tokens(tokenizer)
     spelled = f"bpe:{_vocab_size(given)} {_digest(given)}" if given else tokenizer
     journal = _Journal(
-        folder / _JOURNAL, {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
+        folder / JOURNAL, {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
     )
-    pairs = given or (_learn_pairs(source, field, folder, num_tokens, keep=journal.goes_on) if num_tokens else "")
+    pairs = given or (_learn_pairs(source, field, folder, num_tokens, journal.pairs_digest) if num_tokens else "")
     if given:
         write_content(folder / TOKENIZER, given.encode())
+    journal.note_pairs(pairs)
     shards: list[Shard] = []
     with _encoders(num_processes, pairs) as pool:
         for shard in _encode_all(pool, _jobs(source, field, shard_bytes), journal, folder, 2 * num_processes):
@@ -103,7 +114,8 @@ def tokenize(
         title=Path(source).name or source,
         shards=tuple(shards),
     )
-    for file in folder.glob("*.bin"):
+    # Shards of a text that was longer before, and what kills have left half written.
+    for file in folder.glob("*.bin*"):
         if file.name not in {shard.name for shard in shards}:
             file.unlink()
     write_index(folder, index)
@@ -151,25 +163,34 @@ class _Journal:
     def __init__(self, path: Path, begun: dict[str, Any]) -> None:
         self._path = path
         lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
-        self.goes_on = bool(lines) or done is not None
-        """Whether a call before this one has begun here."""
         before = lines[0] if lines else {"tokenizer": done.tokenizer} if done else {}
         if changed := [name for name, value in before.items() if begun[name] != value]:
             raise DataError(
                 f"--out {path.parent} has shards of another call: {', '.join(changed)} differ. Choose another --out, "
                 "or the same options."
             )
-        kept = [read_as(Shard, line) for line in lines[1:]] or list(done.shards if done else ())
+        noted = [line[_PAIRS] for line in lines if _PAIRS in line]
+        self.pairs_digest: str = noted[-1] if noted else done.tokenizer_digest if done else ""
+        """SHA-256 of the byte pairs of a call before this one; empty if there are none."""
+        kept = [read_as(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
         self._shards = {shard.name: shard for shard in kept}
         if not lines:
-            for line in (begun, *map(asdict, kept)):
+            for line in (begun, {_PAIRS: self.pairs_digest}, *map(asdict, kept)):
                 self._append(line)
         # Until all shards are checked there is none.
         (path.parent / INDEX).unlink(missing_ok=True)
 
+    def note_pairs(self, pairs: str) -> None:
+        """Write down the byte pairs; shards that were made with others are not kept."""
+        digest = _digest(pairs) if pairs else ""
+        if digest != self.pairs_digest:
+            self._shards.clear()
+        self.pairs_digest = digest
+        self._append({_PAIRS: digest})
+
     def find(self, job: _Job, folder: Path) -> Shard | None:
         """Return a job's shard if it is there, whole and made of the same text."""
-        shard = self._shards.get(_shard_name(job.number))
+        shard = self._shards.get(shard_name(job.number))
         if shard is None or shard.text != job.digest:
             return None
         path = folder / shard.name
@@ -204,7 +225,7 @@ def _sealed_lines(path: Path) -> list[dict[str, Any]]:
                 lines.append(open_sealed(parse_json(line)))
             except ValueError:
                 break
-        path.write_text("".join(json.dumps(seal(line)) + "\n" for line in lines), encoding="utf-8")
+        write_content(path, "".join(json.dumps(seal(line)) + "\n" for line in lines).encode())
     return lines
 
 
@@ -274,13 +295,13 @@ def _read_pairs(path: str) -> str:
     return pairs
 
 
-def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, *, keep: bool) -> str:
+def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, digest: str) -> str:
     """Learn byte pairs from the beginning of a text, and keep them in the folder; as JSON.
 
-    keep : whether those that are in the folder already are the ones
+    digest : of those that are in the folder already, if they are the ones; damaged ones are learnt again
     """
     kept = folder / TOKENIZER
-    if keep and kept.exists():
+    if digest and kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest:
         return kept.read_text(encoding="utf-8")
     sample, size = list[Document](), 0
     for document in _pieces(source, field, SHARD_BYTES):
@@ -299,10 +320,6 @@ def _vocab_size(pairs: str) -> int:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _shard_name(number: int) -> str:
-    return f"{number:05}.bin"
 
 
 _pairs = ""
@@ -325,7 +342,7 @@ def _write_shard(job: _Job, folder: str) -> Shard:
     dtype = np.dtype(smallest_dtype(len(encoder.token_bytes))).newbyteorder("<")
     tokens = encoder.encode(job.documents).astype(dtype)
     content = tokens.tobytes()
-    name = _shard_name(job.number)
+    name = shard_name(job.number)
     write_content(Path(folder) / name, content)
     held_out = num_held_out(len(tokens), share=_HELD_OUT_SHARE, at_least=0)
     return Shard(

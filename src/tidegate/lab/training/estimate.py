@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.tasks.task import Batch
@@ -58,16 +59,21 @@ class Estimate:
         return None if self.step_seconds is None else self.flops / self.steps / self.step_seconds
 
     def hours_at(self, flops: float, mfu: float) -> float:
-        """Of the whole run on hardware of a peak rate, of which a share is reached.
+        """Of the whole run on hardware of a peak rate, of which a share is reached; see `training_hours`."""
+        return training_hours(self.flops, flops=flops, mfu=mfu)
 
-        flops : operations a second that the hardware can do
-        mfu   : the share of them that training reaches, above 0 and at most 1
-        """
-        if not flops > 0:
-            raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
-        if not 0 < mfu <= 1:
-            raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
-        return self.flops / (flops * mfu) / 3600
+
+def training_hours(operations: float, *, flops: float, mfu: float) -> float:
+    """The hours that operations take on hardware of a peak rate, of which a share is reached.
+
+    flops : operations a second that the hardware can do
+    mfu   : the share of them that training reaches, above 0 and at most 1
+    """
+    if not flops > 0:
+        raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
+    if not 0 < mfu <= 1:
+        raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
+    return operations / (flops * mfu) / 3600
 
 
 def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
@@ -136,20 +142,22 @@ def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, 
 
     size : number and length of the sequences
     """
-    model = build_model(config)
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        kept[id(tensor.untyped_storage())] = tensor.untyped_storage()
         return tensor
 
-    tokens = torch.zeros(size, dtype=torch.int64)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        in_precision(replace(training, device="cpu")),
-    ):
-        batch_loss(model, Batch(tokens, tokens))
+    # Tensors without content take the ways of those with it; on the device "meta" attention takes another.
+    with FakeTensorMode():
+        model = build_model(config)
+        own = {id(weight.untyped_storage()) for weight in model.parameters()}
+        tokens = torch.zeros(size, dtype=torch.int64)
+        with (
+            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+            in_precision(replace(training, device="cpu")),
+        ):
+            batch_loss(model, Batch(tokens, tokens))
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
 
 

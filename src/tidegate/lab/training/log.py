@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
+from tidegate._files import write_content
 from tidegate._json import finite, parse_json
 from tidegate.lab.training.events import Notice, Progress, RunEvent
 
@@ -71,8 +72,8 @@ class RunLog:
         """Keep the lines of earlier steps alone; one that a crash cut off is dropped too."""
         if not self._path.exists():
             return
-        kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
-        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        kept = [line for line in self._path.read_bytes().split(b"\n") if _step_of(line) < step]
+        write_content(self._path, b"".join(line + b"\n" for line in kept))
 
 
 def progress_figures(event: Progress, *, peak: float | None) -> dict[str, Any]:
@@ -90,9 +91,9 @@ def progress_figures(event: Progress, *, peak: float | None) -> dict[str, Any]:
     }
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     """The step of a line, 0 for a notice; infinite for what is no whole line."""
     try:
-        return parse_json(line).get("step", 0)
-    except (ValueError, AttributeError):
+        return float(parse_json(line).get("step", 0))
+    except (ValueError, AttributeError, TypeError):
         return float("inf")

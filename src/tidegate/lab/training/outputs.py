@@ -61,22 +61,23 @@ class TrainingFolder:
         ended = [record for record in records if record.status != "failed"]
         return ended[-1] if ended and (ended[-1].status == "diverged" or self.model.exists()) else None
 
-    def keep(self, run: Run, record: Record) -> Model | None:
-        """Write the trained model and the record; return the model, or None if the run has none to give.
+    def keep(self, run: Run, record: Record) -> None:
+        """Write the trained model, if the run has one to give, and the record.
 
         The model comes first: a record without a model would be taken for a run that is done.
         """
-        model = None
         if record.status == "finished":
-            model = trained_model(run, self.checkpoints)
-            save_model(model, self.model)
+            save_model(trained_model(run, self.checkpoints), self.model)
             if tokenizer := getattr(run.task.load(), "tokenizer", ""):
                 write_atomically(self.path / TOKENIZER_FILE, lambda file: file.write_text(tokenizer, encoding="utf-8"))
         self.records.append(record)
         if record.status != "failed":
-            forget_checkpoint(self.checkpoints, run.id)
-            remove_if_empty(self.checkpoints)
-        return model
+            self.forget_checkpoints(run)
+
+    def forget_checkpoints(self, run: Run) -> None:
+        """Remove what a run needed to go on: it is done."""
+        forget_checkpoint(self.checkpoints, run.id)
+        remove_if_empty(self.checkpoints)
 
     def _checkpoint_files(self) -> list[Path]:
         return list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []

@@ -34,9 +34,11 @@ SIZES: dict[str, ModelSize] = {
     "tiny": ModelSize(d_model=80, num_layers=2, num_heads=4, length=128, batch_size=16),
     "small": ModelSize(d_model=144, num_layers=4, num_heads=6, length=256, batch_size=16),
     "base": ModelSize(d_model=384, num_layers=8, num_heads=6, length=512, batch_size=32),
-    # About 34 and 124 million with that many tokens; the second has the sizes of GPT-2 small.
+    # About 34, 124 and 1,311 million with that many tokens; the second has the sizes of GPT-2 small, the third the
+    # width, the depth and the batch of a million tokens of GPT-3 XL.
     "35m": ModelSize(d_model=512, num_layers=8, num_heads=8, length=1024, batch_size=128, tokenizer="bpe:16384"),
     "124m": ModelSize(d_model=768, num_layers=12, num_heads=12, length=1024, batch_size=256, tokenizer="bpe:50257"),
+    "1.3b": ModelSize(d_model=2048, num_layers=24, num_heads=16, length=2048, batch_size=512, tokenizer="bpe:50257"),
 }
 
 

@@ -1,0 +1,204 @@
+"""Trained models of ours on the tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from tidegate.lab.models.language_models import LanguageModel
+from tidegate.lab.models.text import Continuation, continuations, continue_tokens, require_decoder
+from tidegate.lab.training.events import Tell, ignore
+
+_NEW_TOKENS = 256
+"""To draw where a task does not say how many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """One figure of one task."""
+
+    task: str
+    num_samples: int
+    metric: str
+    value: float
+    error: float | None
+    """Standard error of the value over the samples; None where there is none."""
+    higher_is_better: bool | None
+    """None if it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskScores:
+    """What a model reached on some tasks."""
+
+    harness: str
+    """The version of lm-eval."""
+    scores: tuple[Score, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+
+@final
+class HarnessModel(LM):
+    """A model of ours as lm-eval asks for it: texts in, log-likelihoods and texts out.
+
+    Our models have no token for the beginning of a text: what a text begins with is predicted after a line break, which
+    is what stands between documents in training. Context beyond the trained length is cut off at its beginning; a text
+    that is longer itself is predicted in blocks, each after as much before it as fits.
+    """
+
+    def __init__(self, model: LanguageModel, *, batch_size: int = 4, tell: Tell = ignore) -> None:
+        super().__init__()
+        self._model = model
+        self._length = require_decoder(model).config.max_length
+        self._batch_size = batch_size
+        self._tell = tell
+        self._start = model.encode(b"\n")
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Say how likely each continuation is after its context, and whether greedy decoding would give it."""
+        parts = [self._parts(*request.args) for request in requests]
+        return [(found.log_likelihood, found.is_greedy) for found in self._continuations(parts)]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Say how likely each text is as a whole, whatever its length."""
+        texts = [(self._start, self._encode(request.args[0])) for request in requests]
+        return [found.log_likelihood for found in self._continuations(texts)]
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Draw what follows each context until one of the task's strings appears; greedily unless the task samples."""
+        return [self._draw(*request.args) for request in requests]
+
+    def _continuations(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Continuation]:
+        return continuations(self._model, requests, length=self._length, batch_size=self._batch_size, tell=self._tell)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._model.encode(text.encode())
+
+    def _parts(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both, read as one text: a token may begin with the space that ends the context."""
+        whole, before = self._encode(context + continuation), self._encode(context.rstrip())
+        # A token that reaches over the end of the context is part of what is predicted.
+        place = min(len(before), max(len(whole) - 1, 0))
+        return (whole[:place] or self._start), whole[place:]
+
+    def _draw(self, context: str, options: Mapping[str, Any]) -> str:
+        given = dict(options)
+        until = given.pop("until", None) or []
+        stops = [until] if isinstance(until, str) else list(until)
+        num_tokens = min(int(given.pop("max_gen_toks", _NEW_TOKENS)), self._length - 1)
+        sampled = given.pop("do_sample", False)
+        temperature = float(given.pop("temperature", 1.0 if sampled else 0.0)) if sampled else 0.0
+        draws = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
+        tokens = (self._encode(context) or self._start)[-(self._length - num_tokens) :]
+        text = ""
+        for piece in continue_tokens(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **draws):
+            text += piece.decode("utf-8", errors="replace")
+            if ends := [text.index(stop) for stop in stops if stop and stop in text]:
+                return text[: min(ends)]
+        return text
+
+
+def evaluate_tasks(
+    model: LanguageModel,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int = 4,
+    tell: Tell = ignore,
+) -> TaskScores:
+    """Score a model on tasks; a `ValueError` names a task that is not there.
+
+    tasks       : names of lm-eval's own tasks, `.yaml` files of tasks, and folders of such files
+    limit       : samples of each task, from its beginning; None takes all
+    num_fewshot : examples in front of each sample, where the task does not say 0; None is what the task says
+    """
+    adapter = HarnessModel(model, batch_size=batch_size, tell=tell)
+    with _few_words():
+        manager, specifications = _find_tasks(tasks)
+        results: Any = simple_evaluate(
+            model=adapter,
+            tasks=specifications,
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            log_samples=False,
+        )
+    return TaskScores(harness=version("lm-eval"), scores=tuple(_scores(results)))
+
+
+def _find_tasks(tasks: Sequence[str]) -> tuple[TaskManager, list[Any]]:
+    """The manager that knows the tasks, and what it loads them by."""
+    places = [Path(task) for task in tasks if _is_path(task)]
+    for place in places:
+        if not place.exists():
+            raise ValueError(f"--tasks {place} is not there. Name a .yaml file of a task, or a folder of such files.")
+    folders = [place for place in places if place.is_dir()]
+    # Its own tasks are thousands of files: they are read if a name asks for one.
+    manager = TaskManager(include_path=[*folders], include_defaults=len(places) < len(tasks))
+    specifications: list[Any] = []
+    for task in tasks:
+        if not _is_path(task):
+            if task not in manager.all_tasks:
+                raise ValueError(
+                    f"--tasks {task} is no task of lm-eval {version('lm-eval')}. Name one of its tasks (`lm-eval ls "
+                    "tasks` lists them), a .yaml file, or a folder of such files."
+                )
+            specifications.append(task)
+        elif Path(task).is_dir():
+            own = TaskManager(include_path=[task], include_defaults=False).all_subtasks
+            if not own:
+                raise ValueError(f"--tasks {task} has no .yaml file of a task in it.")
+            specifications += own
+        else:
+            specifications.append(task)
+    return manager, specifications
+
+
+def _is_path(task: str) -> bool:
+    return task.endswith((".yaml", ".yml")) or "/" in task or Path(task).is_dir()
+
+
+def _scores(results: Mapping[str, Any]) -> Iterator[Score]:
+    """The figures of lm-eval's results, whose keys are `metric,filter` and `metric_stderr,filter`."""
+    for task, figures in results["results"].items():
+        better = results.get("higher_is_better", {}).get(task, {})
+        samples = results.get("n-samples", {}).get(task, {}).get("effective", 0)
+        for key, value in figures.items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            error = figures.get(f"{metric}_stderr,{chosen}")
+            yield Score(
+                task=task,
+                num_samples=samples,
+                metric=metric if chosen == "none" else f"{metric} ({chosen})",
+                value=float(value),
+                error=error if isinstance(error, float) else None,
+                higher_is_better=better.get(metric),
+            )
+
+
+@contextmanager
+def _few_words() -> Generator[None]:
+    """Keep lm-eval from telling what it is about to do."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,215 @@
+"""Models of ours on tasks of lm-evaluation-harness: what it computes is what our own evaluation computes."""
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import assert_close
+from torch.nn import functional as F
+
+from tidegate.config import TransformerConfig
+from tidegate.lab.models.language_models import language_model_of
+from tidegate.lab.models.text import continuations, continue_text, prediction_windows, text_loss
+from tidegate.lab.tasks.documents import Document
+from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
+from tidegate.torch import TransformerLM
+
+LENGTH = 24
+SOURCE = Path(string.__file__).read_text()
+"""One of Python's own sources."""
+
+
+def model_with(tokenizer="", vocab_size=256, **options):
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        gate="g1", d_model=16, num_layers=2, num_heads=2, init=0.5, max_length=LENGTH, vocab_size=vocab_size, **options
+    )
+    return language_model_of(TransformerLM(config), name="m", derivatives=False, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_with()
+
+
+@pytest.fixture(scope="module")
+def paired():
+    """A model whose tokens are byte pairs."""
+    pairs = trained_tokenizer([Document("string.py", SOURCE.encode())], 400).merges.to_str()
+    return model_with(portable_tokenizer(pairs), 400)
+
+
+def rolled(model, tokens):
+    """Windows of all tokens after a line break, each of which begins with the last token of the one before it."""
+    whole = [*model.encode(b"\n"), *tokens]
+    return torch.tensor([whole[start : start + LENGTH + 1] for start in range(0, len(tokens), LENGTH)])
+
+
+class TestContinuations:
+    def test_of_whole_windows_have_the_loss_of_the_text(self, model):
+        tokens = list(SOURCE[: 5 * LENGTH].encode())
+        (found,) = continuations(model, [(model.encode(b"\n"), tokens)], length=LENGTH)
+        expected = text_loss(model, rolled(model, tokens))
+        assert expected.num_tokens == len(tokens)
+        assert_close(torch.tensor(found.log_likelihood), torch.tensor(-expected.loss * len(tokens)), dtype="float32")
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(1, 1), (5, 7), (1, LENGTH), (60, 10), (3, 2 * LENGTH + 5), (60, 60)]
+    )
+    def test_are_those_of_each_token_after_what_is_before_it_in_its_window(self, model, before, after):
+        tokens = list(SOURCE[: before + after].encode())
+        (found,) = continuations(model, [(tokens[:before], tokens[before:])], length=LENGTH)
+        total = 0.0
+        for start in range(before, before + after, LENGTH):
+            end = min(start + LENGTH, before + after)
+            first = max(0, end - 1 - LENGTH)
+            for place in range(start, end):
+                logits = model.module(torch.tensor([tokens[first:place]]))[0, -1]
+                total += F.log_softmax(logits, dim=-1)[tokens[place]].item()
+        assert_close(torch.tensor(found.log_likelihood), torch.tensor(total), dtype="float32")
+
+    def test_do_not_depend_on_what_they_share_a_batch_with(self, model):
+        texts = [list(SOURCE[start : start + size].encode()) for start, size in ((0, 9), (40, 70), (7, 3), (90, 30))]
+        requests = [(text[:2], text[2:]) for text in texts]
+        alone = [continuations(model, [request], length=LENGTH)[0].log_likelihood for request in requests]
+        together = [found.log_likelihood for found in continuations(model, requests, length=LENGTH, batch_size=3)]
+        assert_close(torch.tensor(together), torch.tensor(alone), dtype="float32")
+
+    def test_are_greedy_where_they_are_what_the_model_writes(self, model):
+        prompt = b"import "
+        written = b"".join(continue_text(model, prompt, max_new_tokens=6, temperature=0.0))
+        written += b"" if len(written) == 6 else bytes(6 - len(written))
+        drawn = model.module.generate(torch.tensor([list(prompt)]), max_new_tokens=6, temperature=0.0)[0, 7:].tolist()
+        other = [*drawn[:-1], (drawn[-1] + 1) % 256]
+        found = continuations(model, [(list(prompt), drawn), (list(prompt), other)], length=LENGTH)
+        assert [one.is_greedy for one in found] == [True, False]
+
+    def test_every_token_is_predicted_once_and_no_window_is_longer_than_asked(self):
+        tokens = list(range(100))
+        for place in (1, 30, 99):
+            windows = list(prediction_windows(tokens[:place], tokens[place:], 16))
+            assert [token for _, targets in windows for token in targets] == tokens[place:]
+            assert all(len(inputs) <= 16 and inputs[-1] == targets[-1] - 1 for inputs, targets in windows)
+
+
+def write_tasks(folder, documents):
+    """Three tasks of one set of documents: their likelihood, the next word among others, and the rest of a line."""
+    data = folder / "documents.jsonl"
+    data.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    common = (
+        "dataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+        "test_split: test\nnum_fewshot: 0\nmetadata: {version: 1}\n"
+    )
+    tasks = {
+        "rolling": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\nmetric_list:\n"
+        "  - metric: word_perplexity\n  - metric: byte_perplexity\n  - metric: bits_per_byte\n",
+        "choice": "output_type: multiple_choice\ndoc_to_text: '{{start}}'\ndoc_to_choice: '{{[end, wrong]}}'\n"
+        "doc_to_target: 0\ntarget_delimiter: ''\nmetric_list:\n  - metric: acc\n",
+        "line": "output_type: generate_until\ndoc_to_text: '{{start}}'\ndoc_to_target: '{{end}}'\n"
+        'generation_kwargs: {until: ["\\n"], max_gen_toks: 5}\nmetric_list:\n  - metric: exact_match\n',
+    }
+    for name, text in tasks.items():
+        (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{common}{text}")
+    return data
+
+
+@pytest.fixture(scope="module")
+def documents():
+    texts = [SOURCE[: 4 * LENGTH], SOURCE[100:117], SOURCE[300 : 300 + 3 * LENGTH + 11]]
+    return [{"text": text, "start": text[:9], "end": text[9:14], "wrong": text[14:19]} for text in texts]
+
+
+# The harness takes seconds to import, and needs no network for these tasks.
+@pytest.mark.full
+class TestHarness:
+    pytestmark = pytest.mark.filterwarnings("default")
+
+    @pytest.mark.parametrize("kind", ["model", "paired"])
+    def test_its_bits_per_byte_are_those_of_our_evaluation(self, kind, documents, tmp_path, request):
+        from tidegate.lab.models.evaluate import evaluate_tasks
+
+        model = request.getfixturevalue(kind)
+        write_tasks(tmp_path, documents)
+        found = evaluate_tasks(model, [str(tmp_path / "rolling.yaml")], batch_size=2)
+        scores = {score.metric: score for score in found.scores}
+        nats = num_bytes = 0
+        for document in documents:
+            tokens = model.encode(document["text"].encode())
+            whole = len(tokens) // LENGTH * LENGTH
+            # Whole windows by the loss of a text; what is left after them, token by token of the same window.
+            if whole:
+                own = text_loss(model, rolled(model, tokens[:whole]))
+                nats += own.loss * own.num_tokens
+            if whole < len(tokens):
+                inputs = [*model.encode(b"\n"), *tokens][:-1][-LENGTH:]
+                logits = model.module(torch.tensor([inputs]))[0, whole - len(tokens) :]
+                nats += F.cross_entropy(logits, torch.tensor(tokens[whole:]), reduction="sum").item()
+            num_bytes += len(document["text"].encode())
+        expected = nats / num_bytes / torch.log(torch.tensor(2.0)).item()
+        assert_close(torch.tensor(scores["bits_per_byte"].value), torch.tensor(expected), dtype="float32")
+        assert scores["bits_per_byte"].num_samples == len(documents)
+
+    def test_a_folder_gives_all_of_its_tasks(self, model, documents, tmp_path):
+        from tidegate.lab.models.evaluate import evaluate_tasks
+
+        write_tasks(tmp_path, documents)
+        found = evaluate_tasks(model, [str(tmp_path)], limit=2)
+        assert {(score.task, score.metric) for score in found.scores} == {
+            ("own_rolling", "word_perplexity"),
+            ("own_rolling", "byte_perplexity"),
+            ("own_rolling", "bits_per_byte"),
+            ("own_choice", "acc"),
+            ("own_line", "exact_match"),
+        }
+        assert {score.num_samples for score in found.scores} == {2}
+        chosen = [
+            continuations(
+                model,
+                [
+                    (model.encode(document["start"].encode()), model.encode(document[end].encode()))
+                    for end in ("end", "wrong")
+                ],
+                length=LENGTH,
+            )
+            for document in documents[:2]
+        ]
+        assert len(chosen) == 2
+        right = sum(good.log_likelihood > bad.log_likelihood for good, bad in chosen) / 2
+        assert next(score.value for score in found.scores if score.metric == "acc") == right
+
+    @pytest.mark.parametrize(
+        ("task", "message"),
+        [
+            ("nothing/here.yaml", "is not there"),
+            ("no-such-task", "is no task of lm-eval"),
+            (".", "no .yaml file of a task"),
+        ],
+    )
+    def test_what_is_no_task_is_refused(self, model, task, message, tmp_path, monkeypatch):
+        from tidegate.lab.models.evaluate import evaluate_tasks
+
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            evaluate_tasks(model, [task])
+
+    def test_drawing_stops_at_the_tasks_words_and_context_is_cut_to_the_length(self, model):
+        from lm_eval.api.instance import Instance
+
+        from tidegate.lab.models.evaluate import HarnessModel
+
+        def drawn(context, **options):
+            request = Instance(request_type="generate_until", doc={}, arguments=(context, options), idx=0)
+            return HarnessModel(model).generate_until([request])[0]
+
+        whole = drawn("import ", max_gen_toks=10)
+        assert whole == b"".join(continue_text(model, b"import ", max_new_tokens=10, temperature=0.0)).decode(
+            errors="replace"
+        )
+        stop = whole[2:4]
+        assert drawn("import ", max_gen_toks=10, until=[stop]) == whole[: whole.index(stop)]
+        assert drawn(SOURCE[:500], max_gen_toks=4) == drawn(SOURCE[480:500], max_gen_toks=4)
+        assert drawn("", max_gen_toks=4) == drawn("\n", max_gen_toks=4)
+        assert drawn("a", max_gen_toks=1000) is not None

@@ -1,0 +1,67 @@
+"""Trained models of ours in architectures of transformers: equal logits, or a reason."""
+
+import pytest
+import torch
+from closeness import assert_close
+from transformers import AutoModelForCausalLM
+
+from tidegate.config import TransformerConfig
+from tidegate.lab.models.export import export_qwen3_next
+from tidegate.torch import TransformerLM
+
+SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_length": 32, "qk_norm": True}
+TOKENS = torch.arange(18).reshape(2, 9) * 7 % 64
+
+
+def stirred(gate, **options):
+    """A model none of whose weights is where it starts."""
+    model = TransformerLM(TransformerConfig(gate=gate, **SIZES | options)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [
+        ("g1", {}),
+        ("g1", {"num_kv_heads": 2, "tie_embeddings": False, "head_dim": 6, "d_ff": 24}),
+        ("g1-head", {}),
+        ("output:input:twosigmoid", {}),
+        ("output:input:head:tanh1:b0", {}),
+        ("output:input:r2", {}),
+        ("output:input:w5:b1", {}),
+        ("output:input:shared-layer", {}),
+    ],
+)
+def test_a_model_that_fits_becomes_a_qwen3_next_with_equal_logits(gate, options, tmp_path):
+    model = stirred(gate, **options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert export_qwen3_next(model, tmp_path / "out") == "Qwen3NextForCausalLM"
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(read).__name__ == "Qwen3NextForCausalLM"
+    assert_close(read(TOKENS).logits, model(TOKENS))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("gate", "options", "message"),
+    [
+        ("none", {}, "has no gate.*--to hf"),
+        ("g1", {"qk_norm": False}, r"normalises queries and keys.*--variant g1@qk_norm=yes, or use --to hf"),
+        ("bma", {}, "at the output, that reads the input.*--to hf"),
+        ("g1+g2", {}, "Qwen3-Next has one.*--to hf"),
+        ("output:input:softplus", {}, "'softplus'; only sigmoid, twosigmoid, tanh1.*--to hf"),
+        ("sink", {}, "--to hf"),
+        ("g1", {"window": 4}, "window is 4.*--to hf"),
+        ("g1", {"norm": "layer"}, "norm is layer.*--to hf"),
+        ("output:input:sigmoid:shuffled", {}, "--to hf"),
+        ("output:input:sigmoid:constant", {}, "--to hf"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_what_does_not_and_the_remedy(gate, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export_qwen3_next(stirred(gate, **options), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
