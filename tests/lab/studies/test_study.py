@@ -36,6 +36,7 @@ MINIATURES = {
         "num_sequences": 1,
         "window": 6,
         "sampling": Sampling(num_positions=2, num_planes=2),
+        "num_seeds": 2,
     },
     "sinks": {
         "gates": ("none", "sink"),
