@@ -3,7 +3,8 @@ import pytest
 from closeness import assert_close
 
 from tidegate.lab.studies.boundary.correlation import correlate
-from tidegate.lab.studies.boundary.run import finding, run_boundary
+from tidegate.lab.studies.boundary.finding import finding
+from tidegate.lab.studies.boundary.run import run_boundary
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
 from tidegate.lab.studies.boundary.training import VARIANTS, BoundaryOptions, Classifier, train_together
 

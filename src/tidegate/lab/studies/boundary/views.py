@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.boundary.run import BoundaryResult, Difference, Trial
+from tidegate.lab.studies.boundary.result import BoundaryResult, Difference, Trial
 from tidegate.lab.studies.boundary.tasks import NONLINEAR
 from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
 from tidegate.lab.studies.study import StudyView
