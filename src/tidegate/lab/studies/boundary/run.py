@@ -2,13 +2,14 @@
 
 One attention layer and a linear readout, with a gate, without one, and with a pointwise nonlinearity in the gate's
 place, all of as many parameters. Each variant learns each task at the learning rate that did best on other seeds. The
-layer makes a surface of the plane of points; its curvature is measured at points of the test set, relative to the
-squared spread of the surface.
+layer makes a surface of the plane of points; its curvature is measured at points that are drawn anew from the task's
+distribution, without noise, relative to the squared spread of the surface.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -85,7 +86,12 @@ def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryR
     pairs = [(variant, "none") for variant in options.variants if variant != "none"]
     pairs += [(variant, control) for control in POINTWISE for variant in options.variants if variant in GATED]
     differences = tuple(
-        _difference(trials, variant, control, kind, set(tasks), options.num_seeds)
+        difference_over_seeds(
+            accuracy_by_seed(trials, variant, tasks) - accuracy_by_seed(trials, control, tasks),
+            variant=variant,
+            control=control,
+            kind=kind,
+        )
         for kind, tasks in kinds.items()
         for variant, control in pairs
         if {"none", control} <= set(options.variants)
@@ -115,18 +121,14 @@ def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryR
     )
 
 
-def _difference(
-    trials: Sequence[Trial], variant: str, control: str, kind: str, tasks: set[str], num_seeds: int
-) -> Difference:
-    def by_seed(name: str) -> FloatArray:
-        return np.array(
-            [
-                np.mean([t.accuracy for t in trials if t.variant == name and t.seed == seed and t.task in tasks])
-                for seed in range(num_seeds)
-            ],
-            dtype=np.float64,
-        )
+def accuracy_by_seed(trials: Sequence[Trial], variant: str, tasks: Collection[str]) -> FloatArray:
+    """Return a variant's mean accuracy over some of the tasks, seed by seed."""
+    chosen = [trial for trial in trials if trial.variant == variant and trial.task in tasks]
+    seeds = sorted({trial.seed for trial in chosen})
+    return np.array([fmean(trial.accuracy for trial in chosen if trial.seed == seed) for seed in seeds])
 
-    gained = by_seed(variant) - by_seed(control)
-    low, high = t_interval(gained.tolist())
-    return Difference(variant=variant, control=control, kind=kind, value=float(gained.mean()), low=low, high=high)
+
+def difference_over_seeds(by_seed: FloatArray, *, variant: str, control: str, kind: str) -> Difference:
+    """Return the mean of differences, one a seed, with its interval."""
+    low, high = t_interval(by_seed.tolist())
+    return Difference(variant=variant, control=control, kind=kind, value=float(by_seed.mean()), low=low, high=high)
