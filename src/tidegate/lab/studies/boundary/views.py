@@ -99,13 +99,16 @@ def _draw_gains(axes: Any, result: BoundaryResult, bent: Bent) -> None:
             axes.plot([each.value], [y], marker, color=colour, markerfacecolor=face, markersize=4)
         axes.plot([], [], marker, color=GREY, markerfacecolor="white" if place else GREY, markersize=4, label=label)
     axes.set_yticks(range(len(variants)), variants)
-    axes.invert_yaxis()
-    axes.legend(fontsize=7, frameon=False)
+    # Room for the legend below the last row.
+    axes.set_ylim(len(variants) + 0.4, -0.6)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
 
 
 def _draw_scatter(axes: Any, result: BoundaryResult, bent: Bent, levels: tuple[Correlation, ...]) -> None:
     shown = "\n".join(f"r = {each.value:.2f} {each.among}" for each in levels)
     label_axes(axes, title="Bent boundaries, one mark a trial", x="median |K|, relative", y="accuracy")
+    # Room for the correlations below the marks.
+    axes.set_ylim(bottom=0.2)
     axes.text(0.03, 0.03, shown, transform=axes.transAxes, fontsize=6.5, va="bottom")
     axes.set_xscale("log")
     for variant in result.options.variants:
