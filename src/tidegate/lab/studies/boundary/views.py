@@ -108,7 +108,7 @@ def _draw_scatter(axes: Any, result: BoundaryResult, bent: Bent, levels: tuple[C
     shown = "\n".join(f"r = {each.value:.2f} {each.among}" for each in levels)
     label_axes(axes, title="Bent boundaries, one mark a trial", x="median |K|, relative", y="accuracy")
     # Room for the correlations below the marks.
-    axes.set_ylim(bottom=0.2)
+    axes.set_ylim(0.2, 1.03)
     axes.text(0.03, 0.03, shown, transform=axes.transAxes, fontsize=6.5, va="bottom")
     axes.set_xscale("log")
     for variant in result.options.variants:
@@ -118,7 +118,7 @@ def _draw_scatter(axes: Any, result: BoundaryResult, bent: Bent, levels: tuple[C
             axes.plot(x, y, marker, color=_colour(result, variant), markersize=3, alpha=0.7)
     axes.plot([], [], "x", color=GREY, markersize=3, label=bent.decisive)
     axes.plot([], [], ".", color=GREY, markersize=3, label="other tasks")
-    axes.legend(fontsize=6.5, frameon=False, loc="center left")
+    axes.legend(fontsize=6.5, frameon=False, loc="center right")
 
 
 def _table(result: BoundaryResult, figure: str, title: str, digits: int) -> Table:
