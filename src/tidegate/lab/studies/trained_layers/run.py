@@ -79,8 +79,9 @@ class Mean:
     high: float | None
 
     def __str__(self) -> str:
-        """Two digits each."""
-        return f"{self.value:.2g}" + ("" if self.low is None else f" ({self.low:.2g} … {self.high:.2g})")
+        """Two digits each, or whole numbers from 100 on."""
+        ends = "" if self.low is None or self.high is None else f" ({_format(self.low)} … {_format(self.high)})"
+        return f"{_format(self.value)}{ends}"
 
     @property
     def excludes_one(self) -> bool:
@@ -148,12 +149,17 @@ def finding(result: TrainedLayersResult) -> str:
     ]
     if "none" in gates and len(gates) > 1:
         beside = {gate: ratio(end[gate], end["none"]) for gate in gates if gate != "none"}
-        told_apart = [gate for gate, each in beside.items() if each.excludes_one]
+        told_apart = ", ".join(gate for gate, each in beside.items() if each.excludes_one) or "none of them"
+        intervals = f"; intervals that exclude 1: {told_apart}" if num_seeds > 1 else ""
         parts.append(
             f"After training a gated model bends, times as much as the one without a gate of the same seed: "
-            f"{_list(beside, beside.__getitem__)}; intervals that exclude 1: {', '.join(told_apart) or 'none of them'}."
+            f"{_list(beside, beside.__getitem__)}{intervals}."
         )
     return " ".join(parts)
+
+
+def _format(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def _list(gates: Iterable[str], figure: Callable[[str], Mean]) -> str:

@@ -99,10 +99,10 @@ def _figures(result: TrainedLayersResult) -> dict[str, Figure]:
     label_axes(left, title="Median |K| by layer", x="layer", y="median |K|, relative")
     label_axes(right, title="Share of positive curvature", x="layer", y="share")
     left.set_yscale("log")
-    right.set_ylim(bottom=0)
     for axes, figure_of in ((left, magnitude), (right, positive_share)):
         axes.set_xticks(range(result.options.num_layers))
         _draw(axes, result, figure_of)
+    right.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7, frameon=False)
     return {"trained-layers.svg": figure}
