@@ -54,10 +54,24 @@ def test_the_correlation_at_every_level(boundary):
         assert row_of(name) == [f"{value} ({low} … {high})"]
 
 
+def exponents_of(curve, depths):
+    first, *between, last = curve.local_exponents(depths)
+    ends = [f"{each.value:.2f} ({each.low:.2f} … {each.high:.2f})" for each in (first, last)]
+    return [ends[0], *(f"{each.value:.2f}" for each in between), ends[1]]
+
+
 def test_the_exponents_of_depth():
     result = read_record(STUDIES["depth"], RECORDS / "depth.json")
+    bent = [curve for curve in result.curves if curve.regime == "structured" and not curve.flat]
+    assert len(bent) == 4
+    for curve in bent:
+        assert row_of(f"`{curve.gate}`") == exponents_of(curve, result.options.depths)
+
+
+def test_the_exponents_of_full_curvature():
+    result = read_record(STUDIES["depth"], RECORDS / "depth-full" / "depth.json")
+    assert result.options.tangent == "full"
     for curve in result.curves:
-        if curve.regime == "structured" and not curve.flat:
-            first, *between, last = curve.local_exponents(result.options.depths)
-            ends = [f"{each.value:.2f} ({each.low:.2f} … {each.high:.2f})" for each in (first, last)]
-            assert row_of(f"`{curve.gate}`") == [ends[0], *(f"{each.value:.2f}" for each in between), ends[1]]
+        first, *between, last = row_of(f"`{curve.gate}`, full")
+        assert between == exponents_of(curve, result.options.depths)
+        assert [first, last] == [f"{level:.2g}" for level in (curve.levels[0], curve.levels[-1])]
