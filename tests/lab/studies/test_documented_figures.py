@@ -7,6 +7,7 @@ import pytest
 from tidegate.lab.studies.boundary.finding import bent_gains, correlation_levels
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
+from tidegate.lab.studies.trained_layers.run import magnitude, positive_share, ratio
 
 DOCS = Path(__file__).parents[3] / "docs"
 RECORDS = DOCS / "records" / "geometry"
@@ -52,6 +53,16 @@ def test_the_correlation_at_every_level(boundary):
     for name, each in zip(names, correlation_levels(boundary, bent_gains(boundary)), strict=True):
         value, low, high = (written(number, 2, "") for number in (each.value, each.low, each.high))
         assert row_of(name) == [f"{value} ({low} … {high})"]
+
+
+def test_how_trained_layers_bend():
+    result = read_record(STUDIES["trained-layers"], RECORDS / "trained-layers.json")
+    plain = result.of("none", trained=True)
+    for gate in result.options.gates:
+        start, end = (result.of(gate, trained=trained) for trained in (False, True))
+        assert len(start) == len(end) == 5
+        figures = [magnitude(start), magnitude(end), ratio(end, start), positive_share(end)]
+        assert row_of(gate) == [*map(str, figures), "" if gate == "none" else str(ratio(end, plain))]
 
 
 def exponents_of(curve, depths):
