@@ -157,7 +157,7 @@ def test_slices_of_random_ungated_query_charts_are_mostly_negative_and_sometimes
 
 
 def test_one_number_a_head_from_the_output_leaves_one_heads_weight_chart_flat():
-    # Along the directions that the gate does not feel it only stretches: the image is developable, like a cone.
+    # Along the directions that the gate does not feel it only stretches: the image is a cylinder.
     made = layer("output:output:head")
     chart = weight_chart(made, X, position=3, head=0)
     assert chart.says_something

@@ -1,11 +1,33 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from closeness import assert_close
 
+from tidegate.lab.studies.boundary import STUDY
+from tidegate.lab.studies.boundary.bayes import bayes_labels
 from tidegate.lab.studies.boundary.correlation import correlate
-from tidegate.lab.studies.boundary.run import finding, run_boundary
-from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, NUM_TOKENS, TASKS, WIDTH, draw_examples, tokens_of
-from tidegate.lab.studies.boundary.training import VARIANTS, BoundaryOptions, Classifier, train_together
+from tidegate.lab.studies.boundary.finding import (
+    bayes_accuracies,
+    bent_gains,
+    correlation_levels,
+    excess_errors,
+    finding,
+)
+from tidegate.lab.studies.boundary.result import BoundaryResult, Trial
+from tidegate.lab.studies.boundary.run import run_boundary
+from tidegate.lab.studies.boundary.tasks import (
+    LINEAR,
+    NONLINEAR,
+    NUM_TOKENS,
+    TASKS,
+    WIDTH,
+    draw_examples,
+    mean_point,
+    tokens_of,
+)
+from tidegate.lab.studies.boundary.training import GATED, VARIANTS, BoundaryOptions, Classifier, train_together
+from tidegate.lab.studies.study import read_record
 
 SMALL = BoundaryOptions(
     variants=("none", "tanh", "bma"),
@@ -91,7 +113,101 @@ def test_differences_are_of_means_over_a_kind_of_tasks(result):
     ]
     assert one.value == pytest.approx(mean("bma") - mean("none"))
     assert one.low <= one.value <= one.high
-    assert "Over none: bma" in finding(result)
+    together = {each.variant: each for each in bent_gains(result).together}
+    assert together["bma"].value == pytest.approx(one.value)
+    assert (together["bma"].low, together["bma"].high) == pytest.approx((one.low, one.high))
+
+
+@pytest.mark.parametrize("task", LINEAR)
+def test_the_best_guess_is_the_likelier_label_of_points_that_could_have_been_shown(task):
+    sequences, _ = draw_examples(task, np.random.default_rng(1), 50)
+    points, labels = TASKS[task](np.random.default_rng(2), 200_000)
+    noise = 0.1 / np.sqrt(NUM_TOKENS)
+    for mean, guess in zip(mean_point(sequences, task), bayes_labels(task, sequences), strict=True):
+        likelihood = np.exp(-((points - mean) ** 2).sum(axis=1) / (2 * noise**2))
+        share = (likelihood * labels).sum() / likelihood.sum()
+        # Where the two labels are nearly as likely, so many points do not tell.
+        assert abs(share - 0.5) < 0.05 or (share > 0.5) == guess
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "area"), [("half-plane", 3.3541, 9), ("steep", 3.0594, 9), ("contrast", 2.5, 4)]
+)
+def test_the_best_guess_errs_as_often_as_the_length_of_the_line_says(task, length, area):
+    sequences, labels = draw_examples(task, np.random.default_rng(3), 40_000)
+    error = (bayes_labels(task, sequences) != labels).mean()
+    by_hand = 2 * 0.05 * length / (np.sqrt(2 * np.pi) * area)
+    # Three standard errors, and what is gained at the sides of the square.
+    assert abs(error - by_hand) < 3 * np.sqrt(by_hand / 40_000) + 1e-4
+
+
+def test_excess_errors_are_those_beyond_the_best_guess_on_the_same_test_sets(result):
+    excess = {each.variant: each.value for each in excess_errors(result)}
+    straight = [trial.accuracy for trial in result.trials if trial.task == "half-plane" and trial.variant == "bma"]
+    assert excess["bma"] == pytest.approx(bayes_accuracies(result).mean() - np.mean(straight))
+    assert f"bma {excess['bma']:+.4f} (" in finding(result)
+
+
+def planted(accuracy):
+    """An answer of three variants, two bent tasks and four seeds with accuracies by (variant, task, seed)."""
+    options = BoundaryOptions(variants=("none", "tanh", "bma"), tasks=("steep", "xor", "shells"), num_seeds=4)
+    trials = [
+        Trial(
+            variant=variant,
+            task=task,
+            seed=seed,
+            learning_rate=0.1,
+            accuracy=accuracy(variant, task, seed),
+            curvature={"none": 0.1, "tanh": 0.2, "bma": 0.4}[variant] * 1.1**seed,
+            positive=0.0,
+        )
+        for variant in options.variants
+        for task in options.tasks
+        for seed in range(options.num_seeds)
+    ]
+    return BoundaryResult(options=options, num_parameters={}, trials=tuple(trials), differences=(), correlations=())
+
+
+def test_a_gain_on_one_task_alone_is_said_of_that_task():
+    result = planted(lambda variant, task, seed: 0.7 + 0.2 * (variant == "bma" and task == "shells") + 0.001 * seed)
+    bent = bent_gains(result)
+    assert bent.decisive == "shells"
+    assert [each.value for each in bent.without] == pytest.approx([0, 0])
+    words = finding(result)
+    assert "xor: nothing; shells: bma +0.200." in words
+    assert "Without shells, where they differ most: tanh +0.000 (+0.000 … +0.000); bma +0.000" in words
+
+
+def test_the_correlation_is_given_at_every_level():
+    # On xor curvature goes with errors, on shells with success, and more so: the signs of the levels differ.
+    result = planted(
+        lambda variant, task, seed: (
+            0.5 + {"none": 0, "tanh": 1, "bma": 2}[variant] * {"steep": 0, "xor": -0.02, "shells": 0.2}[task]
+        )
+    )
+    levels = {each.among: each for each in correlation_levels(result, bent_gains(result))}
+    assert list(levels) == [
+        "within tasks",
+        "within shells",
+        "within tasks other than shells",
+        "over all trials",
+        "over the means of variants",
+    ]
+    assert levels["within shells"].value > 0.9
+    assert levels["within tasks other than shells"].value < -0.9
+    assert 0 < levels["within tasks"].value < 0.9
+    assert levels["over the means of variants"].value > 0.999
+    assert levels["over the means of variants"].count == 3
+
+
+def test_the_committed_record_is_told_by_task_and_by_level():
+    record = Path(__file__).parents[3] / "docs" / "records" / "geometry" / "boundary.json"
+    bent = bent_gains(read_record(STUDY, record))
+    assert bent.decisive == "shells"
+    by_variant = {each.variant: each for each in bent.without}
+    # The whole of the gain in the mean rests on shells for two of the four gates.
+    assert {name for name in GATED if by_variant[name].low > 0} == {"bma"}
+    assert {name for name in GATED if by_variant[name].value < 0} == {"bma-query", "output:output"}
 
 
 @pytest.mark.parametrize("strength", [-1.0, 0.0, 1.0])
@@ -109,5 +225,5 @@ def test_a_planted_correlation_within_tasks_is_found_however_far_tasks_lie_apart
 
 
 def test_too_few_trials_have_no_correlation():
-    with pytest.raises(ValueError, match="at least three trials; got 2"):
+    with pytest.raises(ValueError, match="at least three trials or means; got 2"):
         correlate("few", [(0, 0, 1.0, 2.0), (0, 1, 2.0, 3.0)])

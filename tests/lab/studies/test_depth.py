@@ -1,9 +1,19 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 
-from tidegate.lab.studies.depth.run import DepthOptions, finding, fit_growth, random_stack, run_depth, structured_stack
+from tidegate.lab.studies.depth.run import (
+    DepthCurve,
+    DepthOptions,
+    finding,
+    fit_growth,
+    random_stack,
+    run_depth,
+    structured_stack,
+)
 
 SMALL = DepthOptions(gates=("none", "bma"), depths=(1, 2, 4), num_seeds=2, num_planes=3, d_model=6, length=3)
 
@@ -35,6 +45,34 @@ def test_a_planted_rate_a_layer_is_found_exactly():
     medians = np.exp(0.3 * np.array([depths, depths]))
     growth = fit_growth(depths, medians, "depth")
     assert_close(np.array([growth.slope, growth.low, growth.high]), np.full(3, 0.3))
+
+
+def test_local_exponents_are_those_of_the_power_between_two_depths():
+    medians = tuple(scale * np.array([1.0, 4.0, 8.0]) for scale in (1.0, 3.0))
+    curve = DepthCurve(regime="random", gate="g1", medians=tuple(map(tuple, medians)), positive=(0, 0, 0), growth=())
+    first, second = curve.local_exponents((1, 2, 4))
+    assert (first.shallow, first.deep, second.shallow, second.deep) == (1, 2, 2, 4)
+    assert_close(np.array([first.value, first.low, first.high]), np.full(3, 2.0))
+    assert second.value == pytest.approx(1)
+
+
+def test_while_steps_are_small_curvature_grows_as_the_square_of_depth():
+    small = replace(SMALL, gates=("bma",), regimes=("structured",), step=0.001)
+    (curve,) = run_depth(small).curves
+    for exponent in curve.local_exponents(SMALL.depths):
+        assert exponent.value == pytest.approx(2, abs=0.01)
+
+
+def test_full_curvature_of_the_structured_stack_is_another_than_that_of_its_slices(result):
+    full = run_depth(replace(SMALL, regimes=("structured",), tangent="full"))
+    assert [curve.flat for curve in full.curves] == [True, False]
+    slices = next(curve for curve in result.curves if (curve.regime, curve.gate) == ("structured", "bma"))
+    assert not np.allclose(full.curves[1].medians, slices.medians, rtol=0.1)
+
+
+def test_a_constant_half_flattens_the_random_stack_by_scale_alone():
+    plain, half = run_depth(replace(SMALL, gates=("none", "output:input:constant"), regimes=("random",))).curves
+    assert all(one > other for one, other in zip(plain.levels, half.levels, strict=True))
 
 
 def test_without_a_gate_the_structured_stack_is_flat_and_the_random_one_is_not(result):

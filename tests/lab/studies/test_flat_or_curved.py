@@ -6,7 +6,9 @@ from closeness import assert_close
 from tidegate.geometry import gaussian_curvature, sectional_curvature
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
+    ChartCell,
     FlatOrCurvedOptions,
+    FlatOrCurvedResult,
     charts_of,
     finding,
     random_layer,
@@ -68,6 +70,47 @@ def test_quantiles_are_in_order_and_the_largest_bounds_them(result):
 
 def test_the_finding_names_what_is_flat(result):
     assert "In the weight chart none, bma, output:output:head are flat to rounding" in finding(result)
+
+
+def test_the_finding_counts_the_gates_under_which_slices_spread_more_widely_than_without():
+    def cell(gate, strength, chart, reach):
+        return ChartCell(
+            gate=gate,
+            strength=strength,
+            chart=chart,
+            tangent="plane",
+            count=4,
+            quantiles=(-reach, -0.1, 0.0, 0.1, reach),
+            positive=0.5,
+            largest=reach,
+        )
+
+    reaches = {"none": {0.0: 1.0}, "g1": {0.5: 0.8, 2.0: 1.2}, "bma": {0.5: 1.1, 2.0: 1.3}}
+    options = FlatOrCurvedOptions(gates=("none", "g1", "bma"), strengths=(0.5, 2.0))
+    cells = [
+        cell(gate, strength, chart, reach)
+        for gate, by_strength in reaches.items()
+        for strength, reach in by_strength.items()
+        for chart in CHARTS
+    ]
+    cap = measure_cap("by hand", cap_chart(three_features()), 3, num_points=4)
+    planted = FlatOrCurvedResult(options=options, cells=tuple(cells), caps=(cap,), head_grain=0.0)
+    words = "at the strengths 0.5, 2: query chart 1, 2, input chart 1, 2, depth chart 1, 2."
+    assert f"Of 2 gates, those whose middle 90 % of slices is wider than without a gate, {words}" in finding(planted)
+
+
+def test_one_number_a_head_makes_a_cylinder():
+    # Outputs of equal logit lie on parallel lines before the gate and after it: steps along them keep their direction.
+    chart = head_grain_chart()
+    gate = 2 * np.random.default_rng(0).standard_normal(32)
+    values = np.random.default_rng(1).standard_normal((3, 32))
+    logits = (values[:2] - values[2]) @ gate
+    along = torch.from_numpy(0.02 * np.array([logits[1], -logits[0]]) / np.linalg.norm(logits))
+    across = torch.from_numpy(0.02 * logits / np.linalg.norm(logits))
+    centre = torch.full((2,), 1 / 3, dtype=torch.float64)
+    steps = [chart(centre + shift * across + along) - chart(centre + shift * across) for shift in (-3, 0, 3)]
+    directions = torch.stack([step / step.norm() for step in steps])
+    assert_close(directions[1:], directions[:1].expand(2, -1))
 
 
 @pytest.mark.parametrize("gate", ["bma", "g1", "g5", "vga", "output:output:head"])

@@ -36,6 +36,7 @@ MINIATURES = {
         "num_sequences": 1,
         "window": 6,
         "sampling": Sampling(num_positions=2, num_planes=2),
+        "num_seeds": 2,
     },
     "sinks": {
         "gates": ("none", "sink"),
@@ -168,7 +169,9 @@ def test_what_is_no_record_is_refused(text, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[3] / "docs" / "records").glob("*/*.json")), ids=lambda p: p.stem
+    "path",
+    sorted((Path(__file__).parents[3] / "docs" / "records").glob("**/*.json")),
+    ids=lambda p: f"{p.parent.name}-{p.stem}",
 )
 def test_every_committed_record_is_whole(path):
     study = STUDIES[path.stem]
@@ -179,7 +182,32 @@ def test_the_page_says_what_was_found_and_goes_through_json(answered):
     study, result, view, _ = answered
     page = page_of(study, record_of(study, result), result, view)
     assert page.sections[0].panels[0].paragraphs == (study.finding(result),)
+    assert page.sections[0].lead == study.claim
     assert Page.from_json(page.to_json()).sections == page.sections
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_study_names_the_source_of_the_claim_that_it_is_about_or_says_that_it_is_our_own(study):
+    sources = {
+        "2604.14702",
+        "2602.01468",
+        "2505.06708",
+        "bilinear-modulation note",
+        "Ramsauer",
+        "tensor-calculus guide",
+    }
+    named = {source for source in sources if source in study.claim}
+    assert named or "our own" in study.claim
+    words = " ".join((Path(__file__).parents[3] / "docs" / DOCUMENTS[study.name]).read_text().split())
+    assert all(source in words for source in named)
+
+
+DOCUMENTS = dict.fromkeys(STUDIES, "geometry.md") | {
+    "sinks": "gates.md",
+    "gate-tuning": "retrofit.md",
+    "rates": "experts.md",
+}
+"""Where the findings of each study are told."""
 
 
 def test_the_command_of_the_page_gives_the_options_again(answered):

@@ -46,6 +46,8 @@ class Study(Generic[_Options, _Result]):
 
     name: str
     question: str
+    claim: str
+    """Whose statement it is about, and where what is done here differs from theirs."""
     options: _Options
     """At full size."""
     quick: _Options | None = None
@@ -90,7 +92,7 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:
     """Return the whole page: what was found, what it was found from, and how to do it again."""
-    found = Section(title="What holds", panels=(Prose(paragraphs=(record["finding"],)),))
+    found = Section(title="What holds", lead=study.claim, panels=(Prose(paragraphs=(record["finding"],)),))
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)
     versions = "\n".join(f"{name}: {value}" for name, value in record["environment"].items())
     again = Section(

@@ -2,15 +2,14 @@
 
 One attention layer and a linear readout, with a gate, without one, and with a pointwise nonlinearity in the gate's
 place, all of as many parameters. Each variant learns each task at the learning rate that did best on other seeds. The
-layer makes a surface of the plane of points; its curvature is measured at points of the test set, relative to the
-squared spread of the surface.
+layer makes a surface of the plane of points; its curvature is measured at points that are drawn anew from the task's
+distribution, without noise, relative to the squared spread of the surface.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -18,49 +17,12 @@ from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, Correlation, correlate
+from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, correlate
+from tidegate.lab.studies.boundary.result import BoundaryResult, Difference, Trial
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, FloatArray, tokens_of
 from tidegate.lab.studies.boundary.training import GATED, POINTWISE, BoundaryOptions, Classifier, train_together
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch import plain_kernel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """One variant on one task under one seed."""
-
-    variant: str
-    task: str
-    seed: int
-    learning_rate: float
-    accuracy: float
-    curvature: float
-    """Median of |K| over points, relative to the squared spread of the surface."""
-    positive: float
-    """Share of points with positive curvature."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """Accuracy of a variant less another's, mean over a kind of tasks, with a 95 % interval over seeds."""
-
-    variant: str
-    control: str
-    kind: str
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundaryResult:
-    """All trials and what they say together."""
-
-    options: BoundaryOptions
-    num_parameters: dict[str, int]
-    trials: tuple[Trial, ...]
-    differences: tuple[Difference, ...]
-    correlations: tuple[Correlation, ...]
 
 
 def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryResult:
@@ -85,32 +47,6 @@ def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryRe
                 )
             )
     return _summarise(options, tuple(trials))
-
-
-def finding(result: BoundaryResult) -> str:
-    """Say what holds, from the numbers."""
-    linear = [_mean_accuracy(result, variant, LINEAR) for variant in result.options.variants]
-    bent = (f"{variant} {_mean_accuracy(result, variant, NONLINEAR):.3f}" for variant in result.options.variants)
-    related = (f"{each.among} r = {each.value:.2f} ({each.low:.2f} … {each.high:.2f})" for each in result.correlations)
-    return (
-        f"On linear boundaries all variants have mean accuracies between {min(linear):.3f} and {max(linear):.3f}. On "
-        f"nonlinear ones: {', '.join(bent)}. What gates gain there, with 95 % intervals over seeds. "
-        f"{_gains_in_words(result)} Correlation of accuracy with log curvature within nonlinear tasks: "
-        f"{', '.join(related)}."
-    )
-
-
-def _gains_in_words(result: BoundaryResult) -> str:
-    parts: list[str] = []
-    for control in ("none", *POINTWISE):
-        gains = [
-            f"{each.variant} {each.value:+.3f} ({each.low:+.3f} … {each.high:+.3f})"
-            for each in result.differences
-            if each.control == control and each.kind == "nonlinear" and each.variant in GATED
-        ]
-        if gains:
-            parts.append(f"Over {control}: {'; '.join(gains)}.")
-    return " ".join(parts)
 
 
 def _best_rates(variant: str, options: BoundaryOptions) -> dict[str, float]:
@@ -150,7 +86,12 @@ def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryR
     pairs = [(variant, "none") for variant in options.variants if variant != "none"]
     pairs += [(variant, control) for control in POINTWISE for variant in options.variants if variant in GATED]
     differences = tuple(
-        _difference(trials, variant, control, kind, set(tasks), options.num_seeds)
+        difference_over_seeds(
+            accuracy_by_seed(trials, variant, tasks) - accuracy_by_seed(trials, control, tasks),
+            variant=variant,
+            control=control,
+            kind=kind,
+        )
         for kind, tasks in kinds.items()
         for variant, control in pairs
         if {"none", control} <= set(options.variants)
@@ -180,22 +121,14 @@ def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryR
     )
 
 
-def _difference(
-    trials: Sequence[Trial], variant: str, control: str, kind: str, tasks: set[str], num_seeds: int
-) -> Difference:
-    def by_seed(name: str) -> FloatArray:
-        return np.array(
-            [
-                np.mean([t.accuracy for t in trials if t.variant == name and t.seed == seed and t.task in tasks])
-                for seed in range(num_seeds)
-            ],
-            dtype=np.float64,
-        )
-
-    gained = by_seed(variant) - by_seed(control)
-    low, high = t_interval(gained.tolist())
-    return Difference(variant=variant, control=control, kind=kind, value=float(gained.mean()), low=low, high=high)
+def accuracy_by_seed(trials: Sequence[Trial], variant: str, tasks: Collection[str]) -> FloatArray:
+    """Return a variant's mean accuracy over some of the tasks, seed by seed."""
+    chosen = [trial for trial in trials if trial.variant == variant and trial.task in tasks]
+    seeds = sorted({trial.seed for trial in chosen})
+    return np.array([fmean(trial.accuracy for trial in chosen if trial.seed == seed) for seed in seeds])
 
 
-def _mean_accuracy(result: BoundaryResult, variant: str, tasks: dict[str, Any]) -> float:
-    return float(np.mean([t.accuracy for t in result.trials if t.variant == variant and t.task in tasks]))
+def difference_over_seeds(by_seed: FloatArray, *, variant: str, control: str, kind: str) -> Difference:
+    """Return the mean of differences, one a seed, with its interval."""
+    low, high = t_interval(by_seed.tolist())
+    return Difference(variant=variant, control=control, kind=kind, value=float(by_seed.mean()), low=low, high=high)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -27,19 +28,20 @@ def _uniform(rng: np.random.Generator, count: int) -> FloatArray:
     return rng.uniform(-1.5, 1.5, (count, 2))
 
 
-def _half_plane(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
-    points = _uniform(rng, count)
-    return points, (points @ [1.0, 0.5] > 0.2).astype(np.int64)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfPlane:
+    """Points of a square, labelled by the side of a straight line on which they lie."""
 
+    normal: tuple[float, float]
+    offset: float
+    """A point is of class 1 where its product with the normal exceeds this."""
+    reach: float = 1.5
+    """Of the square, from its centre to a side."""
 
-def _steep(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
-    points = _uniform(rng, count)
-    return points, (points @ [0.2, -1.0] > -0.3).astype(np.int64)
-
-
-def _contrast(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
-    shifts = rng.uniform(-1, 1, (count, 2))
-    return shifts, (shifts @ [0.6, 0.8] > 0).astype(np.int64)
+    def __call__(self, rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
+        """Draw points (count, 2), evenly distributed over the square, and their labels."""
+        points = rng.uniform(-self.reach, self.reach, (count, 2))
+        return points, (points @ self.normal > self.offset).astype(np.int64)
 
 
 def _circle(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
@@ -73,7 +75,11 @@ def _shells(rng: np.random.Generator, count: int) -> tuple[FloatArray, Labels]:
     return radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1), (ring == 1).astype(np.int64)
 
 
-LINEAR: dict[str, Draw] = {"half-plane": _half_plane, "steep": _steep, "contrast": _contrast}
+LINEAR = {
+    "half-plane": HalfPlane(normal=(1.0, 0.5), offset=0.2),
+    "steep": HalfPlane(normal=(0.2, -1.0), offset=-0.3),
+    "contrast": HalfPlane(normal=(0.6, 0.8), offset=0.0, reach=1.0),
+}
 NONLINEAR: dict[str, Draw] = {
     "circle": _circle,
     "xor": _xor,
@@ -95,9 +101,19 @@ def draw_examples(task: str, rng: np.random.Generator, count: int) -> tuple[Floa
 def tokens_of(points: FloatArray, task: str) -> FloatArray:
     """Show points (..., 2) as sequences (..., T, width), without noise."""
     shown = np.broadcast_to(points[..., None, :], (*points.shape[:-1], NUM_TOKENS, 2))
-    if task == "contrast":
-        shown = shown * np.where(np.arange(NUM_TOKENS) < NUM_TOKENS // 2, 1.0, -1.0)[:, None]
+    shown = shown * _signs(task)[:, None]
     turns = 2 * math.pi * np.arange(NUM_TOKENS) / NUM_TOKENS
     codes = np.stack([np.ones(NUM_TOKENS), *(f(k * turns) for k in (1, 2) for f in (np.sin, np.cos))], axis=1)
     codes = np.broadcast_to(codes, (*points.shape[:-1], *codes.shape))
     return np.concatenate([shown, codes, np.zeros((*codes.shape[:-1], WIDTH - 7))], axis=-1)
+
+
+def mean_point(sequences: FloatArray, task: str) -> FloatArray:
+    """Return the mean over tokens (..., 2) of the points that sequences (..., T, width) show, with their noise."""
+    return (sequences[..., :2] * _signs(task)[:, None]).mean(axis=-2)
+
+
+def _signs(task: str) -> FloatArray:
+    """Return the sign with which each token shows its point."""
+    second_half = np.arange(NUM_TOKENS) >= NUM_TOKENS // 2
+    return np.where(second_half & (task == "contrast"), -1.0, 1.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, WIDTH, draw_examples
+from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, WIDTH, FloatArray, Labels, draw_examples
 from tidegate.lab.studies.options import require_among, require_at_least
 from tidegate.lab.training.loop import train
 from tidegate.torch import GatedAttention, plain_kernel
@@ -53,7 +53,7 @@ class BoundaryOptions:
     num_training: int = 1024
     num_test: int = 1000
     num_points: int = 50
-    """Points of the test set at which curvature is measured."""
+    """Points at which curvature is measured: drawn anew, from the task's distribution and without noise."""
 
     def __post_init__(self) -> None:
         require_among("variants", self.variants, tuple(VARIANTS))
@@ -128,9 +128,9 @@ def train_together(
     """
     skeleton = Classifier(variant)
     stacked = _initial([seed for _, seed in cases], variant)
-    data = [_data(task, seed, options) for task, seed in cases]
-    inputs, labels = (torch.stack([each[part] for each in data]) for part in (0, 1))
-    test_inputs, test_labels = (torch.stack([each[part] for each in data]) for part in (2, 3))
+    data = [draw_data(task, seed, options) for task, seed in cases]
+    inputs, test_inputs = (torch.from_numpy(np.stack([each[part] for each in data])).float() for part in (0, 2))
+    labels, test_labels = (torch.from_numpy(np.stack([each[part] for each in data])) for part in (1, 3))
 
     def logits(parameters: dict[str, Tensor], sequences: Tensor) -> Tensor:
         return _func.functional_call(skeleton, parameters, (sequences,))
@@ -166,14 +166,7 @@ def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
     return {name: torch.stack([model[name] for model in models]).requires_grad_() for name in models[0]}
 
 
-def _data(task: str, seed: int, options: BoundaryOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw training sequences and labels, then test sequences and labels."""
+def draw_data(task: str, seed: int, options: BoundaryOptions) -> tuple[FloatArray, Labels, FloatArray, Labels]:
+    """Draw training sequences and labels, then test sequences and labels, as all variants see them under a seed."""
     rng = np.random.default_rng((list(TASKS).index(task), seed))
-    train_x, train_y = draw_examples(task, rng, options.num_training)
-    test_x, test_y = draw_examples(task, rng, options.num_test)
-    return (
-        torch.from_numpy(train_x).float(),
-        torch.from_numpy(train_y),
-        torch.from_numpy(test_x).float(),
-        torch.from_numpy(test_y),
-    )
+    return (*draw_examples(task, rng, options.num_training), *draw_examples(task, rng, options.num_test))

@@ -4,6 +4,12 @@ The structured stack is one layer over and over: attention is uniform, since the
 together turn the stream by a quarter turn of which a fixed share is added, and gates read through orthogonal matrices.
 Without a gate it is affine at every depth. The random stack has layers as they are initialised. Both add their outputs
 to the stream. Curvature is relative, K times the squared length of the output.
+
+While the steps are small, the second fundamental forms of L equal layers add up, and K, which is quadratic in them,
+grows as $L^2$. The exponent falls when layers have turned the stream so far that they no longer bend the same
+directions. So growth is given from each depth to the next, and not as one power. A sigmoid about 1/2 halves the branch
+that it acts on, which flattens a random stack by itself: the control for that is the constant 1/2, spelled
+`output:input:constant`.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from itertools import pairwise
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -22,7 +29,7 @@ from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
 from tidegate.lab.judging import t_interval
 from tidegate.lab.studies.curved_layers import FLAT, with_strength
-from tidegate.lab.studies.options import require_at_least, require_gates
+from tidegate.lab.studies.options import require_among, require_at_least, require_gates
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
@@ -30,9 +37,7 @@ from tidegate.torch import GatedAttention
 
 Regime: TypeAlias = Literal["structured", "random"]
 FloatArray: TypeAlias = NDArray[np.float64]
-
-_STEP = 0.25
-"""Share of the quarter turn that a structured layer adds to the stream; it keeps lengths nearly as they are."""
+WHERE: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +53,19 @@ class DepthOptions:
     length: int = 6
     strength: float = 1.0
     """Standard deviation of the gates' logits over the first input."""
+    step: float = 0.25
+    """Share of the quarter turn that a structured layer adds to the stream; a small one keeps lengths as they are."""
+    tangent: Literal["plane", "full"] = "plane"
+    """Curvature of slices, or of the whole image."""
+    regimes: tuple[Regime, ...] = ("structured", "random")
 
     def __post_init__(self) -> None:
         require_gates(self.gates)
         # A line through depths needs two of them, and an interval two seeds.
         require_at_least(self, num_seeds=2, num_planes=1, length=2)
-        if len(set(self.depths)) < 2 or min(self.depths) < 1:
-            raise ValueError(f"depths must be at least two different numbers of layers; got {self.depths}.")
+        require_among("regimes", self.regimes, get_args(Regime))
+        if len(self.depths) < 2 or min(self.depths) < 1 or list(self.depths) != sorted(set(self.depths)):
+            raise ValueError(f"depths must be at least two numbers of layers, each above the last; got {self.depths}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +79,17 @@ class Growth:
     high: float
     residual: float
     """Root mean square of the residuals, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exponent:
+    """What power of depth |K| grows by between two depths: the mean over seeds with its 95 % interval."""
+
+    shallow: int
+    deep: int
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +111,23 @@ class DepthCurve:
         return not self.growth
 
     @property
-    def best(self) -> Growth:
-        """The fit with the smaller residual."""
-        return min(self.growth, key=lambda growth: growth.residual)
+    def grows(self) -> bool:
+        """Whether the interval of the power of depth lies above 0."""
+        return any(growth.low > 0 for growth in self.growth if growth.against == "log depth")
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Geometric mean over seeds, by depth."""
+        return tuple(np.exp(np.log(np.array(self.medians)).mean(axis=0)).tolist())
+
+    def local_exponents(self, depths: Sequence[int]) -> tuple[Exponent, ...]:
+        """Return the exponents between each depth and the next: constant if |K| is a power of depth."""
+        slopes = np.diff(np.log(np.array(self.medians)), axis=1) / np.diff(np.log(depths))
+        ends = [t_interval(column.tolist()) for column in slopes.T]
+        return tuple(
+            Exponent(shallow=shallow, deep=deep, value=float(column.mean()), low=low, high=high)
+            for (shallow, deep), column, (low, high) in zip(pairwise(depths), slopes.T, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +139,8 @@ class DepthResult:
 
 
 def run_depth(options: DepthOptions, *, tell: Tell = ignore) -> DepthResult:
-    """Measure slices of stacks of every depth."""
-    regimes: tuple[Regime, ...] = ("structured", "random")
-    cases: list[tuple[Regime, str]] = [(regime, gate) for regime in regimes for gate in options.gates]
+    """Measure stacks of every depth."""
+    cases: list[tuple[Regime, str]] = [(regime, gate) for regime in options.regimes for gate in options.gates]
     parts = report_parts(cases, tell, work="depth", describe=", ".join)
     return DepthResult(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in parts))
 
@@ -130,7 +165,7 @@ def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptio
         W_Q=inward,
         W_K=torch.zeros_like(inward),
         W_V=inward,
-        W_O=torch.from_numpy(_STEP * frame.T @ quarter).unflatten(0, (shape.num_heads, shape.head_dim)),
+        W_O=torch.from_numpy(options.step * frame.T @ quarter).unflatten(0, (shape.num_heads, shape.head_dim)),
         gates=gates,
         gate_parameters=parameters,
     )
@@ -167,26 +202,38 @@ def fit_growth(depths: Sequence[int], medians: FloatArray, against: Literal["log
 
 def finding(result: DepthResult) -> str:
     """Say what holds, from the numbers."""
-    parts: list[str] = []
-    for regime, where in (("structured", "In the structured stack"), ("random", "At random initialisation")):
+    depths, parts = result.options.depths, list[str]()
+    for regime in result.options.regimes:
         curves = [curve for curve in result.curves if curve.regime == regime]
         flat = [curve.gate for curve in curves if curve.flat]
-        grown = "; ".join(f"{curve.gate} {_in_words(curve)}" for curve in curves if not curve.flat)
-        still = f" {', '.join(flat)} stays flat at every depth." if flat else ""
-        parts.append(f"{where} median |K| goes with depth L as {grown}.{still}")
-    falling = [f"{curve.gate} ({curve.regime})" for curve in result.curves if not curve.flat and curve.best.low <= 0]
+        bent = [curve for curve in curves if not curve.flat]
+        parts.append(f"{WHERE[regime]}:")
+        if flat:
+            parts.append(f"{', '.join(flat)} stays flat at every depth.")
+        if bent:
+            exponents = "; ".join(f"{curve.gate} {_in_words(curve, depths)}" for curve in bent)
+            levels = ", ".join(f"{curve.gate} {curve.levels[-1]:.2g}" for curve in bent)
+            parts.append(
+                f"Local exponents of median |K| from each depth to the next ({', '.join(map(str, depths))} layers): "
+                f"{exponents}. At {depths[-1]} layers |K| is {levels}."
+            )
+    still = [f"{curve.gate} ({curve.regime})" for curve in result.curves if not curve.flat and not curve.grows]
     parts.append(
-        "It grows in every case, 95 % intervals excluding 0."
-        if not falling
-        else f"No growth is shown for {', '.join(falling)}."
+        f"No growth is shown for {', '.join(still)}."
+        if still
+        else "What bends grows, 95 % intervals over seeds above 0."
     )
     return " ".join(parts)
 
 
-def _in_words(curve: DepthCurve) -> str:
-    best = curve.best
-    interval = f"({best.low:.2f} … {best.high:.2f})"
-    return f"L^{best.slope:.2f} {interval}" if best.against == "log depth" else f"exp({best.slope:.2f} L) {interval}"
+def _in_words(curve: DepthCurve, depths: Sequence[int]) -> str:
+    """Exponents in turn; the first and the last with their intervals."""
+    exponents = curve.local_exponents(depths)
+    ends = {exponents[0], exponents[-1]}
+    return ", ".join(
+        f"{each.value:.2f} ({each.low:.2f} … {each.high:.2f})" if each in ends else f"{each.value:.2f}"
+        for each in exponents
+    )
 
 
 def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
@@ -205,7 +252,7 @@ def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
 
 
 def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
-    """Measure relative slice curvatures (depth, plane) of one seed; shallow stacks begin the deepest."""
+    """Measure relative curvatures (depth, plane) of one seed; shallow stacks begin the deepest."""
     rng = np.random.default_rng(1000 + seed)
     x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
     build = structured_stack if regime == "structured" else random_stack
@@ -215,7 +262,7 @@ def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int
     for depth in options.depths:
         chart = depth_chart(stack[:depth], x, moving=1)
         size = float((chart(chart.start) ** 2).sum())
-        rows.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent="plane").numpy())
+        rows.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=options.tangent).numpy())
     return np.stack(rows)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tidegate.lab.studies.depth.run import DepthCurve, DepthResult, Regime
+from tidegate.lab.studies.depth.run import WHERE, DepthCurve, DepthResult
 from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
 from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
-_TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
+_TANGENTS = {"plane": "of slices", "full": "of the whole image"}
 
 
 def view(result: DepthResult) -> StudyView:
@@ -25,21 +25,23 @@ def _sections(result: DepthResult) -> tuple[Section, ...]:
     """Curves, exponents and a table for each regime."""
     return tuple(
         Section(
-            title=title,
-            lead="Medians of the absolute relative slice curvature; bold: the geometric mean over seeds.",
+            title=WHERE[regime],
+            lead=f"Medians of the absolute relative curvature {_TANGENTS[result.options.tangent]}; bold: the geometric "
+            "mean over seeds.",
             panels=_panels(result, [curve for curve in result.curves if curve.regime == regime]),
         )
-        for regime, title in _TITLES.items()
+        for regime in result.options.regimes
     )
 
 
 def _figures(result: DepthResult) -> dict[str, Figure]:
     """Curvature against depth, one plot a regime."""
     depths = result.options.depths
-    figure = new_figure(8.0, 3.2)
-    all_axes: Any = figure.subplots(1, 2)
-    for axes, (regime, title) in zip(all_axes, _TITLES.items(), strict=True):
-        label_axes(axes, title=title, x="layers", y="median |K|, relative")
+    regimes = result.options.regimes
+    figure = new_figure(4.0 * len(regimes), 3.2)
+    all_axes: Any = figure.subplots(1, len(regimes), squeeze=False)[0]
+    for axes, regime in zip(all_axes, regimes, strict=True):
+        label_axes(axes, title=WHERE[regime], x="layers", y="median |K|, relative")
         axes.set(xscale="log", yscale="log")
         axes.set_xticks(depths, [str(depth) for depth in depths])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -54,13 +56,10 @@ def _draw_curve(axes: Any, curve: DepthCurve, depths: tuple[int, ...], colour: s
     if curve.flat:
         axes.plot([], [], color=colour, label=f"{curve.gate}: flat to rounding")
         return
-    medians = np.array(curve.medians)
-    axes.plot(depths, medians.T, color=colour, linewidth=0.4, alpha=0.35)
-    best = curve.best
-    law = f"L^{best.slope:.2f}" if best.against == "log depth" else f"exp({best.slope:.2f} L)"
-    axes.plot(
-        depths, np.exp(np.log(medians).mean(axis=0)), "o-", color=colour, markersize=3, label=f"{curve.gate}: {law}"
-    )
+    axes.plot(depths, np.array(curve.medians).T, color=colour, linewidth=0.4, alpha=0.35)
+    exponents = curve.local_exponents(depths)
+    label = f"{curve.gate}: L^{exponents[0].value:.1f} … L^{exponents[-1].value:.1f}"
+    axes.plot(depths, curve.levels, "o-", color=colour, markersize=3, label=label)
 
 
 def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
@@ -69,8 +68,7 @@ def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
     series: list[Series] = []
     for curve in bent:
         series += [Series(label=curve.gate, group=curve.gate, x=depths, y=row, faint=True) for row in curve.medians]
-        mean = tuple(np.exp(np.log(np.array(curve.medians)).mean(axis=0)).tolist())
-        series.append(Series(label=curve.gate, group=curve.gate, x=depths, y=mean))
+        series.append(Series(label=curve.gate, group=curve.gate, x=depths, y=curve.levels))
     return (
         Lines(
             title="Curvature against the number of layers",
@@ -82,23 +80,22 @@ def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
             log_y=True,
         ),
         Intervals(
-            title="Exponent p of |K| ~ L^p, with 95 % intervals over seeds",
+            title="Local exponents of |K| in depth L: one power would have the same all along",
             alternative="; ".join(
-                f"{item.label} {item.value:.2f}" for item in _exponents(bent) if item.value is not None
+                f"{item.label} {item.value:.2f}" for item in _exponents(result, bent) if item.value is not None
             ),
-            x_label="exponent",
-            items=_exponents(bent),
+            x_label="exponent, 95 % intervals over seeds",
+            items=_exponents(result, bent),
         ),
         _table(result, curves),
     )
 
 
-def _exponents(curves: list[DepthCurve]) -> tuple[Estimate, ...]:
+def _exponents(result: DepthResult, curves: list[DepthCurve]) -> tuple[Estimate, ...]:
     return tuple(
-        Estimate(label=curve.gate, value=growth.slope, low=growth.low, high=growth.high)
+        Estimate(label=f"{curve.gate}, {each.shallow} to {each.deep}", value=each.value, low=each.low, high=each.high)
         for curve in curves
-        for growth in curve.growth
-        if growth.against == "log depth"
+        for each in curve.local_exponents(result.options.depths)
     )
 
 

@@ -9,6 +9,9 @@ __all__ = ["STUDY", "FlatOrCurvedOptions", "FlatOrCurvedResult", "finding", "run
 STUDY = _Study(
     name="flat-or-curved",
     question="Which gates bend which charts of attention, how much, and to which side?",
+    claim="arXiv 2604.14702 says that ungated attention is intrinsically flat, and that multiplicative gating "
+    "allows curvature, also positive. In our parametrisation: five charts that say what moves and what stays, "
+    "and gates of the vocabulary at chosen strengths. Levels of different charts do not compare.",
     options=FlatOrCurvedOptions(),
     result=FlatOrCurvedResult,
     run=run_flat_or_curved,

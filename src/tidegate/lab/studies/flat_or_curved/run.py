@@ -122,9 +122,9 @@ def run_flat_or_curved(options: FlatOrCurvedOptions, *, tell: Tell = ignore) -> 
     cells = tuple(cell for gate, strength in parts for cell in _cells(gate, strength, options))
     by_hand = measure_cap("three features, by hand", cap_chart(three_features()), 3)
     fitted = (measure_cap(f"{width} features", cap_chart(cap_layer(width)), width) for width in options.cap_widths)
-    cone = measure_cap("one gate a head", head_grain_chart(), 32)
+    cylinder = measure_cap("one gate a head", head_grain_chart(), 32)
     return FlatOrCurvedResult(
-        options=options, cells=cells, caps=(by_hand, *fitted), head_grain=max(abs(cone.low), abs(cone.high))
+        options=options, cells=cells, caps=(by_hand, *fitted), head_grain=max(abs(cylinder.low), abs(cylinder.high))
     )
 
 
@@ -164,13 +164,38 @@ def finding(result: FlatOrCurvedResult) -> str:
         f"In the weight chart {', '.join(flat['weight'])} are flat to rounding; {', '.join(bent['weight'])} bends. In "
         f"the frozen-weight chart {', '.join(flat['frozen-weight'])} are flat; slices bend under "
         f"{', '.join(bent['frozen-weight'])}. In the other charts slices bend without any gate, mostly to the negative "
-        f"side; the positive share of the ungated ones is {ungated}. A gate of one number a feature that reads the "
-        f"output makes a patch of strictly positive curvature in the weight chart: of three features, by hand, between "
+        f"side; the positive share of the ungated ones is {ungated}. {_widening(result)} A gate of one number a "
+        f"feature that reads the output makes a patch of strictly positive curvature in the weight chart: of three "
+        f"features, by hand, between "
         f"{by_hand.low:.3f} and {by_hand.high:.3f}; of {best.width} fitted features a cap of the unit sphere that "
         f"reaches 60° from its pole, where curvature differs from 1 by at most "
         f"{max(1 - best.low, best.high - 1):.1e} and the distance from the sphere is at most {best.distance:.1e} "
         f"radii. With one number a head the patch stays developable (|K| at most {result.head_grain:.1e}); without a "
         "gate it is a plane."
+    )
+
+
+def _widening(result: FlatOrCurvedResult) -> str:
+    """Say under how many gates slices spread more widely than without one, by chart and strength."""
+    widths = {
+        (cell.chart, cell.gate, cell.strength): cell.quantiles[-1] - cell.quantiles[0]
+        for cell in result.cells
+        if cell.tangent == "plane"
+    }
+    gates = [gate for gate in result.options.gates if gate != "none"]
+    counts = {
+        chart: [
+            sum(widths[chart, gate, strength] > widths[chart, "none", 0.0] for gate in gates)
+            for strength in result.options.strengths
+        ]
+        for chart in CHARTS[2:]
+        if (chart, "none", 0.0) in widths
+    }
+    strengths = ", ".join(f"{strength:g}" for strength in result.options.strengths)
+    words = ", ".join(f"{chart} chart {', '.join(map(str, found))}" for chart, found in counts.items())
+    return (
+        f"Of {len(gates)} gates, those whose middle 90 % of slices is wider than without a gate, at the strengths "
+        f"{strengths}: {words}."
     )
 
 

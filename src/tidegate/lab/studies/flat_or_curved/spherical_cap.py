@@ -2,7 +2,8 @@ r"""Layers whose weight chart is a cap of a sphere, or nearly: what a gate that 
 
 Three keys leave two weights to move. One number for each feature, $y = o \odot \sigma(o W + b)$, makes of every feature
 a product of two functions of the weights; enough of them, mixed by the output projection, follow any surface. A gate of
-one number a head makes cones alone, and no gate at all makes planes.
+one number a head, $y = o\,\sigma(w \cdot o)$, has one factor for all outputs of equal $w \cdot o$: these parallel flats
+stay parallel, so that it makes generalised cylinders alone, a curve times a flat. No gate at all makes planes.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _caps(result: FlatOrCurvedResult) -> Figure:
     best = result.caps[-1].width
     named = {
         "no gate: a plane": ungated_chart(),
-        "one number a head: a cone": head_grain_chart(),
+        "one number a head: a cylinder": head_grain_chart(),
         "a number a feature, three by hand": cap_chart(three_features()),
         f"a number a feature, {best} fitted": cap_chart(cap_layer(best)),
     }

@@ -9,6 +9,9 @@ __all__ = ["STUDY", "GateTuningOptions", "GateTuningResult", "finding", "run_gat
 STUDY = _Study(
     name="gate-tuning",
     question="Do gates learn when they are added to a trained model, and which remedy makes them move?",
+    claim="No paper's: what gates do that are added to a trained model is our own question. The attention to the "
+    "start is looked at because the bilinear-modulation note, arXiv 2505.06708 and arXiv 2602.01468 say that "
+    "gates lower it.",
     options=GateTuningOptions(),
     result=GateTuningResult,
     run=run_gate_tuning,

@@ -10,6 +10,10 @@ __all__ = ["QUICK", "STUDY", "RatesOptions", "RatesResult", "finding", "run_rate
 STUDY = _Study(
     name="rates",
     question="Which experts of a head can be estimated from data, and how fast, by where the gate stands?",
+    claim="arXiv 2602.01468 says that a gated expert takes polynomially many samples to estimate, and an ungated "
+    "one exponentially many: a statement on mixtures with more experts than there are. In our parametrisation "
+    "the experts are the channels of one head, which share one routing, so that without a gate their sum is "
+    "all there is to estimate; most fits have as many experts as there are, and start near the truth.",
     options=RatesOptions(),
     quick=QUICK,
     result=RatesResult,

@@ -9,6 +9,8 @@ __all__ = ["STUDY", "SinksOptions", "SinksResult", "finding", "run_sinks", "view
 STUDY = _Study(
     name="sinks",
     question="Where does the weight of attention go: to the first key, to a sink, to the other keys?",
+    claim="The bilinear-modulation note, arXiv 2505.06708 and arXiv 2602.01468 say that query-conditioned gating "
+    "lowers the weight on the first token, or its impact on the output. That a sink is itself a gate is ours.",
     options=SinksOptions(),
     result=SinksResult,
     run=run_sinks,

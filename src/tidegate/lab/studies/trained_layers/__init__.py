@@ -14,6 +14,8 @@ __all__ = ["STUDY", "TrainedLayersOptions", "TrainedLayersResult", "finding", "r
 STUDY = _Study(
     name="trained-layers",
     question="How do the attention layers of a language model bend, before and after training?",
+    claim="arXiv 2604.14702 is on the curvature of attention with and without gates. Whether it is seen in trained "
+    "language models is our own question; no claim of the paper is tested.",
     options=TrainedLayersOptions(),
     result=TrainedLayersResult,
     run=run_trained_layers,

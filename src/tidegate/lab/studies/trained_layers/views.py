@@ -1,17 +1,18 @@
-"""Curvature by layer before and after training, as panels and a figure."""
+"""Curvature by layer before and after training, over seeds, as panels and a figure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
 from tidegate.lab.studies.study import StudyView
-from tidegate.lab.studies.trained_layers.run import Snapshot, TrainedLayersResult
-from tidegate.report.page import Section
+from tidegate.lab.studies.trained_layers.run import Mean, TrainedLayersResult, magnitude, positive_share, ratio
+from tidegate.report.page import CellValue, Column, Lines, Section, Series, Table
 
 
 def view(result: TrainedLayersResult) -> StudyView:
@@ -20,40 +21,107 @@ def view(result: TrainedLayersResult) -> StudyView:
 
 
 def _sections(result: TrainedLayersResult) -> tuple[Section, ...]:
-    """The panels of all models at the start, and at the end."""
-    moments = {"At the start": 0, f"After {result.options.steps} steps": result.options.steps}
-    return tuple(
+    """What holds over seeds, then the panels of the first seed's models at the start and at the end."""
+    moments = {"at the start": False, f"after {result.options.steps} steps": True}
+    first = result.options.seed
+    return (
         Section(
-            title=title,
-            panels=curvature_panels({each.gate: each.curvature for each in result.measured if each.steps == steps}),
-        )
-        for title, steps in moments.items()
+            title="Over seeds",
+            lead="Geometric means of the median |K|, with 95 % intervals over seeds, each by itself.",
+            panels=(*(_lines(result, when, trained) for when, trained in moments.items()), _table(result)),
+        ),
+        *(
+            Section(
+                title=f"Seed {first} {when}",
+                panels=curvature_panels(
+                    {
+                        gate: each.curvature
+                        for gate in result.options.gates
+                        for each in result.of(gate, trained=trained)
+                        if each.seed == first
+                    }
+                ),
+            )
+            for when, trained in moments.items()
+        ),
     )
+
+
+def _lines(result: TrainedLayersResult, when: str, trained: bool) -> Lines:
+    layers = range(result.options.num_layers)
+    found = {
+        gate: [magnitude(result.of(gate, trained=trained), layer=layer) for layer in layers]
+        for gate in result.options.gates
+    }
+    return Lines(
+        title=f"How strongly slices bend {when}, to either side",
+        alternative="; ".join(f"{gate}: {', '.join(map(str, means))}" for gate, means in found.items()),
+        x_label="layer",
+        y_label="median |K|, relative",
+        series=tuple(
+            Series(
+                label=gate,
+                group=gate,
+                x=tuple(map(float, layers)),
+                y=tuple(mean.value for mean in means),
+                low=tuple(mean.low for mean in means),
+                high=tuple(mean.high for mean in means),
+            )
+            for gate, means in found.items()
+        ),
+        log_y=True,
+    )
+
+
+def _table(result: TrainedLayersResult) -> Table:
+    names = ("|K| at the start", "|K| in the end", "end over start", "positive in the end", "|K| over none's")
+    columns = (
+        Column(title="gate"),
+        Column(title="loss in the end", unit="nats a byte", digits=3, better="low"),
+        *(Column(title=title, digits=3) for name in names for title in (name, "low", "high")),
+    )
+    rows = tuple(_row(result, gate) for gate in result.options.gates)
+    return Table(title="By gate, all layers together", columns=columns, rows=rows)
+
+
+def _row(result: TrainedLayersResult, gate: str) -> tuple[CellValue, ...]:
+    start, end, plain = result.of(gate, trained=False), result.of(gate, trained=True), result.of("none", trained=True)
+    means = [magnitude(start), magnitude(end), ratio(end, start), positive_share(end)]
+    means.append(ratio(end, plain) if plain and gate != "none" else Mean(value=1.0, low=None, high=None))
+    numbers = [number for mean in means for number in (mean.value, mean.low, mean.high)]
+    return (gate, float(np.mean([each.loss for each in end])), *numbers)
 
 
 def _figures(result: TrainedLayersResult) -> dict[str, Figure]:
-    """Quantiles of slice curvature by layer, one plot a moment."""
-    figure = new_figure(8.6, 3.0)
-    all_axes: Any = figure.subplots(1, 2, sharey=True)
-    for axes, steps in zip(all_axes, (0, result.options.steps), strict=True):
-        when = f"after {steps} steps" if steps else "at the start"
-        label_axes(axes, title=f"Attention layers {when}", x="layer", y="relative slice curvature" if not steps else "")
-        axes.axhline(0, color=GREY, linewidth=0.8)
-        axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
+    """By layer: how strongly slices bend, and the share that bends to the positive side; before and after training."""
+    figure = new_figure(8.6, 3.2)
+    left, right = figure.subplots(1, 2)
+    label_axes(left, title="Median |K| by layer", x="layer", y="median |K|, relative")
+    label_axes(right, title="Share of positive curvature", x="layer", y="share")
+    left.set_yscale("log")
+    for axes, figure_of in ((left, magnitude), (right, positive_share)):
         axes.set_xticks(range(result.options.num_layers))
-        for place, each in enumerate(one for one in result.measured if one.steps == steps):
-            _draw_model(axes, each, place, len(result.options.gates))
-    handles, labels = all_axes[1].get_legend_handles_labels()
-    all_axes[0].legend(
-        handles, [f"{label} in the end" for label in labels], fontsize=7, frameon=False, loc="upper left"
-    )
+        _draw(axes, result, figure_of)
+    right.set_ylim(bottom=0)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7, frameon=False)
     return {"trained-layers.svg": figure}
 
 
-def _draw_model(axes: Any, each: Snapshot, place: int, count: int) -> None:
-    colour = "black" if each.gate == "none" else COLOURS[place]
-    quantiles = np.array([layer.quantiles for layer in each.curvature.layers])
-    x = np.arange(len(quantiles)) + 0.12 * (place - (count - 1) / 2)
-    axes.vlines(x, quantiles[:, 0], quantiles[:, 4], color=colour, linewidth=0.9)
-    axes.vlines(x, quantiles[:, 1], quantiles[:, 3], color=colour, linewidth=2.4)
-    axes.plot(x, quantiles[:, 2], "o", color=colour, markersize=3.5, label=f"{each.gate}, loss {each.loss:.2f}")
+def _draw(axes: Any, result: TrainedLayersResult, figure_of: Callable[..., Mean]) -> None:
+    gates = result.options.gates
+    layers = np.arange(result.options.num_layers)
+    for place, gate in enumerate(gates):
+        colour = "black" if gate == "none" else COLOURS[place]
+        x = layers + 0.12 * (place - (len(gates) - 1) / 2)
+        for trained in (False, True):
+            means = [figure_of(result.of(gate, trained=trained), layer=layer) for layer in layers.tolist()]
+            y = [mean.value for mean in means]
+            face = colour if trained else "white"
+            axes.plot(
+                x, y, "o", color=colour, markersize=4, markerfacecolor=face, label=gate if trained else "_" + gate
+            )
+            if means[0].low is not None:
+                axes.vlines(x, [mean.low for mean in means], [mean.high for mean in means], color=colour, linewidth=1.1)
+    axes.plot([], [], "o", color="grey", markersize=4, markerfacecolor="white", label="at the start")
+    axes.plot([], [], "o", color="grey", markersize=4, label=f"after {result.options.steps} steps")
