@@ -71,7 +71,7 @@ class Pretrained(NamedTuple):
     unread: tuple[str, ...]
 
 
-def load_pretrained(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
+def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
     """Load the language model of a folder, to be evaluated; a `ValueError` says why it cannot be.
 
     attention : the name that transformers has for the kernel; None for PyTorch's, or the model's own if it has no other

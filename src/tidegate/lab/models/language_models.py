@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
-from tidegate.lab.models.hugging_face import load_pretrained, require_regular_files, tokenize
+from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
@@ -213,7 +213,7 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         gates = folder
     exact = derivatives and gates is None
     attention = "eager" if derivatives else None
-    model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)
+    model, unread = load_from_folder(folder, attention=attention, dtype=torch.float64 if exact else None)
     if gates is not None:
         if not Path(gates).is_dir():
             raise ValueError(f"--gates {gates} is no folder. Name one that save_gates wrote.")
