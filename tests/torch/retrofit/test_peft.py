@@ -1,10 +1,13 @@
 """Adapters of peft on projections and on gates: trained, saved and loaded together, and merged."""
 
+import json
+
 import pytest
 import torch
 from closeness import assert_close
 from peft import LoraConfig, PeftModel, get_peft_model
 from retrofit_models import inputs_of, logits, stir, tiny
+from transformers import LlamaForCausalLM
 
 from tidegate.torch.retrofit import add_gates, load_pretrained, merge_gates, save_gates, save_pretrained, to_qwen3_next
 
@@ -70,6 +73,19 @@ def test_adapters_and_gates_are_saved_and_loaded_together_and_merged(tmp_path, f
     assert_close(logits(merged), expected, what="forward")
     save_pretrained(merged, tmp_path / "merged")
     assert torch.equal(logits(load_pretrained(tmp_path / "merged")), logits(merged))
+
+
+@pytest.mark.parametrize("loads", ["in memory", "from a folder"])
+def test_adapters_name_no_model_without_gates_as_their_base(tmp_path, loads):
+    tiny("llama").save_pretrained(tmp_path / "plain")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain")
+    add_gates(model, "g1")
+    if loads == "from a folder":
+        save_pretrained(model, tmp_path / "gated")
+        model = load_pretrained(tmp_path / "gated")
+    get_peft_model(model, LoraConfig(r=2, target_modules=PROJECTIONS)).save_pretrained(tmp_path / "adapters")
+    options = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert options["base_model_name_or_path"] is None
 
 
 def test_low_rank_adapters_move_the_gates():

@@ -209,7 +209,7 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
     # It makes transformers know our own class.
     import_module("tidegate.torch.hf")
-    if gates is None and (folder / "gates.json").exists():
+    if gates is None and import_module("tidegate.torch.retrofit.folder").has_gates(folder):
         gates = folder
     exact = derivatives and gates is None
     attention = "eager" if derivatives else None
@@ -224,7 +224,8 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     elif any("attn_gate" in name.split(".") for name in unread):
         raise ValueError(
             f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
-            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR."
+            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR; or load the folder by "
+            "tidegate.torch.load_pretrained and write it again by save_pretrained of tidegate.torch."
         )
     config: Any = model.config.get_text_config()
     for name in ("vocab_size", "num_hidden_layers"):

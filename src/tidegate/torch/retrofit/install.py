@@ -31,6 +31,7 @@ from tidegate.torch.retrofit.probe import (
     largest_change,
     probe_inputs,
 )
+from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.refusal import (
     failure_reason,
     refusal,
@@ -102,8 +103,9 @@ def add_gates(
     is the one before.
 
     A gate at the output acts inside an attention implementation of its own, or before the output projection where a
-    model spells out its attention or goes by the implementation's name. For the former the model's modules are given a
-    copy of their configuration, so that other models that were built from the same object are left alone.
+    model spells out its attention or goes by the implementation's name. The model's modules are given a copy of their
+    configuration, where the gates are written down, so that other models that were built from the same object are left
+    alone; `model.name_or_path` is empty as long as there are gates, since what has that name has none.
 
     Gates go where a small made-up input comes: tokens, images or sound, to an encoder and its decoder. Cross-attention
     takes those that can act there. The report names the attention modules that were left alone.
@@ -150,12 +152,13 @@ def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) 
     base = unwrap_model(model)
     require_gateable(base, chosen, gates)
     added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
+    if not any(gated_layers(base)):
+        _own_configuration(model)
     if any(layer.acts_in_function for layer in added):
-        if not _acts_in_function(base):
-            _own_configuration(model)
         base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
     for layer, modules in added.items():
         layer.install(modules)
+    record_gates(base)
     return list(added)
 
 
@@ -176,6 +179,8 @@ def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     now = implementation_in(model)
     if layers and not _acts_in_function(model) and now != stock_implementation(now):
         model.set_attn_implementation(stock_implementation(now))
+    if layers:
+        record_gates(model)
 
 
 @contextmanager
