@@ -9,7 +9,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from retrofit_models import inputs_of, logits, stir, tiny
 from transformers import LlamaForCausalLM
 
-from tidegate.torch.retrofit import add_gates, load_pretrained, merge_gates, save_gates, save_pretrained, to_qwen3_next
+from tidegate.torch.retrofit import (
+    add_gates,
+    load_pretrained,
+    merge_gates,
+    save_gates,
+    save_pretrained,
+    to_qwen3_next_attention,
+)
 
 PROJECTIONS = ["q_proj", "v_proj", "o_proj"]
 WHOLE = {"target_modules": PROJECTIONS, "modules_to_save": ["attn_gate"]}
@@ -106,7 +113,7 @@ def test_gates_with_adapters_around_them_are_not_written_or_folded_by_halves(tmp
     for convert in (
         lambda: save_gates(adapted, tmp_path),
         lambda: merge_gates(adapted),
-        lambda: to_qwen3_next(adapted.get_base_model()),
+        lambda: to_qwen3_next_attention(adapted.get_base_model()),
     ):
         with pytest.raises(ValueError, match=r"have adapters around them\. Merge these first, with merge_and_unload"):
             convert()

@@ -6,6 +6,7 @@ Legend: M model width, H query heads, W numbers that a gate has for each head, o
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from tidegate.torch.retrofit.export import (
     AS_SIGMOID,
     common_options,
     require_equal_answers,
+    require_exportable,
     require_output_gate,
     to_qwen3_next,
     written_gate,
@@ -73,11 +75,13 @@ def export_gated(
     """Convert a gated model to the first architecture of transformers that has a place for its gates.
 
     Qwen3-Next takes sigmoid gates of all kinds in models without windows, Step-3.7 those with one number for each head,
-    windows included, and Laguna softplus gates. Each is compared with the model by a probe.
+    windows included, and Laguna softplus gates. Each is compared with the model by a probe. Step-3.7 comes with a
+    warning: of transformers' automatic classes `AutoModelForImageTextToText` alone loads it.
 
     Raises:
         ValueError: if none fits; it says why for each.
     """
+    require_exportable(model)
     reasons: list[str] = []
     for convert in (to_qwen3_next, to_step3p7, to_laguna):
         try:
@@ -94,7 +98,8 @@ def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
     """Convert a causal language model built like Qwen3, with one sigmoid gate for each head, to Step-3.7.
 
     Windows stay. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`. Step-3.7 takes images too: its vision tower is
-    the smallest that can be built, untrained, and text does not come to it.
+    the smallest that can be built, untrained, and text does not come to it. For the same reason
+    `AutoModelForImageTextToText` loads it from a folder, and `AutoModelForCausalLM` does not, which a warning says.
 
     Raises:
         ValueError: if the model or its gates are built in another way; or if the answers to a probe differ.
@@ -123,7 +128,13 @@ def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
         for name, tensor in state.items()
     }
     own = {name: tensor for name, tensor in exported.state_dict().items() if name not in renamed and _of_images(name)}
-    return _loaded(model, exported, {**own, **renamed}, _STEP)
+    loaded = _loaded(model, exported, {**own, **renamed}, _STEP)
+    warnings.warn(
+        f"{type(model).__name__} is exported to {type(loaded).__name__}, which takes images too: load it from a folder "
+        "by AutoModelForImageTextToText. AutoModelForCausalLM does not know it.",
+        stacklevel=2,
+    )
+    return loaded
 
 
 def to_laguna(model: PreTrainedModel) -> LagunaForCausalLM:
@@ -187,9 +198,8 @@ def _loaded(model: PreTrainedModel, exported: Any, state: dict[str, Tensor], tar
 @torch.no_grad()
 def _state(model: PreTrainedModel, target: _Architecture) -> tuple[dict[str, Tensor], int]:
     """Return the model's weights with `g_proj` for the gates, and the numbers that a gate has for each head."""
+    require_exportable(model)
     layers = {layer.layout.module: layer for layer in gated_layers(model)}
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no gates to export; call add_gates(model) first.")
     written = {module: _written(layer, target) for module, layer in layers.items()}
     width = max(weight_HMW.shape[-1] for weight_HMW, _ in written.values())
     state = {name: tensor for name, tensor in model.state_dict().items() if f".{GATES_NAME}." not in name}
