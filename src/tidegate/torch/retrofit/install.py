@@ -91,7 +91,7 @@ def add_gates(
     model: nn.Module,
     gate: GateLike = "g1",
     activation: Activation | None = "twosigmoid",
-    layers: Iterable[int] | None = None,
+    layers: Iterable[int | str] | None = None,
 ) -> RetrofitReport:
     """Give the attention of a loaded model gates, in place.
 
@@ -113,8 +113,8 @@ def add_gates(
     model      : of transformers, or adapters around one
     gate       : a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several
     activation : of all the gates; None leaves each as it is spelled
-    layers     : which of the model's attention modules, counted from 0 in the order in which they run; None is all.
-                 Other layers can be given other gates later.
+    layers     : which of the model's attention modules, by number, counted from 0 in the order in which they run, or by
+                 path as in `report.layers`; None is all. Other layers can be given other gates later.
     returns    : what was done, and what the probe has shown
 
     Raises a `ValueError` if the model cannot take these gates; the message says why.
@@ -278,7 +278,7 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
         needs_self_attention = any(gate.needs_self_attention for gate in gates)
         return [layer for layer in found if not (layer.cross and needs_self_attention)] or list(found)
     if isinstance(layers, int | str):
-        raise TypeError(f"layers must be a list of numbers, such as [{layers}]; got {layers!r}.")
+        raise TypeError(f"layers must be a list of numbers or paths, such as [{layers!r}]; got {layers!r}.")
     known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
@@ -287,7 +287,9 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
             f"The model has no attention at {', '.join(paths)}; it has {', '.join(layer.name for layer in found)}."
         )
     if wrong or not wanted:
-        raise ValueError(f"layers must be numbers from 0 to {len(found) - 1}, at least one; got {wrong or wanted}.")
+        raise ValueError(
+            f"layers must be numbers from 0 to {len(found) - 1} or paths, at least one; got {wrong or wanted}."
+        )
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 
