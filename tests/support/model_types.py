@@ -62,11 +62,26 @@ GENERIC = {name: size for size, names in SIZES.items() for name in names.split()
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"]}
 CHUNKED = {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 4, "no_rope_layers": [1, 0]}
+DECODER = {"is_decoder": True}
 LATENT = {"num_key_value_heads": 4}
 """Latent attention has as many key as query heads."""
 INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
 
+BERT_LIKE = ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert")
+BERT_LIKE += (
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+"""Types that attend both ways, and have no cache, unless they are told to be decoders. As language models they are."""
+
 OWN = {
+    **dict.fromkeys(BERT_LIKE, DECODER),
     **dict.fromkeys(("granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), HYBRID),
     **dict.fromkeys(("qwen3_5_text", "qwen3_next"), HYBRID),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), HYBRID | LATENT),
@@ -107,7 +122,8 @@ OWN = {
     | {"attn_layers": ["local", "lsh"], "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4, "hash_seed": 0}
     | {"attention_head_size": 8, "feed_forward_size": 48},
     "xlstm": {"chunk_size": 16, "hidden_size": 64, "qk_dim_factor": 1.0, "ffn_round_up_to_multiple_of": 16},
-    "xmod": {"default_language": "en_XX"},
+    "xlm": {"causal": True},
+    "xmod": DECODER | {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3, "head_dim": 16},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
@@ -118,6 +134,9 @@ NOT_BUILT = {
     "gemma4_assistant": "it reads the keys and values of another model",
     "gemma4_unified_assistant": "it reads the keys and values of another model",
 }
+
+BOTH_WAYS = ("cpmant", "xlnet")
+"""Types whose tokens see later ones too, whatever their options: a prompt, or all tokens."""
 
 NO_ATTENTION = ("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm")
 """Types without softmax attention: recurrences alone."""

@@ -41,7 +41,7 @@ class Examined(NamedTuple):
     """Largest distance of a statistic to that of the materialised weights, relative to 1 + its size."""
 
 
-def examine(model_type):
+def examine(model_type, *, as_built_alone=False):
     """Observe a tiny model as it is built, and once more with `eager` attention, beside the weights of that run.
 
     Raises AssertionError if a statistic is not that of the weights, if a layer that attends was not seen, or if
@@ -56,14 +56,14 @@ def examine(model_type):
         except RuntimeError as error:
             return Examined(model_type, observed=False, why=REASONS.get(model_type, str(error)))
         eager = model_types.build(model_type, attn_implementation="eager")
-        spelled_out = observed(eager, inputs)
-        require_every_layer(eager, inputs, spelled_out)
         require_every_layer(model, inputs, as_built)
-        weights = layer_weights(eager, inputs, [layer.name for layer in spelled_out.layers])
+        every = [as_built]
+        if not as_built_alone:
+            every.append(spelled_out := observed(eager, inputs))
+            require_every_layer(eager, inputs, spelled_out)
+        weights = layer_weights(eager, inputs, [layer.name for layer in every[-1].layers])
     times = 1 + (model_type in ATTENDS_TWICE)
-    apart = max(
-        distance(layer, weights[layer.name] * times) for found in (as_built, spelled_out) for layer in found.layers
-    )
+    apart = max(distance(layer, weights[layer.name] * times) for found in every for layer in found.layers)
     assert apart <= CLOSE, f"{model_type}: a statistic is {apart:.2g} away from that of the weights"
     return Examined(model_type, observed=True, num_layers=len(as_built.layers), apart=apart)
 

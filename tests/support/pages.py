@@ -273,7 +273,7 @@ def many_maps():
     rng = random.Random(2)
     values = [tuple(tuple(rng.random() * 0.3 for _ in range(16)) for _ in range(12)) for _ in VARIANTS]
     return Maps(
-        title="Sink mass sits in the middle layers",
+        title="First-key mass sits in the middle layers",
         alternative="Twelve layers by sixteen heads for each variant, between 0 and 0.3.",
         row_label="layer",
         column_label="head",

@@ -2,11 +2,16 @@
 
 `make models` runs this script over all types, which takes some minutes, and writes the table into the page. Run it
 again with another transformers: types that are new are built from the generic sizes of model_types.py, and those that
-cannot be are named with the error.
+cannot be are named with the error. A type that fails a check is named in the table, and at the end the script fails.
+
+With `--record COMMIT`, and the sources of that commit in front on `PYTHONPATH`, it writes what works there as the
+record that the page counts *before* from. What is newer than the commit and asked for here (`has_cache`, `left_alone`)
+is to be added to those sources; models are observed as they are built alone, since there `eager` attention was not.
 """
 
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gated_types
@@ -16,12 +21,15 @@ import torch
 import transformers
 from observed_types import examine
 
-PAGE = Path(__file__).parents[2] / "docs" / "models-supported.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "models-supported.md"
+BEFORE = DOCS / "records" / "retrofit" / "models-before.json"
+"""What worked before issue 17: this script with `--record`, on the sources of the commit that the record names."""
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 GATES = ("g1", "bma")
 COLUMNS = (*GATES, "observe")
-BEFORE = {"g1": 134, "bma": 116, "observe": 145, "of": 175}
-"""How many types worked, with tiny models like these, when both went by the attention interface or kernel alone."""
+UNCACHED = "no cache to check"
+AHEAD = "tokens see later ones"
 
 
 @dataclass(frozen=True)
@@ -31,32 +39,49 @@ class Row:
     model_type: str
     built: bool
     attends: bool
-    refusals: dict[str, str]
+    refusals: dict[str, str] = field(default_factory=dict)
     """By column, why it does not work; columns that work are not in it."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By column, which check failed: a defect, and no refusal."""
     note: str = ""
 
+    def works(self, column):
+        return column not in self.refusals and column not in self.failures
 
-def row_of(model_type):
+
+def row_of(model_type, *, as_built_alone=False):
     """Try all columns on a tiny model."""
     if model_type in model_types.NOT_BUILT:
-        return Row(model_type, built=False, attends=True, refusals={}, note=model_types.NOT_BUILT[model_type])
+        return Row(model_type, built=False, attends=True, note=model_types.NOT_BUILT[model_type])
     attends = model_type not in model_types.NO_ATTENTION
     try:
-        model_types.build(model_type)
+        model = model_types.build(model_type)
     except Exception as error:
-        return Row(model_type, built=False, attends=attends, refusals={}, note=f"the tiny model fails: {error}")
+        return Row(model_type, built=False, attends=attends, note=f"the tiny model fails: {error}")
     if not attends:
-        return Row(model_type, built=True, attends=False, refusals={}, note="no softmax attention")
-    refusals, left_alone = {}, 0
+        return Row(model_type, built=True, attends=False, note="no softmax attention")
+    refusals, failures, left_alone = {}, {}, 0
     for gate in GATES:
         try:
             left_alone = max(left_alone, len(gated_types.check_gates(model_type, gate).left_alone))
         except ValueError as error:
             refusals[gate] = reason_of(error)
-    if why := observed_reason(model_type):
-        refusals["observe"] = why
-    note = f"{left_alone} attention modules left alone" if left_alone else ""
-    return Row(model_type, built=True, attends=True, refusals=refusals, note=note)
+        except Exception as error:
+            # Whatever else is raised is a defect: the table names it, and the other types are tried.
+            failures[gate] = f"{type(error).__name__}: {error}"
+    try:
+        if why := observed_reason(model_type, as_built_alone=as_built_alone):
+            refusals["observe"] = why
+    except Exception as error:
+        failures["observe"] = f"{type(error).__name__}: {error}"
+    gated = any(gate not in refusals and gate not in failures for gate in GATES)
+    notes = [
+        UNCACHED if gated and not gated_types.steps_with_a_cache(model) else "",
+        AHEAD if model_type in model_types.BOTH_WAYS else "",
+        f"{left_alone} attention modules left alone" if left_alone else "",
+    ]
+    note = "; ".join(filter(None, notes))
+    return Row(model_type, built=True, attends=True, refusals=refusals, failures=failures, note=note)
 
 
 def reason_of(error):
@@ -65,9 +90,9 @@ def reason_of(error):
     return text.split(", where ")[-1].removesuffix(".")
 
 
-def observed_reason(model_type):
+def observed_reason(model_type, *, as_built_alone=False):
     """Why `observe` does not see this type; empty if it does."""
-    return _without_names(examine(model_type).why)
+    return _without_names(examine(model_type, as_built_alone=as_built_alone).why)
 
 
 def _without_names(why):
@@ -76,15 +101,24 @@ def _without_names(why):
 
 
 def count_others(kind):
-    """How many types of a kind are built here, and how many take each gate."""
-    found = {name: [other_types.check_gates(kind, name, gate) for gate in GATES] for name in other_types.KINDS[kind]}
+    """How many types of a kind are built here, how many take each gate, and which failed a check."""
+    found, failures = {}, {}
+    for name in other_types.KINDS[kind]:
+        try:
+            found[name] = [other_types.check_gates(kind, name, gate) for gate in GATES]
+        except Exception as error:
+            found[name] = [False for _ in GATES]
+            failures[name] = f"{type(error).__name__}: {error}"
     built = [each for each in found.values() if each[0] is not None]
-    return len(found), len(built), *(sum(each[column] for each in built) for column in range(len(GATES)))
+    counts = len(found), len(built), *(sum(each[column] for each in built) for column in range(len(GATES)))
+    return counts, failures
 
 
-def page_of(page, rows, others):
-    """The page with these rows, and these counts of other kinds, in place of its tables."""
+def page_of(page, rows, others, before):
+    """The page with these rows, these counts of other kinds and this record of before in place of its tables."""
     head, rest = page.split(BEGIN)
+    earlier = before["works"].values()
+    shares_before = [_share(sum(column in each for each in earlier), len(earlier)) for column in COLUMNS]
     attending = [row for row in rows if row.built and row.attends]
     reasons = list(dict.fromkeys(why for row in rows for why in row.refusals.values()))
     lines = [
@@ -94,8 +128,10 @@ def page_of(page, rows, others):
         "",
         f"| of {len(attending)} | {' | '.join(COLUMNS)} |",
         f"|---|{'--:|' * len(COLUMNS)}",
-        f"| before | {' | '.join(_share(BEFORE[column], BEFORE['of']) for column in COLUMNS)} |",
+        f"| before | {' | '.join(shares_before)} |",
         f"| now | {' | '.join(_share(_working(attending, column), len(attending)) for column in COLUMNS)} |",
+        "",
+        f"*Before* is commit {before['commit']}, tried by the same script ([record](records/retrofit/{BEFORE.name})).",
         "",
         f"| model type | {' | '.join(COLUMNS)} | |",
         f"|---|{':-:|' * len(COLUMNS)}---|",
@@ -119,28 +155,56 @@ def _share(count, total):
 
 
 def _working(rows, column):
-    return sum(column not in row.refusals for row in rows)
+    return sum(row.works(column) for row in rows)
 
 
 def _line(row, reasons):
     if not (row.built and row.attends):
         return f"| `{row.model_type}` |{' — |' * len(COLUMNS)} {row.note} |"
-    cells = (
-        f"no ({reasons.index(row.refusals[column]) + 1})" if column in row.refusals else "yes" for column in COLUMNS
-    )
-    return f"| `{row.model_type}` | {' | '.join(cells)} | {row.note} |"
+    failed = (f"**{column} fails: {_in_a_cell(why)}**" for column, why in row.failures.items())
+    note = "; ".join(filter(None, (*failed, row.note)))
+    return f"| `{row.model_type}` | {' | '.join(_cell(row, column, reasons) for column in COLUMNS)} | {note} |"
 
 
-def main(names):
+def _cell(row, column, reasons):
+    if column in row.failures:
+        return "**fails**"
+    return "yes" if row.works(column) else f"no ({reasons.index(row.refusals[column]) + 1})"
+
+
+def _in_a_cell(text):
+    return " ".join(text.split())[:200].replace("|", "/")
+
+
+def main(arguments):
+    """Try the types that are named, or all; then write the page, or with `--record COMMIT` the record of before."""
     transformers.logging.set_verbosity_error()
+    commit = arguments[1] if arguments[:1] == ["--record"] else None
+    names = arguments if commit is None else []
     rows = []
     for model_type in names or model_types.model_types():
-        rows.append(row := row_of(model_type))
-        print(row.model_type, row.note, row.refusals or "", flush=True)
-    if not names:
+        rows.append(row := row_of(model_type, as_built_alone=commit is not None))
+        print(row.model_type, row.note, row.refusals or "", row.failures or "", flush=True)
+    failures = {row.model_type: row.failures for row in rows if row.failures}
+    if commit is not None:
+        BEFORE.write_text(record_of(commit, rows), encoding="utf-8")
+    elif not names:
         others = {kind: count_others(kind) for kind in other_types.KINDS}
-        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows, others), encoding="utf-8")
+        failures |= {f"{name} ({kind})": why for kind, (_, failed) in others.items() for name, why in failed.items()}
+        counts = {kind: each for kind, (each, _) in others.items()}
+        before = json.loads(BEFORE.read_text(encoding="utf-8"))
+        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows, counts, before), encoding="utf-8")
+    return "".join(f"{name} fails: {why}\n" for name, why in failures.items()) if commit is None else ""
+
+
+def record_of(commit, rows):
+    """What worked with each type that attends, as JSON."""
+    works = {
+        row.model_type: [column for column in COLUMNS if row.works(column)] for row in rows if row.built and row.attends
+    }
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    return json.dumps({"commit": commit, **versions, "works": works}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]) or 0)

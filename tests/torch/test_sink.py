@@ -253,7 +253,7 @@ def test_observe_counts_the_sink_as_a_state_of_its_own(kernel):
         assert_close(torch.tensor(seen.head_means(name)), expected.mean(dim=(0, 2)).detach())
     # What reaches the output projection is recognised, the sink's share taken off.
     assert "contribution" in seen.heads
-    assert "weight on sink" in watcher.observation().table()
+    assert "sink-logit mass" in watcher.observation().table()
 
 
 def test_statistics_with_a_sink_are_those_of_one_more_state():

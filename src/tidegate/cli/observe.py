@@ -32,7 +32,9 @@ def observe(
     ] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences, spread over the data.")] = 16,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
-    keys: Annotated[int, typer.Option(min=1, help="How many of the first keys are the sink.")] = 1,
+    keys: Annotated[
+        int, typer.Option(min=1, help="How many of the first keys mass, impact and contribution are of.")
+    ] = 1,
     heat: Annotated[
         bool, typer.Option("--heat", help="Measure the largest score and the heat capacity too; slower.")
     ] = False,

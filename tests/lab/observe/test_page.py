@@ -10,16 +10,16 @@ from tidegate.report import write_page
 from tidegate.report.page import Page
 from tidegate.torch.observing import (
     HISTOGRAM_EDGES,
-    STATISTIC_NAMES,
     GateSummary,
     LayerObservation,
     Moments,
     Observation,
     ResidualSummary,
+    statistic_names,
 )
 
 STATISTICS = ("entropy", "effective_keys", "mass", "impact", "contribution", "mean_score")
-NAMES = {key: name for key, name in STATISTIC_NAMES.items() if key in STATISTICS}
+NAMES = {key: name for key, name in statistic_names("the first key").items() if key in STATISTICS}
 
 
 def moments(statistic, mean):
@@ -75,13 +75,13 @@ def test_maps_hold_the_mean_of_every_head():
     for key, name in NAMES.items():
         values = views[name].maps[0].values
         assert values == tuple(tuple(each.mean for each in one.heads[key]) for one in seen.layers)
-    assert "most 0.210 (layer 1, head 1)" in views["sink mass"].title
-    assert "the first key" in views["sink mass"].title
+    assert "most 0.210 (layer 1, head 1)" in views["first-key mass"].title
+    assert "the first key" in views["first-key mass"].title
 
 
 def test_layers_with_fewer_heads_leave_cells_empty():
     views = views_of(observation(layer(0), layer(1, num_heads=3)), "Attention", "By layer and head")
-    rows = views["sink mass"].maps[0].values
+    rows = views["first-key mass"].maps[0].values
     assert [len(row) for row in rows] == [3, 3]
     assert rows[0][2] is None
 
@@ -97,7 +97,7 @@ def test_curves_are_means_over_the_heads_of_a_layer():
 
 def test_of_many_layers_seven_have_a_curve_the_ends_among_them():
     seen = observation(*map(layer, range(20)))
-    panel = views_of(seen, "Attention", "By position of the query")["sink mass"]
+    panel = views_of(seen, "Attention", "By position of the query")["first-key mass"]
     labels = [line.label for line in panel.series]
     assert len(set(labels)) == 7
     assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
@@ -106,7 +106,7 @@ def test_of_many_layers_seven_have_a_curve_the_ends_among_them():
 
 def test_distributions_are_shares_of_all_queries_of_a_layer():
     views = views_of(observation(layer(0)), "Attention", "Distribution over queries")
-    for name, middle in (("sink mass", 0.125), ("effective keys", math.sqrt(32))):
+    for name, middle in (("first-key mass", 0.125), ("effective keys", math.sqrt(32))):
         (line,) = views[name].series
         assert line.y == (0.0, 0.0, 0.75, 0.25)
         assert line.x[2] == pytest.approx(middle)
@@ -137,7 +137,7 @@ def test_tables_have_a_row_for_every_head_and_every_layer():
     seen = observation(layer(0), layer(1, num_heads=3))
     heads, layers = tables_of(seen)
     assert [row[:2] for row in heads.rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
-    column = [each.title for each in heads.columns].index("sink mass")
+    column = [each.title for each in heads.columns].index("first-key mass")
     assert heads.rows[3][column] == seen.layers[1].heads["mass"][1].mean
     assert [row[1] for row in layers.rows] == [one.name for one in seen.layers]
 

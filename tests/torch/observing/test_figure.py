@@ -24,13 +24,13 @@ def axes_of(figure):
 def test_maps_show_the_mean_of_every_head_and_gate(seen):
     axes = axes_of(observation_figure(seen))
     expected = {
-        "sink mass": [[each.mean for each in layer.heads["mass"]] for layer in seen.layers],
-        "sink contribution": [[each.mean for each in layer.heads["contribution"]] for layer in seen.layers],
+        "first-key mass": [[each.mean for each in layer.heads["mass"]] for layer in seen.layers],
+        "first-key contribution": [[each.mean for each in layer.heads["contribution"]] for layer in seen.layers],
         "entropy (nats)": [[each.mean for each in layer.heads["entropy"]] for layer in seen.layers],
         "mean gate, output": [layer.gates["output"].mean for layer in seen.layers],
         "mean gate, value": [layer.gates["value"].mean for layer in seen.layers],
     }
-    assert set(axes) == {*expected, "sink mass, by position", "entropy (nats), by position"}
+    assert set(axes) == {*expected, "first-key mass, by position", "entropy (nats), by position"}
     for title, values in expected.items():
         (image,) = axes[title].images
         assert np.allclose(image.get_array(), values, rtol=1e-12)

@@ -3,9 +3,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from damage import some_flips
 
 from tidegate._json import seal
+from tidegate.torch.observing.counting import keys_in_words
 from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
     GateSummary,
@@ -13,6 +15,7 @@ from tidegate.torch.observing.observation import (
     Moments,
     Observation,
     ResidualSummary,
+    statistic_names,
 )
 
 
@@ -84,11 +87,27 @@ def test_a_flipped_bit_is_noticed_unless_it_changes_nothing():
     assert accepted < 50
 
 
+@pytest.mark.parametrize(
+    ("keys", "mass"),
+    [
+        (1, "first-key mass"),
+        (4, "first-keys mass"),
+        ((0, 7), "key-set mass"),
+        (torch.ones(3, dtype=torch.bool), "key-set mass"),
+    ],
+)
+def test_only_what_goes_to_a_sink_is_called_after_a_sink(keys, mass):
+    names = statistic_names(keys_in_words(keys))
+    assert names["mass"] == mass
+    assert names["sink"] == "sink-logit mass"
+    assert [key for key, name in names.items() if "sink" in name] == ["sink"]
+
+
 def test_the_table_has_a_line_for_each_head():
     title, header, *rows = OBSERVATION.table().splitlines()
     assert title == "2 batches; mass, impact and contribution of the first key"
     assert header.split("  ")[0].strip() == "layer"
-    assert [name in header for name in ("sink mass", "sink impact", "value gate", "dense gate")] == [True] * 4
+    assert [name in header for name in ("first-key mass", "first-key impact", "value gate", "dense gate")] == [True] * 4
     assert len({len(line) for line in (header, *rows)}) == 1
     cells = [row.split() for row in rows]
     assert [(row[0], row[1]) for row in cells] == [

@@ -462,7 +462,10 @@ def test_the_key_set_is_said_in_words(keys, words):
         ({"keys": (0, -1)}, ValueError, r"keys as positions must be whole numbers from 0; got \[-1\]"),
         ({"keys": torch.tensor([0])}, ValueError, r"keys as a tensor must be bool.*got torch.int64 \(1,\)"),
         ({"padding": torch.ones(2, 7)}, ValueError, r"padding must be a bool tensor .* attention_mask.bool\(\)"),
+        ({"keys": (3, 3)}, ValueError, r"keys as positions must name each key once; got \(3, 3\)"),
         ({"crossing": "attn"}, TypeError, "crossing must be a tuple of names .* got 'attn'"),
+        ({"crossing": None}, TypeError, "crossing must be a tuple of names .* got None"),
+        ({"crossing": ("nowhere",)}, ValueError, r"crossing names 'nowhere', and no module of Attention has a name"),
         ({"padding": [True]}, ValueError, r"padding must be a bool tensor .* got \[True\]"),
     ],
 )
@@ -488,12 +491,21 @@ def test_a_model_is_watched_once_at_a_time(first, second):
     assert watcher.observation().num_batches == 1
 
 
-@pytest.mark.parametrize("shape", [(3, 7), (2, 8)])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 8), (2, 6)])
 def test_padding_of_another_batch_is_refused(shape):
     model = Attention()
     with (
         pytest.raises(ValueError, match=r"padding has .* but attention was called on 2 rows of 7 keys"),
         observe(model, padding=torch.ones(shape, dtype=torch.bool)),
+    ):
+        model(*qkv())
+
+
+def test_keys_of_another_batch_are_refused():
+    model = Attention()
+    with (
+        pytest.raises(ValueError, match="keys as a tensor has 3 rows, but attention was called on 2"),
+        observe(model, keys=torch.ones(3, 7, dtype=torch.bool)),
     ):
         model(*qkv())
 

@@ -1,15 +1,18 @@
 import importlib.util
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 
+import model_types
 import pytest
 import torch
 import transformers
 from closeness import assert_close
+from peft import LoraConfig, get_peft_model
 from retrofit_models import inputs_of, logits, stir, tiny
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tidegate.torch.retrofit import add_gates, export_apart, export_gated, to_laguna, to_step3p7
+from tidegate.torch.retrofit import add_gates, export_apart, export_gated, to_laguna, to_qwen3_next, to_step3p7
 
 WINDOWS = {
     "sliding_window": 4,
@@ -34,7 +37,8 @@ def gated(gate, activation="twosigmoid", *, layers=None, **options):
 @pytest.mark.parametrize("activation", ["twosigmoid", "tanh1"])
 def test_gates_of_one_number_a_head_become_those_of_step(activation, options):
     model = gated("output:input:head:r2", activation, **options)
-    exported = to_step3p7(model)
+    with pytest.warns(UserWarning, match="load it from a folder by AutoModelForImageTextToText"):
+        exported = to_step3p7(model)
     assert exported.model.language_model.layers[0].self_attn.g_proj.weight.shape == (4, 32)
     assert_close(logits(exported), logits(model), what="forward")
 
@@ -56,7 +60,9 @@ def test_softplus_gates_become_those_of_laguna(gate, options):
 )
 def test_the_architecture_is_chosen_by_what_fits(gate, activation, options, architecture):
     model = gated(gate, activation, **options)
-    exported = export_gated(model)
+    warned = pytest.warns(UserWarning, match="AutoModelForImageTextToText") if "Step" in architecture else nullcontext()
+    with warned:
+        exported = export_gated(model)
     assert type(exported).__name__ == architecture
     assert_close(logits(exported), logits(model), what="forward")
 
@@ -68,6 +74,61 @@ def test_the_exported_model_can_be_saved_and_loaded_by_others(tmp_path):
     prompt = inputs_of(model, length=5)
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     assert torch.equal(loaded.generate(**prompt, **options), model.generate(**prompt, **options))
+
+
+@pytest.mark.filterwarnings("ignore:.* is exported to Step3p7")
+def test_step_is_loaded_by_the_class_that_the_warning_names(tmp_path):
+    model = gated("g1-head")
+    to_step3p7(model).save_pretrained(tmp_path)
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+    assert_close(logits(loaded), logits(model), what="forward")
+    with pytest.raises(ValueError, match="Step3p7Config"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def adapted(*, around):
+    model = gated("g1")
+    wrapper = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    return wrapper if around else model
+
+
+def of_type(model_type, gate="g1-head"):
+    model = model_types.build(model_type)
+    add_gates(model, gate)
+    return model
+
+
+REFUSED = {
+    "adapters around": (lambda: adapted(around=True), r"is a PeftModel around a Qwen3ForCausalLM\. Merge the adapters"),
+    "adapters inside": (lambda: adapted(around=False), r"has adapters inside\. Merge the adapters first"),
+    "no gates": (lambda: tiny("qwen3"), r"Qwen3ForCausalLM has no gates to export; call add_gates\(model\) first"),
+    "experts": (
+        lambda: of_type("qwen3_moe"),
+        r"model\.layers\.0\.mlp\.experts is a mixture of experts.* save_pretrained",
+    ),
+    "a norm over all heads": (
+        lambda: of_type("olmo2"),
+        r"q_norm of model\.layers\.0\.self_attn normalises 32 channels",
+    ),
+}
+
+
+@pytest.mark.parametrize("convert", [export_gated, to_qwen3_next, to_step3p7, to_laguna])
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_be_exported_is_told_the_reason_alone(make, reason, convert):
+    with pytest.raises(ValueError, match=f"^(model |.*cannot be exported: |){reason}") as refused:
+        convert(make())
+    assert "fits no architecture" not in str(refused.value)
+
+
+def test_merged_adapters_are_exported():
+    wrapper = adapted(around=True)
+    with torch.no_grad():
+        for name, weight in wrapper.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    expected = logits(wrapper)
+    assert_close(logits(export_gated(wrapper.merge_and_unload())), expected, what="forward")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,26 @@
 import json
+from functools import partialmethod
 
 import model_types
 import pytest
 import torch
 from retrofit_models import inputs_of, logits, stir, tiny
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 
 import tidegate
-from tidegate.torch import load_pretrained, save_pretrained
-from tidegate.torch.retrofit import add_gates, remove_gates
+from tidegate.torch import gate_parameters, load_pretrained, save_pretrained
+from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates, save_gates
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,14 +62,160 @@ def test_a_loaded_model_generates_and_goes_on_learning(tmp_path):
     assert all(weight.grad is not None for name, weight in again.named_parameters() if "attn_gate" in name)
 
 
-def test_transformers_alone_loads_the_model_without_gates(tmp_path):
+@pytest.mark.parametrize("kind", [AutoModelForCausalLM, LlamaForCausalLM])
+def test_transformers_alone_leaves_no_gates_out_unasked(tmp_path, kind):
     model = tiny("llama")
     add_gates(model, "g1")
     stir(model)
     save_pretrained(model, tmp_path)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+        kind.from_pretrained(tmp_path)
+    plain = kind.from_pretrained(tmp_path, variant="without_gates")
     remove_gates(model)
     assert torch.equal(logits(plain.eval()), logits(model))
+
+
+def test_a_model_without_gates_in_the_folder_is_not_joined_by_a_gated_one(tmp_path):
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    add_gates(model, "g1")
+    with pytest.raises(ValueError, match=r"holds model\.safetensors already, which transformers would load"):
+        save_pretrained(model, tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    save_gates(model, tmp_path)
+    assert torch.equal(logits(load_pretrained(tmp_path)), logits(model))
+
+
+def test_a_gated_model_in_shards_is_loaded_with_its_bits(tmp_path, monkeypatch):
+    model = tiny("llama")
+    add_gates(model, "bma+g1")
+    stir(model)
+    monkeypatch.setattr(type(model), "save_pretrained", partialmethod(type(model).save_pretrained, max_shard_size=9000))
+    save_pretrained(model, tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")
+    for folder in (tmp_path / "ours", tmp_path / "theirs"):
+        assert len(list(folder.glob("model*-of-*.safetensors"))) > 2
+        assert torch.equal(logits(load_pretrained(folder)), logits(model))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma3", "bart", "mixtral"])
+def test_what_transformers_wrote_of_a_gated_model_is_loaded_with_its_gates(tmp_path, model_type):
+    model = model_types.build(model_type)
+    add_gates(model, "bma", layers=[0])
+    add_gates(model, "g1-head", layers=[1])
+    stir(model)
+    model.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    inputs = model_types.inputs_of(model)
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    assert not again.training
+
+
+def test_the_checkpoint_of_a_trainer_is_loaded_with_its_gates(tmp_path):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    freeze_all_but_gates(model)
+    rows = [{"input_ids": row, "labels": row} for row in inputs_of(model)["input_ids"]]
+    options = TrainingArguments(
+        tmp_path, max_steps=2, save_steps=2, learning_rate=0.1, report_to="none", disable_tqdm=True, use_cpu=True
+    )
+    Trainer(model=model, args=options, train_dataset=rows).train()
+    again = load_pretrained(tmp_path / "checkpoint-2")
+    assert any(weight.any() for weight in gate_parameters(again))
+    assert torch.equal(logits(again), logits(model.eval()))
+
+
+def test_a_model_says_in_its_configuration_which_gates_it_has():
+    model = tiny("llama")
+    other = LlamaForCausalLM(model.config)
+    model.name_or_path = model.config.name_or_path = "somebody/llama"
+    add_gates(model, "bma", layers=[1])
+    add_gates(model, "g1", layers=[0])
+    spelled = {"model.layers.0.self_attn": "output:input:twosigmoid:s0"}
+    assert model.config.tidegate_gates == {**spelled, "model.layers.1.self_attn": "value:query:twosigmoid:s0"}
+    assert model.name_or_path == ""
+    assert not hasattr(other.config, "tidegate_gates")
+    remove_gates(model)
+    assert not hasattr(model.config, "tidegate_gates")
+    assert model.name_or_path == "somebody/llama"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_is_loaded_in_another_dtype_as_transformers_does(tmp_path, dtype):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    save_pretrained(model, tmp_path)
+    cast = load_pretrained(tmp_path, dtype=dtype, device="cpu")
+    assert {weight.dtype for weight in cast.parameters()} == {dtype}
+    plain = LlamaForCausalLM.from_pretrained(tmp_path, variant="without_gates", dtype=dtype)
+    assert torch.equal(logits(cast), logits(plain.eval()))
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_half_precision_keeps_its_bits_if_it_was_loaded_so(tmp_path, loaded):
+    tiny("llama").save_pretrained(tmp_path / "plain")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16 if loaded else None).eval()
+    model = model if loaded else model.bfloat16()
+    add_gates(model)
+    save_pretrained(model, tmp_path / "gated")
+    again = load_pretrained(tmp_path / "gated")
+    inputs = inputs_of(model, length=60)
+    assert again.dtype == model.dtype == torch.bfloat16
+    # `bfloat16` rounds the frequencies of rotations too, which are in no file.
+    assert torch.equal(logits(again, inputs), logits(model, inputs)) == loaded
+
+
+def test_a_tokenizer_beside_the_model_is_read_by_transformers(tmp_path):
+    model = tiny("llama")
+    add_gates(model)
+    save_pretrained(model, tmp_path)
+    words = {word: number for number, word in enumerate(["<unk>", "a", "sink", "is", "gate"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
+    tokens = AutoTokenizer.from_pretrained(tmp_path)("a sink is a gate", return_tensors="pt")["input_ids"]
+    assert tokens.tolist() == [[1, 2, 3, 1, 4]]
+    assert load_pretrained(tmp_path)(tokens).logits.shape == (1, 5, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dtype": "bfloat16"}, TypeError, r"dtype must be one of floating point, .* got 'bfloat16'"),
+        ({"dtype": torch.int8}, TypeError, r"dtype must be one of floating point, .* got torch\.int8"),
+        ({"device": "nowhere"}, RuntimeError, "device"),
+        ({}, ValueError, r"somebody/llama is no folder\. .* a model of the hub is not fetched"),
+    ],
+)
+def test_where_a_model_cannot_come_from_or_go_to_is_said_first(options, error, message):
+    with pytest.raises(error, match=message):
+        load_pretrained("somebody/llama", **options)
+
+
+def test_gates_without_a_word_of_which_are_named_with_the_way_back(tmp_path):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    stir(model)
+    model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tidegate_gates": {}}))
+    with pytest.raises(
+        ValueError, match=r"does not say which gates .* from_pretrained, .* add_gates, .*load_state_dict"
+    ):
+        load_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    add_gates(again, "g1")
+    again.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(logits(again), logits(model))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tidegate_gates": ["g1"]}))
+    with pytest.raises(ValueError, match=r"tidegate_gates must give the gates of each layer by its path; got \['g1'\]"):
+        load_pretrained(tmp_path)
+    spelled = {"tidegate_gates": {"model.layers.0.self_attn": "g1"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | spelled))
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.attn_gate\.output\.weight is unexpected"):
+        load_pretrained(tmp_path)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path):
@@ -67,20 +225,23 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
     with pytest.raises(ValueError, match="has no gates; call add_gates"):
         save_pretrained(model, tmp_path)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds no gates"):
+    with pytest.raises(ValueError, match="holds no gates, neither in files of their own nor among the weights"):
         load_pretrained(tmp_path)
     add_gates(model)
-    save_pretrained(model, tmp_path)
-    config = tmp_path / "config.json"
+    save_pretrained(model, tmp_path / "gated")
+    config = tmp_path / "gated" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["NobodysModel"]}))
     with pytest.raises(ValueError, match=r"names the architecture 'NobodysModel', which transformers .* does not have"):
-        load_pretrained(tmp_path)
+        load_pretrained(tmp_path / "gated")
 
 
 def test_other_weights_under_the_gates_are_noticed(tmp_path):
     model = tiny("llama")
     add_gates(model)
     save_pretrained(model, tmp_path)
-    tiny("llama", seed=1).save_pretrained(tmp_path)
+    tiny("llama", seed=1).save_pretrained(tmp_path, variant="without_gates")
     with pytest.raises(ValueError, match="has another configuration or other weights"):
+        load_pretrained(tmp_path)
+    tiny("llama", seed=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"two models, model\.without_gates\.safetensors and model\.safetensors"):
         load_pretrained(tmp_path)

@@ -1,3 +1,5 @@
+import json
+
 import gated_types
 import model_types
 import other_types
@@ -49,8 +51,9 @@ def test_every_type_is_gated_or_refused_as_the_table_says(model_type, gate):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", other_types.KINDS)
 def test_other_kinds_are_gated_or_refused_as_the_table_says(kind):
-    counts = " | ".join(map(str, supported_models.count_others(kind)))
-    assert f"| {kind} | {counts} |" in supported_models.PAGE.read_text(encoding="utf-8")
+    counts, failures = supported_models.count_others(kind)
+    assert not failures
+    assert f"| {kind} | {' | '.join(map(str, counts))} |" in supported_models.PAGE.read_text(encoding="utf-8")
 
 
 def test_the_check_fails_where_gates_do_nothing(monkeypatch):
@@ -79,20 +82,55 @@ def test_the_check_fails_where_a_step_is_not_gated_as_the_pass_is(monkeypatch):
 
 def test_the_table_is_made_of_rows():
     rows = [
-        supported_models.Row("works", built=True, attends=True, refusals={}),
+        supported_models.Row("works", built=True, attends=True),
         supported_models.Row("half", built=True, attends=True, refusals={"bma": "of a reason"}, note="noted"),
-        supported_models.Row("never", built=False, attends=True, refusals={}, note="for want of a package"),
+        supported_models.Row("never", built=False, attends=True, note="for want of a package"),
+        supported_models.Row("broken", built=True, attends=True, failures={"g1": "AssertionError: other\nbits"}),
     ]
     others = {"images": (9, 8, 7, 6)}
-    page = supported_models.page_of(f"a{supported_models.BEGIN}old{supported_models.END}b", rows, others)
+    before = {"commit": "abc", "works": {"works": ["g1"], "half": [], "broken": ["g1", "observe"]}}
+    page = supported_models.page_of(f"a{supported_models.BEGIN}old{supported_models.END}b", rows, others, before)
     assert page.startswith("a<!--")
     assert page.endswith("-->b")
     assert "old" not in page
-    assert "| now | 2 (100%) | 1 (50%) | 2 (100%) |" in page
+    assert "| before | 2 (67%) | 0 (0%) | 1 (33%) |" in page
+    assert "| now | 2 (67%) | 2 (67%) | 3 (100%) |" in page
+    assert "*Before* is commit abc" in page
     assert "| `half` | yes | no (1) | yes | noted |" in page
+    assert "| `broken` | **fails** | yes | yes | **g1 fails: AssertionError: other bits** |" in page
     assert "1. of a reason" in page
     assert "| images | 9 | 8 | 7 | 6 |" in page
     assert "| `never` | — | — | — | for want of a package |" in page
+
+
+def test_a_type_that_loses_a_bit_is_named_and_the_others_are_tried(monkeypatch, capsys):
+    whole = gated_types.check_gates
+
+    def lose_a_bit(model_type, gate):
+        if (model_type, gate) == ("llama", "g1"):
+            raise AssertionError("other bits")
+        return whole(model_type, gate)
+
+    monkeypatch.setattr(gated_types, "check_gates", lose_a_bit)
+    assert supported_models.main(["llama", "openai-gpt"]) == "llama fails: {'g1': 'AssertionError: other bits'}\n"
+    assert "openai-gpt no cache to check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("model_type", "note"), [("openai-gpt", "no cache to check"), ("bert", ""), ("llama", "")])
+def test_what_was_checked_without_a_cache_is_marked(model_type, note):
+    assert supported_models.row_of(model_type).note == note
+    rows = supported_models.PAGE.read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in rows if line.startswith(f"| `{model_type}` |"))
+    assert row == f"| `{model_type}` | yes | yes | yes | {note} |"
+
+
+def test_the_counts_of_before_are_those_of_the_record():
+    record = json.loads(supported_models.BEFORE.read_text(encoding="utf-8"))
+    works = record["works"].values()
+    shares = [sum(column in each for each in works) for column in supported_models.COLUMNS]
+    page = supported_models.PAGE.read_text(encoding="utf-8")
+    assert f"| before | {' | '.join(f'{count} ({count / len(works):.0%})' for count in shares)} |" in page
+    assert f"*Before* is commit {record['commit']}" in page
 
 
 def test_a_cache_that_is_off_by_itself_is_stepped_through():

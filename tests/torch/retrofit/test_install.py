@@ -150,6 +150,13 @@ def test_a_gate_that_adds_starts_at_zero_and_changes_nothing():
     assert not any(parameter.any() for parameter in gate_parameters(model))
 
 
+def test_layers_may_be_chosen_by_path():
+    model = tiny("llama")
+    assert add_gates(model, "g1", layers=["model.layers.1.self_attn"]).layers == ("model.layers.1.self_attn",)
+    with pytest.raises(ValueError, match=r"has no attention at layers\.0; it has model\.layers\.0\.self_attn, "):
+        add_gates(model, "g1", layers=["layers.0"])
+
+
 def test_only_the_layers_asked_for_get_gates_and_others_can_follow():
     model = tiny("llama")
     before = logits(model)
@@ -301,7 +308,7 @@ def test_a_part_of_a_model_and_then_the_whole_can_be_given_gates():
 
 @pytest.mark.parametrize("layers", [1, "1"])
 def test_layers_that_are_no_list_are_refused_with_what_to_write(layers):
-    with pytest.raises(TypeError, match=r"layers must be a list of numbers, such as \[1\]; got"):
+    with pytest.raises(TypeError, match=r"layers must be a list of numbers or paths, such as \[.*1.*\]; got"):
         add_gates(tiny("llama"), layers=layers)
 
 

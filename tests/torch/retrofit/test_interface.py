@@ -83,4 +83,5 @@ def test_the_name_of_the_implementation_is_not_saved_with_the_model(tmp_path):
     model = tiny("llama")
     add_gates(model)
     model.config.save_pretrained(tmp_path)
-    assert "tidegate" not in (tmp_path / "config.json").read_text()
+    assert model.config._attn_implementation == "tidegate_sdpa"
+    assert "tidegate_sdpa" not in (tmp_path / "config.json").read_text()

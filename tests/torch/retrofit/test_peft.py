@@ -1,12 +1,22 @@
 """Adapters of peft on projections and on gates: trained, saved and loaded together, and merged."""
 
+import json
+
 import pytest
 import torch
 from closeness import assert_close
 from peft import LoraConfig, PeftModel, get_peft_model
 from retrofit_models import inputs_of, logits, stir, tiny
+from transformers import LlamaForCausalLM
 
-from tidegate.torch.retrofit import add_gates, load_pretrained, merge_gates, save_gates, save_pretrained, to_qwen3_next
+from tidegate.torch.retrofit import (
+    add_gates,
+    load_pretrained,
+    merge_gates,
+    save_gates,
+    save_pretrained,
+    to_qwen3_next_attention,
+)
 
 PROJECTIONS = ["q_proj", "v_proj", "o_proj"]
 WHOLE = {"target_modules": PROJECTIONS, "modules_to_save": ["attn_gate"]}
@@ -72,6 +82,51 @@ def test_adapters_and_gates_are_saved_and_loaded_together_and_merged(tmp_path, f
     assert torch.equal(logits(load_pretrained(tmp_path / "merged")), logits(merged))
 
 
+@pytest.mark.parametrize("loads", ["in memory", "from a folder"])
+def test_adapters_name_no_model_without_gates_as_their_base(tmp_path, loads):
+    tiny("llama").save_pretrained(tmp_path / "plain")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain")
+    add_gates(model, "g1")
+    if loads == "from a folder":
+        save_pretrained(model, tmp_path / "gated")
+        model = load_pretrained(tmp_path / "gated")
+    get_peft_model(model, LoraConfig(r=2, target_modules=PROJECTIONS)).save_pretrained(tmp_path / "adapters")
+    options = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert options["base_model_name_or_path"] is None
+
+
+@pytest.mark.parametrize(
+    ("gate", "parameters"),
+    [
+        ("bma+g1", ["value.weight", "output.weight"]),
+        ("output:input:r2", ["output.weight_down", "output.weight_up"]),
+        ("output:input:head:b0", ["output.weight", "output.bias"]),
+    ],
+)
+def test_the_parameters_of_gates_have_the_names_that_are_documented(gate, parameters):
+    model = tiny("llama")
+    add_gates(model, gate)
+    names = [name for name, _ in model.named_parameters() if "layers.0" in name and "attn_gate" in name]
+    assert names == [f"model.layers.0.self_attn.attn_gate.{name}" for name in parameters]
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize(
+    ("family", "target", "options", "reason"),
+    [
+        ("llama", "q_proj", {"lora_dropout": 0.1}, "does not work with lora_dropout != 0"),
+        ("gpt2", "c_attn", {}, "does not work with fan_in_fan_out"),
+    ],
+)
+def test_the_limits_of_peft_are_those_that_are_documented(family, target, options, reason):
+    gates = {"target_parameters": ["attn_gate.output.weight"]}
+    with pytest.raises(ValueError, match=reason):
+        get_peft_model(gated(family), LoraConfig(r=2, target_modules=[target], **options, **gates))
+    whole = LoraConfig(r=2, target_modules=[target], **options, modules_to_save=["attn_gate"])
+    adapted = get_peft_model(gated(family), whole)
+    assert any("attn_gate" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
+
+
 def test_low_rank_adapters_move_the_gates():
     adapted = get_peft_model(gated(), LoraConfig(r=2, **LOW_RANK)).eval()
     before = logits(adapted)
@@ -90,7 +145,7 @@ def test_gates_with_adapters_around_them_are_not_written_or_folded_by_halves(tmp
     for convert in (
         lambda: save_gates(adapted, tmp_path),
         lambda: merge_gates(adapted),
-        lambda: to_qwen3_next(adapted.get_base_model()),
+        lambda: to_qwen3_next_attention(adapted.get_base_model()),
     ):
         with pytest.raises(ValueError, match=r"have adapters around them\. Merge these first, with merge_and_unload"):
             convert()

@@ -1,17 +1,18 @@
 import model_types
+import other_types
 import pytest
 import torch
 from closeness import assert_close
 from retrofit_models import stir
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import EncoderDecoderModel, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from tidegate.torch import gate_parameters
 from tidegate.torch.retrofit import add_gates, merge_gates
 from tidegate.torch.retrofit.probe import probe_inputs
-from tidegate.torch.retrofit.survey import survey_attention
+from tidegate.torch.retrofit.survey import UNFIT, survey_attention
 
 SPELLED = ("bloom", "mpt", "gptj", "falcon", "openai-gpt", "xglm")
 """Types whose attention does not go through transformers' attention function."""
@@ -103,3 +104,12 @@ def test_operands_may_be_given_by_name(attend):
     report = add_gates(OwnModel(attend).eval(), "bma+g1")
     assert report.layers == ("attention",)
     assert report.bitwise_equal
+
+
+def test_attention_by_convolutions_is_named_where_others_take_gates():
+    encoder = other_types.build("masked text", "squeezebert").transformer
+    decoder = model_types.build("bert", is_decoder=True, add_cross_attention=True)
+    report = add_gates(EncoderDecoderModel(encoder=encoder, decoder=decoder).eval(), "g1")
+    assert len(report.layers) == 4
+    assert list(report.left_alone) == ["encoder.encoder.layers.0.attention", "encoder.encoder.layers.1.attention"]
+    assert set(report.left_alone.values()) == {UNFIT}

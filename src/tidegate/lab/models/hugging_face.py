@@ -37,8 +37,6 @@ from tidegate._text import echo, list_some, shorten
 from tidegate.lab.tasks.documents import read_json
 
 _CONFIG = "config.json"
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _FILE_LISTS = (
@@ -71,7 +69,7 @@ class Pretrained(NamedTuple):
     unread: tuple[str, ...]
 
 
-def load_pretrained(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
+def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
     """Load the language model of a folder, to be evaluated; a `ValueError` says why it cannot be.
 
     attention : the name that transformers has for the kernel; None for PyTorch's, or the model's own if it has no other
@@ -171,12 +169,15 @@ def _read_json(path: Path) -> Any:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    index = folder / _INDEX
+    from tidegate.torch.retrofit.folder import weight_file_names, weights_variant
+
+    weights, index_name = weight_file_names(weights_variant(folder))
+    if (folder / weights).is_file():
+        return [folder / weights]
+    index = folder / index_name
     if not index.is_file():
         raise ValueError(
-            f"MODEL {folder} has neither {_WEIGHTS} nor {_INDEX}. Weights are read from safetensors alone; "
+            f"MODEL {folder} has neither {weights} nor {index_name}. Weights are read from safetensors alone; "
             "save_pretrained of transformers writes them."
         )
     places: Any = _read_json(index)
@@ -185,7 +186,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise ValueError(f"{index} must have a weight_map from tensors to .safetensors files beside it.")
     files = [folder / name for name in sorted(set(cast("dict[str, str]", names).values()))]
     if absent := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"MODEL {folder} lacks {list_some(absent)}, which its {_INDEX} names. Fetch it again.")
+        raise ValueError(f"MODEL {folder} lacks {list_some(absent)}, which its {index_name} names. Fetch it again.")
     return files
 
 

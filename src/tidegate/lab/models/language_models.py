@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
-from tidegate.lab.models.hugging_face import load_pretrained, require_regular_files, tokenize
+from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
@@ -209,11 +209,11 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
     # It makes transformers know our own class.
     import_module("tidegate.torch.hf")
-    if gates is None and (folder / "gates.json").exists():
+    if gates is None and import_module("tidegate.torch.retrofit.folder").has_gates(folder):
         gates = folder
     exact = derivatives and gates is None
     attention = "eager" if derivatives else None
-    model, unread = load_pretrained(folder, attention=attention, dtype=torch.float64 if exact else None)
+    model, unread = load_from_folder(folder, attention=attention, dtype=torch.float64 if exact else None)
     if gates is not None:
         if not Path(gates).is_dir():
             raise ValueError(f"--gates {gates} is no folder. Name one that save_gates wrote.")
@@ -224,7 +224,8 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     elif any("attn_gate" in name.split(".") for name in unread):
         raise ValueError(
             f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
-            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR."
+            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR; or load the folder by "
+            "tidegate.torch.load_pretrained and write it again by save_pretrained of tidegate.torch."
         )
     config: Any = model.config.get_text_config()
     for name in ("vocab_size", "num_hidden_layers"):

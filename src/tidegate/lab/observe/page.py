@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -30,10 +30,10 @@ from tidegate.report.page import (
 from tidegate.torch.observing import (
     CLOSED_BELOW,
     HISTOGRAM_EDGES,
-    STATISTIC_NAMES,
     GateSummary,
     LayerObservation,
     Observation,
+    statistic_names,
 )
 
 _GateFigure: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
@@ -63,16 +63,13 @@ class _Statistic:
     digits: int = 3
     from_zero: bool = True
     """Whether 0 is the lower end of its colour scale."""
-
-    @property
-    def name(self) -> str:
-        """In words, with its unit."""
-        return STATISTIC_NAMES[self.key]
+    name: str = ""
+    """In words, with its unit, as the key set of the observation has it."""
 
 
 _STATISTICS = (
     _Statistic(key="mass", title="Attention weight on {keys}"),
-    _Statistic(key="sink", title="Attention weight on the sink in the softmax's denominator"),
+    _Statistic(key="sink", title="Attention weight on the sink logit in the softmax's denominator"),
     _Statistic(key="impact", title="Share of {keys} in what heads take in"),
     _Statistic(key="contribution", title="What {keys} adds to the output of a layer, in units of that output"),
     _Statistic(key="entropy", title="How widely heads look"),
@@ -99,7 +96,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
     return Page(
         title=f"Attention of {model}",
         summary=f"Attention layers: {len(observation.layers)}, with {num_heads} heads in all, watched on {sequences} "
-        f"of {length} tokens. The sink is {observation.keys}.",
+        f"of {length} tokens. The key set is {observation.keys}.",
         sections=(
             *observation_sections(shown),
             Section(title="To do it again", panels=(Snippet(title="Command", text=command),)),
@@ -166,7 +163,7 @@ def _head_table(observation: Observation) -> Table:
         *(Column(title=each.name, digits=each.digits) for each in statistics),
         *(
             Column(title=f"{name}, spread", digits=3, help="Standard deviation over queries.")
-            for name in ("sink mass", "entropy")
+            for name in (statistic_names(observation.keys)["mass"], "entropy")
         ),
         *(Column(title=f"{site}: {name}", digits=3) for site in sites for name, _, _ in _GATE_FIGURES[:2]),
     )
@@ -228,22 +225,24 @@ def _extremes(rows: Sequence[Numbers], digits: int) -> str:
 
 def _explanations(observation: Observation) -> Iterator[str]:
     """Explain the numbers that the page shows."""
+    names, keys = statistic_names(observation.keys), observation.keys
+    mass, impact, contribution = (names[name].capitalize() for name in ("mass", "impact", "contribution"))
     yield (
-        f"Sink mass is the share of a query's attention weight that falls on {observation.keys}. Sink impact weighs "
-        "each key by the length of its value: the share of the sink in what the head takes in. Large mass with small "
-        "impact is a head that parks its attention where it does nothing."
+        f"{mass} is the share of a query's attention weight that falls on {keys}. {impact} weighs each key by the "
+        f"length of its value: the share of {keys} in what the head takes in. Large mass with small impact is a head "
+        "that parks its attention where it does nothing."
     )
     if any("contribution" in layer.heads for layer in observation.layers):
         yield (
-            "Sink impact is a share, and an output gate takes as much from the sink as from all else. Sink "
-            "contribution is a size: the length of what a head hands on from the sink, after its output gate, over the "
-            "root mean square length, over queries, of what all heads of the layer hand on together."
+            f"{impact} is a share, and an output gate takes as much from {keys} as from all else. {contribution} is a "
+            f"size: the length of what a head hands on from {keys}, after its output gate, over the root mean square "
+            "length, over queries, of what all heads of the layer hand on together."
         )
     if any("sink" in layer.heads for layer in observation.layers):
         yield (
-            "Weight on sink is the share of the extra logit in the softmax's denominator, which a gate of this model "
-            f"puts there; all other shares are of {observation.keys} and the other keys. Sink mass, weight on sink and "
-            "the other keys make up 1, and entropy counts the extra logit as one more key."
+            f"{names['sink'].capitalize()} is the share of a sink: an extra logit in the softmax's denominator, which "
+            f"no key has. It, {names['mass']} and the share of the other keys make up 1, and entropy counts the logit "
+            "as one more key."
         )
     yield (
         "Entropy says how evenly a query spreads its weight, in nats; its exponential is the effective number of keys: "
@@ -380,7 +379,9 @@ def _ends(lines: list[Series]) -> str:
 
 def _shown_statistics(observation: Observation) -> list[_Statistic]:
     """The statistics that every layer has."""
-    return [each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers)]
+    names = statistic_names(observation.keys)
+    seen = (each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers))
+    return [replace(each, name=names[each.key]) for each in seen]
 
 
 def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:

@@ -23,7 +23,7 @@ def model_observation(
     """Observe a model on all windows, batch by batch.
 
     windows : (count, length) tokens
-    keys    : how many of the first keys are the sink; at most `length`
+    keys    : how many of the first keys are the key set; at most `length`
     heat    : whether to measure the largest score and the heat capacity too
     tell    : receives a `PartsDone` at the beginning and after each batch
     """

@@ -3,12 +3,12 @@
 from tidegate.torch.observing.observation import (
     CLOSED_BELOW,
     HISTOGRAM_EDGES,
-    STATISTIC_NAMES,
     GateSummary,
     LayerObservation,
     Moments,
     Observation,
     ResidualSummary,
+    statistic_names,
 )
 from tidegate.torch.observing.observer import Observer
 from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
@@ -17,7 +17,6 @@ from tidegate.torch.observing.watcher import Watcher, observe
 __all__ = [
     "CLOSED_BELOW",
     "HISTOGRAM_EDGES",
-    "STATISTIC_NAMES",
     "AttentionStatistics",
     "GateSummary",
     "LayerObservation",
@@ -28,4 +27,5 @@ __all__ = [
     "Watcher",
     "attention_statistics",
     "observe",
+    "statistic_names",
 ]

@@ -131,6 +131,7 @@ def count_call(
         if crossing
         else _place_within(call, padding, from_mask, past, num_added if call.key.shape[2] == whole else 0)
     )
+    _require_rows(keys, len(placed.real_BP))
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
     if sink_H is not None:
@@ -173,6 +174,8 @@ def require_keys(keys: Keys) -> None:
             raise ValueError(f"keys must be at least 1 if it says how many of the first keys; got {keys}.")
     elif strays := [position for position in keys if type(position) is not int or position < 0]:
         raise ValueError(f"keys as positions must be whole numbers from 0; got {strays}.")
+    elif len(set(keys)) < len(keys):
+        raise ValueError(f"keys as positions must name each key once; got {keys!r}.")
 
 
 def require_padding(padding: Tensor | None) -> None:
@@ -204,7 +207,7 @@ def _place_within(
         return _place_after(call, gone_BP, padding)
     if num_queries < num_keys - num_added:
         return _place_after_unseen(call, padding)
-    real_BP = _visible_keys(call) if padding is None else _padding_of_keys(padding, call)
+    real_BP = _visible_keys(call) if padding is None else _padding_of_keys(padding, call, num_added)
     if num_queries > num_keys - num_added:
         # More queries than keys are of another sequence.
         return _place_across(call)._replace(real_BP=real_BP)
@@ -292,15 +295,15 @@ def _visible_keys(call: AttentionCall) -> Tensor:
     return (call.mask.amax(dim=(1, 2)) > (FORBIDDEN if call.scored else FORBIDDING)).expand(shape)
 
 
-def _padding_of_keys(padding: Tensor, call: AttentionCall) -> Tensor:
-    """The padding that was given, (B, S)."""
-    batch, num_keys = call.query.shape[0], call.key.shape[2]
-    if padding.shape[0] != batch or padding.shape[1] > num_keys:
+def _padding_of_keys(padding: Tensor, call: AttentionCall, num_added: int) -> Tensor:
+    """The padding that was given, (B, S), for a call that begins a sequence; it has to be of all its positions."""
+    batch, num_keys = call.query.shape[0], call.key.shape[2] - num_added
+    if padding.shape != (batch, num_keys):
         raise ValueError(
             f"padding has {padding.shape[0]} rows of {padding.shape[1]} positions, but attention was called on {batch} "
             f"rows of {num_keys} keys. Give this batch's, or padding=None to read it from the masks."
         )
-    return _padding_of_positions(padding, call, num_keys)
+    return _padding_of_positions(padding, call, call.key.shape[2])
 
 
 def _padding_of_positions(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:
@@ -312,6 +315,15 @@ def _padding_of_positions(padding: Tensor, call: AttentionCall, num_positions: i
         )
     known = padding[:, :num_positions].to(call.query.device)
     return F.pad(known, (0, num_positions - known.shape[1]), value=True)
+
+
+def _require_rows(keys: Keys, batch: int) -> None:
+    """Refuse a tensor of keys of another batch."""
+    if isinstance(keys, Tensor) and keys.ndim == 2 and len(keys) != batch:
+        raise ValueError(
+            f"keys as a tensor has {len(keys)} rows, but attention was called on {batch}. Give one of shape (S,) for "
+            "all rows, or observe each batch with keys of its own."
+        )
 
 
 def _key_set(keys: Keys, real_BP: Tensor, num_keys: int) -> Sequence[int] | Tensor:

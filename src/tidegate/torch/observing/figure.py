@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tidegate.torch.observing.observation import STATISTIC_NAMES
+from tidegate.torch.observing.observation import statistic_names
 
 if TYPE_CHECKING:
     from tidegate.torch.observing.observation import Observation
@@ -23,7 +23,7 @@ _LAYERS_IN_LEGEND = 8
 
 
 def observation_figure(observation: Observation) -> Figure:
-    """Draw maps of the sink, of entropy and of each site's mean gate, layer by head, and curves by position.
+    """Draw maps of the key set's mass, of entropy and of each site's mean gate, layer by head, and curves by position.
 
     Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
     registered with pyplot: nobody has to close it. A `ValueError` if no attention was seen.
@@ -36,7 +36,7 @@ def observation_figure(observation: Observation) -> Figure:
     figure = Figure(figsize=(10, map_height * map_rows + 3.2), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=[map_height * map_rows, 3.2])
     upper, lower = halves
-    upper.suptitle(f"Attention by layer and head; the sink is {observation.keys}", fontsize=10)
+    upper.suptitle(f"Attention by layer and head; the key set is {observation.keys}", fontsize=10)
     for place, (title, rows) in enumerate(maps):
         _draw_map(upper.add_subplot(map_rows, _MAPS_IN_A_ROW, place + 1), title, rows)
     for axes, statistic in zip(lower.subplots(1, len(_CURVES)), _CURVES, strict=True):
@@ -46,8 +46,9 @@ def observation_figure(observation: Observation) -> Figure:
 
 def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
     """Titles and rows."""
+    names = statistic_names(observation.keys)
     maps: list[tuple[str, list[Sequence[float]]]] = [
-        (STATISTIC_NAMES[name], [layer.head_means(name) for layer in observation.layers])
+        (names[name], [layer.head_means(name) for layer in observation.layers])
         for name in _MAPS
         if any(name in layer.heads for layer in observation.layers)
     ]
@@ -80,7 +81,7 @@ def _draw_curves(axes: Any, observation: Observation, statistic: str) -> None:
         # The last third of the colours is too pale for a line.
         colour = colormaps["viridis"](0.8 * place / max(count - 1, 1))
         axes.plot(layer.positions, means, color=colour, linewidth=1.2, label=f"layer {place}")
-    axes.set_title(f"{STATISTIC_NAMES[statistic]}, by position", fontsize=9, loc="left")
+    axes.set_title(f"{statistic_names(observation.keys)[statistic]}, by position", fontsize=9, loc="left")
     axes.set_xlabel("position of the query", fontsize=8)
     axes.tick_params(labelsize=7, length=2)
     axes.grid(visible=True, color="#E6E6E6", linewidth=0.6)

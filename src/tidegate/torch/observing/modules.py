@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tidegate._text import list_some
 from tidegate.torch.observing.calls import AttentionCall
 
 _OTHER = ("key_value_states", "encoder_hidden_states", "context")
@@ -148,12 +149,18 @@ def _given(call: ModuleCall) -> dict[str, Any]:
     return dict(zip(_argument_names(type(call.module).forward), call.args, strict=False)) | call.kwargs
 
 
-def require_names(crossing: Sequence[str]) -> None:
-    """Refuse what is no sequence of names of layers."""
-    if isinstance(crossing, str) or not all(isinstance(name, str) and name for name in crossing):
+def require_names(crossing: Sequence[str], model: nn.Module) -> None:
+    """Refuse what is no sequence of names of the model's modules, or of their endings."""
+    if not isinstance(crossing, tuple | list) or not all(isinstance(name, str) and name for name in crossing):
         raise TypeError(
             f"crossing must be a tuple of names of layers, or of their endings; got {crossing!r}. "
             'Write ("encoder_attn",) for a single one.'
+        )
+    names = [name for name, _ in model.named_modules()]
+    if strays := [ending for ending in crossing if not any(name.endswith(ending) for name in names)]:
+        raise ValueError(
+            f"crossing names {list_some([repr(stray) for stray in strays])}, and no module of "
+            f"{type(model).__name__} has a name that ends so. Take names from model.named_modules()."
         )
 
 

@@ -29,23 +29,30 @@ HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
 }
 """Between which numbers the values of each statistic are counted; what lies outside goes to the nearest end."""
 
-STATISTIC_NAMES: dict[str, str] = {
-    "mass": "sink mass",
-    "sink": "weight on sink",
-    "impact": "sink impact",
-    "contribution": "sink contribution",
-    "entropy": "entropy (nats)",
-    "effective_keys": "effective keys",
-    "mean_score": "mean score",
-    "max_score": "largest score",
-    "heat_capacity": "heat capacity",
-}
-"""What pages and figures call the statistics of a head."""
-
 CLOSED_BELOW = 0.1
 """A gate's value below this lets next to nothing through."""
 
 _TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4, "sink": 4}
+
+
+def statistic_names(keys: str) -> dict[str, str]:
+    """Return what tables, pages and figures call the statistics of a head.
+
+    keys : the key set of mass, impact and contribution, in words; they are called after it, and never after a sink
+    """
+    start = "the first "
+    key_set = "first-key" if keys == f"{start}key" else "first-keys" if keys.startswith(start) else "key-set"
+    return {
+        "mass": f"{key_set} mass",
+        "sink": "sink-logit mass",
+        "impact": f"{key_set} impact",
+        "contribution": f"{key_set} contribution",
+        "entropy": "entropy (nats)",
+        "effective_keys": "effective keys",
+        "mean_score": "mean score",
+        "max_score": "largest score",
+        "heat_capacity": "heat capacity",
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +111,7 @@ class LayerObservation:
     heads: dict[str, tuple[Moments, ...]]
     """By statistic, one for each head; `contribution` is missing where the layer's output could not be seen.
 
-    `sink`, the weight on a sink of the softmax, is there if the layer has one; mass and entropy then count it in.
+    `sink`, the weight on the logit of a sink, is there if the layer has one; mass and entropy then count it in.
     """
     positions: tuple[int, ...]
     """The query positions at which every head had something to count, rising."""
@@ -132,12 +139,10 @@ class Observation:
     def table(self) -> str:
         """Format one line for each layer and head: statistics of the key set, entropy, and the mean of each gate."""
         sites = tuple(dict.fromkeys(site for layer in self.layers for site in layer.gates))
-        sink = "sink " if self.keys.startswith("the first") else ""
-        names = ("mass", "impact", "contribution")
-        header = ("layer", "head", "entropy", "effective keys", *(f"{sink}{name}" for name in names))
+        names = statistic_names(self.keys)
         has_sink = any("sink" in layer.heads for layer in self.layers)
-        rows = [(*header, *(("weight on sink",) if has_sink else ()), *(f"{site} gate" for site in sites))]
         statistics = [name for name in _TABLE_DIGITS if name != "sink" or has_sink]
+        rows = [("layer", "head", *(names[name] for name in statistics), *(f"{site} gate" for site in sites))]
         for layer in self.layers:
             rows += [_row(layer, head, statistics, sites) for head in range(layer.num_heads)]
         batches = "batch" if self.num_batches == 1 else "batches"

@@ -45,7 +45,7 @@ class Observer:
             raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
         require_sizes(every=every)
         require_keys(keys)
-        require_names(crossing)
+        require_names(crossing, model)
         require_bool("heat", heat)
         require_bool("residual", residual)
         self.model = model

@@ -105,11 +105,13 @@ def observe(
 
     model    : any module; names of layers are paths within it
     keys     : the key set of mass, impact and contribution: how many of the first keys that are no padding, or
-               positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it.
+               positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it,
+               nor are those that a tensor is too short for.
     heat     : whether to see the largest score and the heat capacity too, which takes a blocked pass
     residual : whether to see the residual stream after each block
-    padding  : (B, S) bool, True for real tokens, for the batches that follow; later tokens are real; None reads it from
-               the masks. Set `watcher.padding` for the next batch. Cross-attention does not heed it.
+    padding  : (B, S) bool, True for real tokens, for the batches that follow: all positions of a batch, of generation
+               those of the prompt, after which all tokens are real; None reads it from the masks. Set
+               `watcher.padding` for the next batch. Cross-attention does not heed it.
     crossing : names of layers that attend to another sequence, or how such names end, as in `("encoder_attn",)`
     yields   : the watcher
     """
@@ -151,7 +153,7 @@ class Watcher:
         crossing: Sequence[str],
     ) -> None:
         require_keys(keys)
-        require_names(crossing)
+        require_names(crossing, model)
         require_bool("heat", heat)
         require_bool("residual", residual)
         self._model = model

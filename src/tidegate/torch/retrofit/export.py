@@ -29,6 +29,7 @@ from tidegate.torch.retrofit.probe import (
     largest_number,
     probe_inputs,
 )
+from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
 AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 """Activations that are a sigmoid of `a z` times b: the factors a and b."""
@@ -66,6 +67,7 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     Raises:
         ValueError: if the model is built in another way, or attends through a window.
     """
+    require_exportable(model)
     attention = to_qwen3_next_attention(model)
     config = _config(model, bias=any(name.endswith("_proj.bias") for name in attention))
     exported: Any = cast("Any", Qwen3NextForCausalLM)(config).to(device=model.device, dtype=model.dtype)
@@ -81,6 +83,38 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
         raise ValueError(f"{type(model).__name__} is not built like Qwen3: {error}") from error
     require_equal_answers(model, exported)
     return exported.train(model.training)
+
+
+def require_exportable(model: PreTrainedModel) -> None:
+    """Refuse a model that no architecture here can take, whatever its gates."""
+    base = unwrap_model(model)
+    if base is not model or has_adapters(base):
+        where = (
+            f"is a {type(model).__name__} around a {type(base).__name__}"
+            if base is not model
+            else "has adapters inside"
+        )
+        raise ValueError(f"model {where}. Merge the adapters first, and export what merge_and_unload of peft gives.")
+    if not any(gated_layers(model)):
+        raise ValueError(f"{type(model).__name__} has no gates to export; call add_gates(model) first.")
+    if experts := next((path for path, _ in model.named_modules() if path.split(".")[-1] == "experts"), None):
+        raise _not_exportable(model, f"{experts} is a mixture of experts, and feed-forward layers there are plain ones")
+    for layer in gated_layers(model):
+        norm, head_dim = getattr(layer.layout.module, "q_norm", None), layer.layout.shape.head_dim
+        width = None if norm is None else norm.weight.numel()
+        if width not in (None, head_dim):
+            raise _not_exportable(
+                model,
+                f"q_norm of {layer.layout.name} normalises {width} channels of all heads together, and each head "
+                f"has {head_dim}, which have a norm of their own there",
+            )
+
+
+def _not_exportable(model: PreTrainedModel, reason: str) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} cannot be exported: {reason}. Keep it with save_pretrained of tidegate.torch, which "
+        "load_pretrained reads."
+    )
 
 
 def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:

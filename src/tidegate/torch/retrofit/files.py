@@ -25,10 +25,11 @@ from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers
+from tidegate.torch.retrofit.record import RECORD_NAME
 from tidegate.torch.retrofit.refusal import require_model
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
-_WEIGHTS, _DESCRIPTION = "gates.safetensors", "gates.json"
+_WEIGHTS, DESCRIPTION = "gates.safetensors", "gates.json"
 _FORMAT, _VERSION = "tidegate-gates", 2
 _TENSORS = TensorFormat(
     name=_FORMAT, version=str(_VERSION), keys=frozenset(), holds="gates of save_gates", writer="save_gates"
@@ -38,9 +39,10 @@ _CIRCUMSTANCES = (
     *("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
+    RECORD_NAME,
 )
 """Options of a configuration that do not change what the model computes: its origin, its calls, and special tokens,
-which trainers write there.
+which trainers write there; and what it says of gates.
 """
 
 
@@ -98,7 +100,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
         weights=digest,
         layers={path: tuple(layer.gates) for path, layer in layers.items()},
     )
-    write_content(folder / _DESCRIPTION, json.dumps(seal(asdict(description)), indent=1).encode())
+    write_content(folder / DESCRIPTION, json.dumps(seal(asdict(description)), indent=1).encode())
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
@@ -125,7 +127,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
         if not present:
             for gates in dict.fromkeys(layers.values()):
                 install_gates(model, gates, [name for name, own in layers.items() if own == gates])
-        _fill(_weights(base), weights, directory)
+        fill(_weights(base), weights, directory)
     except Exception:
         if not present:
             remove_gates(model)
@@ -141,7 +143,8 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path) -> None:
+def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path) -> None:
+    """Write the given numbers into a model's own weights of the same names and shapes; refuse others."""
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not fit its own description")
     for name, weight in own.items():
@@ -150,11 +153,11 @@ def _fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Pat
 
 def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
     try:
-        description = _read_description(folder / _DESCRIPTION)
+        description = _read_description(folder / DESCRIPTION)
         header = read_tensor_header(folder / _WEIGHTS, _TENSORS)
         if description.weights != header.digest:
             raise ValueError(
-                f"{_WEIGHTS} and {_DESCRIPTION} in {folder} were not written together; save the gates again."
+                f"{_WEIGHTS} and {DESCRIPTION} in {folder} were not written together; save the gates again."
             )
         return description, load_file(folder / _WEIGHTS)
     except FileNotFoundError as error:

@@ -31,6 +31,7 @@ from tidegate.torch.retrofit.probe import (
     largest_change,
     probe_inputs,
 )
+from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.refusal import (
     failure_reason,
     refusal,
@@ -90,7 +91,7 @@ def add_gates(
     model: nn.Module,
     gate: GateLike = "g1",
     activation: Activation | None = "twosigmoid",
-    layers: Iterable[int] | None = None,
+    layers: Iterable[int | str] | None = None,
 ) -> RetrofitReport:
     """Give the attention of a loaded model gates, in place.
 
@@ -102,8 +103,9 @@ def add_gates(
     is the one before.
 
     A gate at the output acts inside an attention implementation of its own, or before the output projection where a
-    model spells out its attention or goes by the implementation's name. For the former the model's modules are given a
-    copy of their configuration, so that other models that were built from the same object are left alone.
+    model spells out its attention or goes by the implementation's name. The model's modules are given a copy of their
+    configuration, where the gates are written down, so that other models that were built from the same object are left
+    alone; `model.name_or_path` is empty as long as there are gates, since what has that name has none.
 
     Gates go where a small made-up input comes: tokens, images or sound, to an encoder and its decoder. Cross-attention
     takes those that can act there. The report names the attention modules that were left alone.
@@ -111,8 +113,8 @@ def add_gates(
     model      : of transformers, or adapters around one
     gate       : a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several
     activation : of all the gates; None leaves each as it is spelled
-    layers     : which of the model's attention modules, counted from 0 in the order in which they run; None is all.
-                 Other layers can be given other gates later.
+    layers     : which of the model's attention modules, by number, counted from 0 in the order in which they run, or by
+                 path as in `report.layers`; None is all. Other layers can be given other gates later.
     returns    : what was done, and what the probe has shown
 
     Raises a `ValueError` if the model cannot take these gates; the message says why.
@@ -150,12 +152,13 @@ def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) 
     base = unwrap_model(model)
     require_gateable(base, chosen, gates)
     added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
+    if not any(gated_layers(base)):
+        _own_configuration(model)
     if any(layer.acts_in_function for layer in added):
-        if not _acts_in_function(base):
-            _own_configuration(model)
         base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
     for layer, modules in added.items():
         layer.install(modules)
+    record_gates(base)
     return list(added)
 
 
@@ -176,6 +179,8 @@ def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     now = implementation_in(model)
     if layers and not _acts_in_function(model) and now != stock_implementation(now):
         model.set_attn_implementation(stock_implementation(now))
+    if layers:
+        record_gates(model)
 
 
 @contextmanager
@@ -273,7 +278,7 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
         needs_self_attention = any(gate.needs_self_attention for gate in gates)
         return [layer for layer in found if not (layer.cross and needs_self_attention)] or list(found)
     if isinstance(layers, int | str):
-        raise TypeError(f"layers must be a list of numbers, such as [{layers}]; got {layers!r}.")
+        raise TypeError(f"layers must be a list of numbers or paths, such as [{layers!r}]; got {layers!r}.")
     known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
@@ -282,7 +287,9 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
             f"The model has no attention at {', '.join(paths)}; it has {', '.join(layer.name for layer in found)}."
         )
     if wrong or not wanted:
-        raise ValueError(f"layers must be numbers from 0 to {len(found) - 1}, at least one; got {wrong or wanted}.")
+        raise ValueError(
+            f"layers must be numbers from 0 to {len(found) - 1} or paths, at least one; got {wrong or wanted}."
+        )
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 

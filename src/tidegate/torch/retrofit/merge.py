@@ -27,6 +27,7 @@ from tidegate.torch.retrofit.probe import (
     largest_number,
     probe_inputs,
 )
+from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.refusal import places_of_weights
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
@@ -114,6 +115,7 @@ class _Undo:
         for layer, modules in self.gates.items():
             layer.install(modules)
         self.model.set_attn_implementation(self.implementation)
+        record_gates(self.model)
 
 
 def _gates(layer: GatedLayer) -> list[AttentionGate]:

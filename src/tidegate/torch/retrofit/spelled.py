@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tidegate.torch.retrofit.flow import Trace, Watch, gradient_to, is_matrix
+from tidegate.torch.retrofit.flow import Trace, Watch, gradient_to
 from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import bitwise_equal
 
@@ -44,7 +44,7 @@ def find_spelled_attention(
     names = {
         module: name
         for name, module in model.named_modules()
-        if module not in known and any(map(is_matrix, module.children()))
+        if module not in known and any(map(_projects, module.children()))
     }
     watch = Watch(model, names)
     with (
@@ -58,6 +58,12 @@ def find_spelled_attention(
     layouts = [layout for layout in found if layout is not None and layout.output is not None]
     fitting = {layout.name for layout in layouts}
     return layouts, [trace.name for trace in heard.attending if trace.name not in fitting]
+
+
+def _projects(module: nn.Module) -> bool:
+    """Tell whether a module has weights of a matrix, or of a convolution, at which no gate can stand."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim >= 2
 
 
 @contextmanager

@@ -9,10 +9,17 @@ from tidegate.lab.compare.panels.mechanism import MAP_RANK, mechanism_panels
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
-from tidegate.torch.observing import CLOSED_BELOW, STATISTIC_NAMES
+from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
-ATTENTION = ["sink mass", "sink impact", "sink contribution", "entropy (nats)"]
-COURSES = ["sink mass", "sink impact", "sink contribution", "entropy", "largest activation", "effective rank"]
+ATTENTION = ["first-key mass", "first-key impact", "first-key contribution", "entropy (nats)"]
+COURSES = [
+    "first-key mass",
+    "first-key impact",
+    "first-key contribution",
+    "entropy",
+    "largest activation",
+    "effective rank",
+]
 COURSES += [MAP_RANK]
 NORMS = ["gradient norm", "gates' gradient norm"]
 
@@ -69,7 +76,7 @@ def test_attention_is_mapped_for_all_variants_the_control_too(compared):
     summary = summarise(compared)
     views = views_of(mechanism_panels(summary), "Attention by layer and head")
     assert list(views) == [*ATTENTION, MAP_RANK]
-    assert set(ATTENTION) <= set(STATISTIC_NAMES.values())
+    assert set(ATTENTION) <= set(statistic_names("the first key").values())
     fields = ("sink_mass", "sink_impact", "sink_contribution", "entropy", "map_rank")
     for name, field in zip(views, fields, strict=True):
         for variant in summary.variants:
@@ -115,7 +122,7 @@ def test_records_of_before_have_no_maps_of_what_was_not_measured_then(compared):
     assert [row[-1] for row in weight_table(older).rows] == [None] * 3
     panels = mechanism_panels(summarise(older))
     for title in ("Attention by layer and head", "In the course of the training"):
-        assert not {"sink contribution", MAP_RANK} & set(views_of(panels, title))
+        assert not {"first-key contribution", MAP_RANK} & set(views_of(panels, title))
 
 
 def test_specialisation_is_the_spread_of_the_heads_mean_gates(compared):
@@ -132,7 +139,7 @@ def test_courses_follow_the_observations_and_the_curve(compared):
     assert list(views) == [*COURSES, *NORMS]
     record = summary.variants[1].records[0]
     for name, x, y in [
-        ("sink mass", record.observations, [fmean(flat(seen.sink_mass)) for seen in record.observations]),
+        ("first-key mass", record.observations, [fmean(flat(seen.sink_mass)) for seen in record.observations]),
         ("largest activation", record.observations, [max(seen.largest_activation) for seen in record.observations]),
         ("effective rank", record.observations, [seen.effective_rank[-1] for seen in record.observations]),
         (MAP_RANK, record.observations, [fmean(flat(seen.map_rank)) for seen in record.observations]),

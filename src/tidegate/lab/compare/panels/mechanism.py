@@ -9,10 +9,11 @@ from tidegate.lab.compare.panels.curves import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
-from tidegate.torch.observing import CLOSED_BELOW
+from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
 MAP_RANK = "rank of value to output"
 """What the page calls the effective rank of the map from value to output."""
+_NAMES = statistic_names("the first key")
 _AT_THE_END = ", at the end of the training"
 
 
@@ -70,7 +71,11 @@ def _weight_table(variants: Sequence[VariantSummary]) -> Table:
             Column(title="variant"),
             Column(title="first token", digits=3, help="Its share of the weight, mean over layers, heads and queries."),
             Column(title="in the strongest head", digits=3, help="The same in the head with most of it."),
-            Column(title="sink", digits=3, help="Share of the sink in the softmax's denominator; empty without one."),
+            Column(
+                title="sink logit",
+                digits=3,
+                help="Share of the sink's logit in the softmax's denominator; empty without one.",
+            ),
             Column(title="other tokens", digits=3, help="Share of all other keys."),
             Column(
                 title="added by the first token",
@@ -84,11 +89,15 @@ def _weight_table(variants: Sequence[VariantSummary]) -> Table:
 
 def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
     figures: list[tuple[str, str, Callable[[ObservationSummary], LayerByHead | None]]] = [
-        ("sink mass", "Attention weight on the first token", lambda seen: seen.sink_mass),
-        ("weight on sink", "Attention weight on the sink in the softmax's denominator", lambda seen: seen.sink_logit),
-        ("sink impact", "The first token's share in what heads take in", lambda seen: seen.sink_impact),
+        (_NAMES["mass"], "Attention weight on the first token", lambda seen: seen.sink_mass),
         (
-            "sink contribution",
+            _NAMES["sink"],
+            "Attention weight on the sink logit in the softmax's denominator",
+            lambda seen: seen.sink_logit,
+        ),
+        (_NAMES["impact"], "The first token's share in what heads take in", lambda seen: seen.sink_impact),
+        (
+            _NAMES["contribution"],
             "What the first token adds to the output of a layer, in units of that output",
             lambda seen: seen.sink_contribution,
         ),
@@ -109,15 +118,15 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
 
 def _courses(summary: Summary) -> Iterator[View | None]:
     figures: list[tuple[str, str, Callable[[ObservationSummary], float | None]]] = [
-        ("sink mass", "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
+        (_NAMES["mass"], "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
         (
-            "weight on sink",
-            "weight on the sink of the softmax, mean over heads",
+            _NAMES["sink"],
+            "weight on the sink logit, mean over heads",
             lambda seen: _mean(seen.sink_logit or ()),
         ),
-        ("sink impact", "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
+        (_NAMES["impact"], "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
         (
-            "sink contribution",
+            _NAMES["contribution"],
             "what the first token adds to a layer's output, mean over heads",
             lambda seen: _mean(seen.sink_contribution or ()),
         ),
