@@ -1,18 +1,14 @@
 """Write formulas as MathML while the site is built: a browser needs no script and no network to show them."""
 
-import re
-
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from latex import spell_out
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
 logger = logging.getLogger(__name__)
-
-SPELLINGS = {r"\\dots\b": r"\\ldots", r"\\(big|Big)(?=[(\[])": r"\\\1l", r"\\(big|Big)(?=[)\]])": r"\\\1r"}
-"""LaTeX that the translator does not know, and what it knows instead."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -36,11 +32,8 @@ def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 def to_mathml(node: nodes.Element, *, block: bool) -> str:
     """Translate LaTeX; what cannot be translated is a warning, and so fails the build."""
-    formula = node.astext()
-    for pattern, known in SPELLINGS.items():
-        formula = re.sub(pattern, known, formula)
     try:
-        return tex2mathml(formula, as_block=block)
+        return tex2mathml(spell_out(node.astext()), as_block=block)
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
         return ""
