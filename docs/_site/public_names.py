@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
+REFERENCE = ROOT / "docs" / "reference"
 LEFT_OUT = ("tidegate.cli",)
 """What is used from the command line alone."""
 DIRECTIVE = re.compile(r"^\.\. public:: (\S+) (\S+)$", re.MULTILINE)
@@ -57,6 +58,13 @@ def public_names() -> tuple[PublicName, ...]:
         if module not in LEFT_OUT
         for name in exported(module)
     )
+
+
+@cache
+def addresses() -> dict[Origin, str]:
+    """Under which address the reference describes each thing."""
+    pages = (page.read_text(encoding="utf-8") for page in sorted(REFERENCE.glob("*.md")))
+    return {name.origin: str(name) for page in pages for name in described_by(page)}
 
 
 def described_by(page: str) -> Iterator[PublicName]:

@@ -1,4 +1,4 @@
-"""The directive `public`, by which a page of the reference describes the public names that come from one module."""
+"""The reference: the directive `public`, which describes the names of a module, and links from all pages to them."""
 
 import ast
 import inspect
@@ -9,9 +9,14 @@ from docstrings import Link, to_rst
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
-from public_names import PublicName, definition_of, names_from, parsed, public_names
+from public_names import PublicName, addresses, definition_of, names_from, parsed, public_names
+from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util.nodes import nested_parse_with_titles
+
+LEARN = "docs/learn/"
+"""Pages in which a word such as `entropy` is the function of that name in `tidegate.tensors`."""
 
 
 class Public(Directive):
@@ -53,13 +58,40 @@ def links_from(package: str) -> Link:
     """Find names as they are written in a package: its own first, then those of the others."""
     by_name: dict[str, str] = {}
     for name in sorted(public_names(), key=lambda name: (name.package != package, name.package.count("."))):
-        by_name.setdefault(name.name, str(name))
+        by_name.setdefault(name.name, addresses()[name.origin])
 
     def link(code: str) -> str | None:
         first, dot, rest = code.partition(".")
         return f"{by_name[first]}{dot}{rest}" if first in by_name and rest.isidentifier() >= bool(dot) else None
 
     return link
+
+
+class LinkNames(SphinxTransform):
+    """Lead from code in the text of a page to the reference, where it is a public name and can be no other word."""
+
+    default_priority = 5
+
+    def apply(self, **kwargs: Any) -> None:
+        """Wrap the names; Sphinx resolves them once all pages are read."""
+        page = self.env.docname
+        link = links_from("tidegate.tensors") if page.startswith(LEARN) else unmistakable
+        for code in list(self.document.findall(nodes.literal)):
+            inside = isinstance(code.parent, nodes.title | nodes.reference | addnodes.pending_xref)
+            address = None if inside or code.get("classes") else link(code.astext())
+            if address is not None:
+                reference = addnodes.pending_xref(
+                    "", refdoc=page, refdomain="py", reftype="obj", reftarget=address, refexplicit=True, refwarn=False
+                )
+                code.replace_self(reference)
+                reference += code
+
+
+def unmistakable(code: str) -> str | None:
+    """The address of a name that only one thing has, and that is no common word."""
+    common = code.islower() and "_" not in code
+    things = {name.origin for name in public_names() if name.name == code}
+    return addresses()[things.pop()] if len(things) == 1 and not common else None
 
 
 def translate_docstring(app: Sphinx, kind: str, address: str, value: object, options: Any, lines: list[str]) -> None:
@@ -82,6 +114,7 @@ def name_modules(
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
     app.add_directive("public", Public)
+    app.add_transform(LinkNames)
     app.connect("autodoc-process-docstring", translate_docstring)
     app.connect("autodoc-process-signature", name_modules)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

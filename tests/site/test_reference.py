@@ -1,9 +1,11 @@
 """The reference describes every public name once. The lists are read from the sources; the site is not built here."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from documents import python_blocks
 from public_names import Origin, definition_of, described_by, names_from, public_names
 
 import tidegate
@@ -47,6 +49,16 @@ def test_a_name_is_described_where_the_outermost_package_has_it():
     inner = {name.name for name in names_from("tidegate.torch.observing", "tidegate.torch.observing")}
     assert "Moments" in inner
     assert "observe" not in inner
+
+
+def test_twenty_public_names_have_an_example_that_uses_them():
+    page = ROOT / "docs" / "reference" / "examples.md"
+    introduced = re.findall(r"^`(\w+)`(?: and `(\w+)`)?: ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    names = {name for pair in introduced for name in pair if name}
+    code = "\n".join(source for _, source in python_blocks(page))
+    assert len(names) == 20
+    assert names <= {name.name for name in public_names()}
+    assert [name for name in names if not re.search(rf"import .*\b{name}\b", code)] == []
 
 
 @pytest.mark.parametrize(
