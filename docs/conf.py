@@ -26,18 +26,20 @@ suppress_warnings = ["myst.strikethrough"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {"Array": "Array", "GateLike": "GateLike", "Namespace": "Namespace"}
-autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 python_display_short_literal_types = True
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "Tidegate"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+# Summaries are fetched, which a browser refuses on file://.
+html_show_search_summary = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b6a8a", "color-brand-content": "#0b6a8a"},
     "dark_css_variables": {"color-brand-primary": "#6cc3de", "color-brand-content": "#6cc3de"},

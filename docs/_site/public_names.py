@@ -89,12 +89,19 @@ def names_from(package: str, module: str) -> list[PublicName]:
 
 def origin_of(module: str, name: str) -> Origin:
     """Follow the imports of tidegate from module to module."""
-    for node in ast.walk(parsed(module)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidegate"):
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    return origin_of(str(node.module), alias.name)
-    return Origin(module, name)
+    imported = imports_of(module).get(name)
+    return Origin(module, name) if imported is None else origin_of(*imported)
+
+
+@cache
+def imports_of(module: str) -> dict[str, Origin]:
+    """What a module imports from others of tidegate, by the name that it gives it."""
+    return {
+        alias.asname or alias.name: Origin(node.module, alias.name)
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tidegate")
+        for alias in node.names
+    }
 
 
 @cache

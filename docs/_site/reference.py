@@ -95,20 +95,26 @@ def unmistakable(code: str) -> str | None:
 
 
 def translate_docstring(app: Sphinx, kind: str, address: str, value: object, options: Any, lines: list[str]) -> None:
-    """Turn the Markdown of a docstring into what autodoc expects, in place."""
+    """Turn the Markdown of a docstring into what autodoc expects, in place; a class has its constructor's after it."""
     names = {str(name): name for name in public_names()}
     package = address.rsplit(".", 1)[0] if address in names else address.rsplit(".", 2)[0]
-    lines[:] = to_rst(inspect.cleandoc("\n".join(lines)), links_from(package))
+    constructor = vars(value).get("__init__") if inspect.isclass(value) else None
+    texts = ("\n".join(lines), getattr(constructor, "__doc__", None) or "")
+    lines[:] = [line for text in texts for line in to_rst(inspect.cleandoc(text), links_from(package))]
     if address in names:
         lines += other_addresses(names[address])
 
 
-def name_modules(
+def plain_signature(
     app: Sphinx, kind: str, address: str, value: object, options: Any, signature: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Write a module that is a default value by its name, and not with the path of its file."""
-    shown = None if signature is None else re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", signature)
-    return shown, result
+    """Write modules and functions that are default values, and aliases inside a union, by their names alone."""
+    return _by_name(signature), _by_name(result)
+
+
+def _by_name(text: str | None) -> str | None:
+    objects = r"<module '([\w.]+)' from '[^']*'>|<function ([\w.]+)[^>]*>|TypeAliasForwardRef\('(\w+)'\)"
+    return text and re.sub(objects, r"\1\2\3", text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -116,5 +122,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("public", Public)
     app.add_transform(LinkNames)
     app.connect("autodoc-process-docstring", translate_docstring)
-    app.connect("autodoc-process-signature", name_modules)
+    app.connect("autodoc-process-signature", plain_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
