@@ -2,6 +2,7 @@
 
 import re
 
+FUNCTIONS = "log|ln|exp|tanh|max|min"
 SPELLINGS = {
     r"\\dots\b": r"\\ldots",
     r"\\(big|Big)(?=[(\[])": r"\\\1l",
@@ -9,6 +10,9 @@ SPELLINGS = {
     # TeX takes one digit for an argument, the translator all that stand together.
     r"(\\[td]?frac)\s*(\d)": r"\1{\2}",
     r"(\\[td]?frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
+    # TeX sets a function's name apart from what stands beside it, the translator does not.
+    rf"\\({FUNCTIONS})\s+(?=[\w\\])": r"\\\1\\, ",
+    rf"(?<=[\w)}}])\s+\\({FUNCTIONS})\b": r"\\, \\\1",
 }
 
 

@@ -9,6 +9,7 @@ from latex import spell_out
         (r"\tfrac{13}4 + \tfrac1\beta", r"\tfrac{13}{4} + \tfrac{1}\beta"),
         (r"\frac{1}{\sqrt h}\, 12", r"\frac{1}{\sqrt h}\, 12"),
         (r"x_1 \dots x_N, \dotsb", r"x_1 \ldots x_N, \dotsb"),
+        (r"p_j \log p_j - \log(x) + \max_j x", r"p_j\, \log\, p_j - \log(x) + \max_j x"),
         (r"\Big( a \Big)", r"\Bigl( a \Bigr)"),
     ],
 )
