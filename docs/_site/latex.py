@@ -10,9 +10,6 @@ SPELLINGS = {
     # TeX takes one digit for an argument, the translator all that stand together.
     r"(\\[td]?frac)\s*(\d)": r"\1{\2}",
     r"(\\[td]?frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
-    # A prime is an exponent, and shares its place with another one.
-    r"'\s*\^(?:\{([^{}]*)\}|(\w|\\[a-z]+))": r"^{\\prime \1\2}",
-    r"'": r"^{\\prime}",
     # TeX sets a function's name apart from what stands beside it, the translator does not.
     rf"\\({FUNCTIONS})\s+(?=[\w\\])": r"\\\1\\, ",
     rf"(?<=[\w)}}])\s+\\({FUNCTIONS})\b": r"\\, \\\1",

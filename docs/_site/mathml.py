@@ -33,7 +33,8 @@ def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
 def to_mathml(node: nodes.Element, *, block: bool) -> str:
     """Translate LaTeX; what cannot be translated is a warning, and so fails the build."""
     try:
-        return tex2mathml(spell_out(node.astext()), as_block=block)
+        # Fonts have the prime, which the translator leaves an apostrophe, raised already.
+        return tex2mathml(spell_out(node.astext()), as_block=block).replace("<mo>'</mo>", "<mo>′</mo>")
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
         return ""

@@ -10,7 +10,6 @@ from latex import spell_out
         (r"\frac{1}{\sqrt h}\, 12", r"\frac{1}{\sqrt h}\, 12"),
         (r"x_1 \dots x_N, \dotsb", r"x_1 \ldots x_N, \dotsb"),
         (r"p_j \log p_j - \log(x) + \max_j x", r"p_j\, \log\, p_j - \log(x) + \max_j x"),
-        (r"\xi'_a = L'^i A'^{ij} K'^\top", r"\xi^{\prime}_a = L^{\prime i} A^{\prime ij} K^{\prime \top}"),
         (r"\Big( a \Big)", r"\Bigl( a \Bigr)"),
     ],
 )
