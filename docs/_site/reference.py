@@ -13,7 +13,10 @@ from public_names import PublicName, addresses, definition_of, names_from, parse
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
 from sphinx.util.nodes import nested_parse_with_titles
+
+logger = logging.getLogger(__name__)
 
 LEARN = "docs/learn/"
 """Pages in which a word such as `entropy` is the function of that name in `tidegate.tensors`."""
@@ -58,7 +61,8 @@ def links_from(package: str) -> Link:
     """Find names as they are written in a package: its own first, then those of the others."""
     by_name: dict[str, str] = {}
     for name in sorted(public_names(), key=lambda name: (name.package != package, name.package.count("."))):
-        by_name.setdefault(name.name, addresses()[name.origin])
+        if name.origin in addresses():
+            by_name.setdefault(name.name, addresses()[name.origin])
 
     def link(code: str) -> str | None:
         first, dot, rest = code.partition(".")
@@ -91,7 +95,7 @@ def unmistakable(code: str) -> str | None:
     """The address of a name that only one thing has, and that is no common word."""
     common = code.islower() and "_" not in code
     things = {name.origin for name in public_names() if name.name == code}
-    return addresses()[things.pop()] if len(things) == 1 and not common else None
+    return addresses().get(things.pop()) if len(things) == 1 and not common else None
 
 
 def translate_docstring(app: Sphinx, kind: str, address: str, value: object, options: Any, lines: list[str]) -> None:
@@ -117,10 +121,18 @@ def _by_name(text: str | None) -> str | None:
     return text and re.sub(objects, r"\1\2\3", text)
 
 
+def name_what_is_missing(app: Sphinx) -> None:
+    """Warn of public names that no page describes, which fails the build."""
+    for name in public_names():
+        if name.origin not in addresses():
+            logger.warning("%s is public, and no page of docs/reference describes %s", name, name.origin.module)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
     app.add_directive("public", Public)
     app.add_transform(LinkNames)
+    app.connect("builder-inited", name_what_is_missing)
     app.connect("autodoc-process-docstring", translate_docstring)
     app.connect("autodoc-process-signature", plain_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
