@@ -82,7 +82,7 @@ bench: $(BENCH_READY) ## layers beside their peers, as ratios; tables in benchma
 # A warning fails it: a formula that cannot be set, a link or a heading that is not there, a page that no list names.
 docs: $(DOCS_READY) ## the site, of these documents and of the docstrings: site/index.html, readable without a network
 	rm -rf site
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs -d build/doctrees . site
 	$(BIN)/python docs/_site/check_links.py site
 
 format: $(READY) ## rewrite the sources as `check` wants them
