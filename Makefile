@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
+DOCS_READY := $(VENV)/.ready-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # One thread for each test process: two processes with two threads each would wait for one another. A file stays in one
 # process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo tour chromium test test-all torture models check coverage bench bench-gpu dist format
+.PHONY: help demo tour chromium test test-all torture models check coverage bench bench-gpu dist docs format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,6 +29,10 @@ $(READY): $(DEMO_READY)
 
 $(BENCH_READY): $(READY)
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(DOCS_READY): $(DEMO_READY)
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 demo: $(DEMO_READY) ## the main job: compare gates on Python's own sources; the page is demo/report.html
@@ -81,6 +86,12 @@ bench-gpu: $(BENCH_READY) ## the tests that need a GPU, then layers and training
 dist: $(READY) ## wheel and source archive in dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+
+# A warning fails it: a formula that cannot be set, a link or a heading that is not there, a page that no list names.
+docs: $(DOCS_READY) ## the site, of these documents and of the docstrings: site/index.html, readable without a network
+	rm -rf site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs -d build/doctrees . site
+	$(BIN)/python docs/_site/check_links.py site
 
 format: $(READY) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format

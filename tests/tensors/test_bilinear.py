@@ -126,6 +126,15 @@ def test_every_pair_of_the_batch_has_its_form(library):
     assert_close(scores, pairs)
 
 
+@settings(max_examples=8)
+@given(Q=matrices, K=matrices, g=matrices, W=matrices)
+def test_scores_stay_when_basis_and_metric_turn_against_each_other(library, Q, K, g, W):
+    basis = well_conditioned(W) @ np.triu(np.ones((3, 3)))
+    inverse = np.linalg.inv(basis)
+    turned = library.call(bilinear_form_batch, Q @ basis, K @ basis, inverse @ g @ inverse.T)
+    assert_close(turned, Q @ g @ K.T)
+
+
 def test_a_metric_per_head_is_applied_head_by_head(library):
     Q, K, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(3, 5, seed=2)
     g = np.stack([well_conditioned(normal(5, 5, seed=seed)) for seed in range(3)])

@@ -136,6 +136,14 @@ def test_energy_never_rises_along_a_long_retrieval(seed, grid, beta):
     assert_close(np.minimum.accumulate(energies, axis=-1), energies)
 
 
+@given(queries=states_drawn, patterns=patterns_drawn, beta=betas)
+def test_a_step_lowers_the_energy_by_at_least_half_its_square(queries, patterns, beta):
+    found = modern_hopfield_update(queries, patterns, beta)
+    before, after = (modern_hopfield_energy(states, patterns, beta) for states in (queries, found))
+    bound = before - np.sum((found - queries) ** 2, axis=-1) / 2
+    assert_close(np.minimum(after, bound), after)
+
+
 def test_the_energy_does_fall_from_a_state_that_is_not_at_rest():
     energies = hopfield_retrieve(np.asarray([3.0, 2.0, 0.0, 0.0]), APART).energies
     assert energies[1] < energies[0] - 1
