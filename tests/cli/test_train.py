@@ -258,7 +258,9 @@ def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_
     [
         (["--tasks", "a.yaml", "--data", "x.txt"], "--data is for a text"),
         (["--limit", 3], "--limit and --num-fewshot are for --tasks"),
+        (["--tasks", "a.yaml", "--sequences", 3], "--sequences is for a text"),
         (["--tasks", " , "], "--tasks must name at least one"),
+        (["--out", "."], "--out . is a folder"),
     ],
 )
 def test_options_of_an_evaluation_that_would_be_passed_over_are_refused(trained, options, message):

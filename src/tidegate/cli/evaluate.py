@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidegate.lab.models.text import TextLoss
 
 _TASKS = "Tasks"
+_SEQUENCES = 256
 
 
 def evaluate(
@@ -35,7 +36,10 @@ def evaluate(
         int | None,
         typer.Option(min=2, help="Tokens of a sequence; the length it was trained on by default.", show_default=False),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences, spread over the data.")] = 256,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Sequences, spread over the data; {_SEQUENCES} by default.", show_default=False),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
     tasks: Annotated[
         str | None,
@@ -75,8 +79,11 @@ def evaluate(
     from tidegate.lab.models.language_models import load_language_model, token_windows
     from tidegate.lab.models.text import require_decoder, text_loss
 
-    _require_options_of_one_kind(tasks, {"--data": data, "--field": field, "--length": length}, [limit, num_fewshot])
+    of_text = {"--data": data, "--field": field, "--length": length, "--sequences": sequences}
+    _require_options_of_one_kind(tasks, of_text, [limit, num_fewshot])
     if out is not None:
+        if out.is_dir():
+            raise ValueError(f"--out {out} is a folder. Name the file to write, such as {out / 'scores.json'}.")
         require_writable(out.parent)
     loaded = load_language_model(model, derivatives=False)
     decoder = require_decoder(loaded)
@@ -85,7 +92,7 @@ def evaluate(
     with display(new_console(stderr=True), quiet=quiet) as shown, bars:
         if tasks is None:
             size = length or decoder.config.max_length
-            windows = token_windows(loaded, data, length=size, count=sequences, field=field)
+            windows = token_windows(loaded, data, length=size, count=sequences or _SEQUENCES, field=field)
             found = text_loss(loaded, windows, batch_size=batch_size, tell=shown.show)
         else:
             from tidegate.lab.models.evaluate import evaluate_tasks
@@ -108,7 +115,7 @@ def evaluate(
         _print(found, loaded.name)
 
 
-def _require_options_of_one_kind(tasks: str | None, of_text: dict[str, object], of_tasks: Sequence[object]) -> None:
+def _require_options_of_one_kind(tasks: str | None, of_text: Mapping[str, object], of_tasks: Sequence[object]) -> None:
     """Refuse options that would be passed over."""
     given = [option for option, value in of_text.items() if value is not None]
     if tasks is not None and given:

@@ -103,7 +103,7 @@ def do_training(work: Work) -> None:
             return
         folder.keep(run, record)
         tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
-    _export(folder, record)
+        _export(folder, record)
     _print_result(folder, record, before=False)
 
 

@@ -212,4 +212,27 @@ class TestHarness:
         assert drawn("import ", max_gen_toks=10, until=[stop]) == whole[: whole.index(stop)]
         assert drawn(SOURCE[:500], max_gen_toks=4) == drawn(SOURCE[480:500], max_gen_toks=4)
         assert drawn("", max_gen_toks=4) == drawn("\n", max_gen_toks=4)
-        assert drawn("a", max_gen_toks=1000) is not None
+        with pytest.raises(ValueError, match=r"max_gen_toks of a task must be .* less than the model's length, 24"):
+            drawn("a", max_gen_toks=LENGTH)
+
+    @pytest.mark.parametrize(("num_context", "room"), [(4, LENGTH - 4), (LENGTH, LENGTH // 4), (100, LENGTH // 4)])
+    def test_where_a_task_sets_no_number_most_of_a_context_stays(self, model, num_context, room):
+        from tidegate.lab.models.evaluate import HarnessModel
+
+        tokens, num_drawn = HarnessModel(model)._leave_room(list(range(num_context)), None)
+        assert num_drawn == room
+        assert tokens == list(range(num_context))[-(LENGTH - room) :]
+
+    def test_a_temperature_samples_unless_the_task_says_no(self, model):
+        from lm_eval.api.instance import Instance
+
+        from tidegate.lab.models.evaluate import HarnessModel
+
+        def drawn(**options):
+            arguments = ("import ", {"max_gen_toks": 12, **options})
+            return HarnessModel(model).generate_until(
+                [Instance(request_type="generate_until", doc={}, arguments=arguments, idx=0)]
+            )[0]
+
+        assert drawn(temperature=5.0) != drawn()
+        assert drawn(temperature=5.0, do_sample=False) == drawn(temperature=0.0) == drawn()

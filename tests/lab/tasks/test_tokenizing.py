@@ -107,6 +107,26 @@ class TestAStop:
         assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
         assert made == [1]
 
+    @pytest.mark.parametrize(
+        "names",
+        [("pytorch_model.bin",), ("index.json",), ("tokenizer.json",), ("00000.bin", "notes.txt"), ("1.bin.partial",)],
+    )
+    def test_files_of_others_are_left_alone(self, text, tmp_path, names):
+        folder = tmp_path / "out"
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("{}")
+        with pytest.raises(DataError, match=r"--out .*out has files that are not of shards: .*Choose another"):
+            tokenize(str(text), folder, tokenizer="bpe:300")
+        assert {file.name: file.read_text() for file in folder.iterdir()} == dict.fromkeys(names, "{}")
+
+    def test_what_a_kill_left_half_written_is_removed(self, text, tmp_path):
+        whole = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
+        left = tmp_path / "out" / f"00009.bin.{'0' * 16}.partial"
+        left.write_text("half")
+        assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
+        assert not left.exists()
+
     def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out", shard_bytes=4096)
         with pytest.raises(DataError, match="shards of another call: tokenizer differ"):

@@ -98,17 +98,37 @@ class HarnessModel(LM):
         given = dict(options)
         until = given.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
-        num_tokens = min(int(given.pop("max_gen_toks", _NEW_TOKENS)), self._length - 1)
-        sampled = given.pop("do_sample", False)
-        temperature = float(given.pop("temperature", 1.0 if sampled else 0.0)) if sampled else 0.0
+        tokens = self._encode(context) or self._start
+        tokens, num_tokens = self._leave_room(tokens, given.pop("max_gen_toks", None))
+        temperature = float(given.pop("temperature", 0.0))
+        # As lm-eval has it: a temperature samples unless the task says that it must not.
+        sampled = bool(given.pop("do_sample", temperature > 0))
+        temperature = (temperature or 1.0) if sampled else 0.0
         draws = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
-        tokens = (self._encode(context) or self._start)[-(self._length - num_tokens) :]
         text = ""
         for piece in continue_tokens(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **draws):
             text += piece.decode("utf-8", errors="replace")
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
                 return text[: min(ends)]
         return text
+
+    def _leave_room(self, tokens: list[int], wanted: object) -> tuple[list[int], int]:
+        """The end of a context, and how many tokens to draw after it: together at most the trained length.
+
+        What a task asks for is drawn, and the context is cut at its beginning. Where it says nothing, as many tokens as
+        the context leaves are drawn, or a quarter of the length if it leaves fewer.
+        """
+        if wanted is None:
+            room = max(self._length - len(tokens), self._length // 4)
+            num_tokens = max(1, min(_NEW_TOKENS, room))
+        else:
+            num_tokens = int(str(wanted))
+            if not 1 <= num_tokens < self._length:
+                raise ValueError(
+                    f"max_gen_toks of a task must be at least 1 and less than the model's length, {self._length}, to "
+                    f"leave room for a context; got {num_tokens}."
+                )
+        return tokens[-(self._length - num_tokens) :], num_tokens
 
 
 def evaluate_tasks(

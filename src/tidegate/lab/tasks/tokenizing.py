@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -18,6 +19,7 @@ import numpy as np
 
 from tidegate._files import write_content
 from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._text import list_some
 from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
 from tidegate.lab.tasks.holdout import num_held_out
 from tidegate.lab.tasks.hub import stream_hub_documents
@@ -49,6 +51,12 @@ SAMPLE_BYTES = 1 << 26
 _HELD_OUT_SHARE = 0.05
 _PAIRS = "pairs"
 """What the journal's line about byte pairs has."""
+_PARTIAL = r"(\.[0-9a-f]{16}\.partial)?"
+"""What a kill leaves of a file that was being written."""
+_SHARD_FILE = re.compile(rf"\d{{5,}}\.bin{_PARTIAL}")
+_OWN_FILE = re.compile(
+    rf"{_SHARD_FILE.pattern}|({'|'.join(re.escape(name) for name in (INDEX, JOURNAL, TOKENIZER))}){_PARTIAL}"
+)
 
 
 class _Job(NamedTuple):
@@ -87,6 +95,7 @@ def tokenize(
     """
     source = resolve_source("stdlib" if data is None else data)
     folder.mkdir(parents=True, exist_ok=True)
+    _require_own_folder(folder)
     given = _read_pairs(tokenizer) if tokenizer.endswith(".json") else ""
     num_tokens = None if given else num_merged_tokens(tokenizer)
     spelled = f"bpe:{_vocab_size(given)} {_digest(given)}" if given else tokenizer
@@ -115,12 +124,23 @@ def tokenize(
         shards=tuple(shards),
     )
     # Shards of a text that was longer before, and what kills have left half written.
-    for file in folder.glob("*.bin*"):
-        if file.name not in {shard.name for shard in shards}:
+    for file in folder.iterdir():
+        if _SHARD_FILE.fullmatch(file.name) and file.name not in {shard.name for shard in shards}:
             file.unlink()
     write_index(folder, index)
     journal.forget()
     return index
+
+
+def _require_own_folder(folder: Path) -> None:
+    """Refuse a folder with files that are not of shards: some would be written over."""
+    names = sorted(file.name for file in folder.iterdir())
+    others = [name for name in names if not _OWN_FILE.fullmatch(name)]
+    has_shards = any(name == JOURNAL or _SHARD_FILE.fullmatch(name) for name in names)
+    if others or (names and not has_shards and _done_index(folder / INDEX) is None):
+        raise DataError(
+            f"--out {folder} has files that are not of shards: {list_some(others or names)}. Choose another --out."
+        )
 
 
 def _encoders(num_processes: int, pairs: str) -> Executor:
