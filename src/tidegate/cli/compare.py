@@ -16,10 +16,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import options_named
+from tidegate.cli.options import JsonOption, options_named
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the result alone.", rich_help_panel=_WORK)] = False,
 ) -> None:
     """Train attention variants under equal conditions, and write a page that says what differs, and how surely.
@@ -243,7 +244,7 @@ def compare(
     Example: tidegate compare --data notes/ --variants none,g1,bma+g1,slow=g1@lr=1e-3 --out notes-gates
     """
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    console = new_console()
+    console = new_console(stderr=as_json)
     if not console.is_terminal:
         # Output is not a terminal: do not wrap.
         console.width = _WIDE
@@ -303,13 +304,17 @@ def compare(
         with display(console, quiet=quiet, examples=examples) as shown, options_named(_OPTIONS):
             lines = run_comparison(request, out, executor=runner, tell=shown.show)
         summary = summarise(lines)
-        page = write_page(comparison_page(summary), out)
+        page = comparison_page(summary)
+        written = write_page(page, out)
     except Failed as problem:
         stop(f"{problem} See {records_path(out)}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+    if as_json:
+        print_json({"page": str(written), "results": page.data})
+        return
     _print_summary(console, summary)
-    console.print(f"The page: {page}", soft_wrap=True)
+    console.print(f"The page: {written}", soft_wrap=True)
 
 
 _OPTIONS = {
@@ -390,7 +395,18 @@ def _cells(variant: VariantSummary, summary: Summary) -> Iterator[str]:
 def _require_no_other_options(context: typer.Context) -> None:
     """Refuse options that would make other runs than those given."""
     unread = set(context.params) - {
-        *("runs", "margin", "out", "executor", "retries", "cpus_per_run", "gpus_per_run", "procs_per_run", "quiet")
+        *(
+            "runs",
+            "margin",
+            "out",
+            "executor",
+            "retries",
+            "cpus_per_run",
+            "gpus_per_run",
+            "procs_per_run",
+            "as_json",
+            "quiet",
+        )
     }
     sources = {name: context.get_parameter_source(name) for name in unread}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable
 from typing import Any, final
 
@@ -15,6 +17,13 @@ from tidegate._text import printable
 def new_console(*, stderr: bool = False) -> Console:
     """Open the terminal: text is shown as it is, without markup, and what would steer the terminal is spelled."""
     return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a result for other programs; nan and infinities, which JSON does not have, become null."""
+    from tidegate._json import without_nan
+
+    sys.stdout.write(json.dumps(without_nan(value), allow_nan=False, indent=2) + "\n")
 
 
 @final

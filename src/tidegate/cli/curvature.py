@@ -11,9 +11,9 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, note_unread
+from tidegate.cli.options import DataOption, FieldOption, GatesOption, JsonOption, ModelArgument, note_unread
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def curvature(
     planes: Annotated[int, typer.Option(min=1, help="Planes at each position.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Of the planes.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("curvature"),
+    as_json: JsonOption = False,
 ) -> None:
     """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
     from tidegate.lab.models.curvature import model_curvature
@@ -52,10 +53,14 @@ def curvature(
     sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
     with display(new_console(stderr=True), quiet=False) as shown:
         measured = model_curvature(loaded, windows, sampling, tell=shown.show)
-    page = write_page(curvature_page(measured, command=command), out)
+    page = curvature_page(measured, command=command)
+    written = write_page(page, out)
+    if as_json:
+        print_json({"page": str(written), "results": page.data})
+        return
     console = new_console()
     console.print(_table(measured))
-    console.print(f"The page: {page}", soft_wrap=True)
+    console.print(f"The page: {written}", soft_wrap=True)
 
 
 def _table(measured: ModelCurvature) -> Table:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.table import Table
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 
 if TYPE_CHECKING:
     from tidegate.lab.training.estimate import Estimate
     from tidegate.lab.training.run import Run, Training
 
 
-def print_estimate(run: Run, *, flops: float | None, mfu: float) -> None:
+def print_estimate(run: Run, *, flops: float | None, mfu: float, as_json: bool = False) -> None:
     """Print what a run would take here, and at a rate of operations if one is given."""
     from tidegate.lab.training.estimate import estimate_run
 
     estimate = estimate_run(run)
+    if as_json:
+        there = None if flops is None else estimate.hours_at(flops, mfu)
+        print_json({**asdict(estimate), "lr": run.training.lr, "hours": estimate.hours, "hours_there": there})
+        return
     table = Table(box=SIMPLE, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

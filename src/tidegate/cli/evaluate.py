@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
@@ -15,9 +14,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from tidegate._files import write_content
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import DataOption, FieldOption, ModelArgument, QuietOption
+from tidegate.cli.options import DataOption, FieldOption, JsonOption, ModelArgument, QuietOption
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="File to write the result to, as JSON.", show_default=False)] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -105,12 +104,12 @@ def evaluate(
                 batch_size=batch_size,
                 tell=shown.show,
             )
-    result = json.dumps({"model": loaded.name, **found.to_dict()}, indent=2)
+    result = {"model": loaded.name, **found.to_dict()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_content(out, f"{result}\n".encode())
+        write_content(out, f"{json.dumps(result, indent=2)}\n".encode())
     if as_json:
-        sys.stdout.write(f"{result}\n")
+        print_json(result)
     else:
         _print(found, loaded.name)
 

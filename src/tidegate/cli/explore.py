@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 
 from tidegate._files import write_content
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
+from tidegate.cli.options import JsonOption
 
 
 def explore(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("explore.html"),
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in your browser.")] = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page to play with, and open it: one file that needs no network.
 
@@ -32,6 +34,9 @@ def explore(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_content(out, explore_page().encode())
     opened = open_page and webbrowser.open(out.resolve().as_uri())
+    if as_json:
+        print_json({"page": str(out), "opened": bool(opened)})
+        return
     console = new_console()
     console.print(f"The page: {out}", soft_wrap=True)
     if open_page and not opened:

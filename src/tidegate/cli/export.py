@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import ModelArgument
+from tidegate.cli.options import JsonOption, ModelArgument
 
 
 def export(
@@ -23,6 +23,7 @@ def export(
             "in models with qk_norm=yes and without windows."
         ),
     ] = "hf",
+    as_json: JsonOption = False,
 ) -> None:
     """Write a model of tidegate train, or of save_model, for other tools.
 
@@ -41,4 +42,7 @@ def export(
     file = model / "model.safetensors" if model.is_dir() else model
     write = export_hugging_face if to == "hf" else export_qwen3_next
     kind = write(decoder, out, tokenizer=tokenizer_beside(file, decoder))
+    if as_json:
+        print_json({"class": kind, "folder": str(out)})
+        return
     new_console().print(f"A {kind} for transformers: {out}", soft_wrap=True)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import ModelArgument
+from tidegate.cli.console import print_json
+from tidegate.cli.options import JsonOption, ModelArgument
 
 
 def generate(
@@ -25,6 +26,7 @@ def generate(
         typer.Option(help="Draw from the fewest likeliest tokens that have this probability.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on with a text, as it is drawn: a model of tidegate train, or of save_model.
 
@@ -43,6 +45,9 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
+    if as_json:
+        print_json({"prompt": prompt, "text": b"".join(pieces).decode("utf-8", errors="replace")})
+        return
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(_shown(piece))

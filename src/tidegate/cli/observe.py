@@ -9,9 +9,17 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, ModelArgument, QuietOption, note_unread
+from tidegate.cli.options import (
+    DataOption,
+    FieldOption,
+    GatesOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    note_unread,
+)
 from tidegate.cli.progress import display
 
 _LENGTH = 512
@@ -39,6 +47,7 @@ def observe(
         bool, typer.Option("--heat", help="Measure the largest score and the heat capacity too; slower.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("observation"),
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Watch every attention call of a trained model on a text, and write a page of sinks, entropies and gates.
@@ -62,6 +71,9 @@ def observe(
         seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)
     page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=tokens)
     page_file = write_page(page, out)
+    if as_json:
+        print_json({"page": str(page_file), "results": page.data})
+        return
     console = new_console()
     console.print(seen.table(), soft_wrap=True)
     console.print(f"The page: {page_file}", soft_wrap=True)

@@ -39,6 +39,9 @@ GatesOption: TypeAlias = Annotated[
 FieldOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)
 ]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, for other programs.")
+]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Show the result alone.")]
 
 

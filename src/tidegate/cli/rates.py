@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tidegate.cli.console import new_console
 from tidegate.cli.errors import stop
-from tidegate.cli.options import QuietOption
+from tidegate.cli.options import JsonOption, QuietOption
 from tidegate.cli.study import answer_study
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def rates(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of data and starts; the same seed gives the same numbers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("rates"),
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Estimate the experts of an attention head from more and more data, and write a page of what can be told apart.
@@ -48,7 +49,9 @@ def rates(
         options = replace(full_or_quick, placements=chosen, seed=seed)
     except ValueError as problem:
         stop(f"--{problem}")
-    _print_slopes(answer_study(STUDY, options, out, quiet=quiet))
+    result = answer_study(STUDY, options, out, as_json=as_json, quiet=quiet)
+    if not as_json:
+        _print_slopes(result)
 
 
 def _print_slopes(result: RatesResult) -> None:

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import stop
+from tidegate.cli.options import JsonOption
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that a comparison wrote to.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Where to write the page; the same folder by default.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
     from tidegate.lab.compare.page import comparison_page
@@ -29,5 +31,9 @@ def report(
         summary = summarise(lines)
     except ValueError as problem:
         stop(f"{path}: {problem}")
-    written = write_page(comparison_page(summary), folder if out is None else out)
+    page = comparison_page(summary)
+    written = write_page(page, folder if out is None else out)
+    if as_json:
+        print_json({"page": str(written), "results": page.data})
+        return
     new_console().print(f"The page: {written}", soft_wrap=True)

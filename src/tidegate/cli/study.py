@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidegate._files import irregular_kind
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import stop
 from tidegate.cli.folders import require_no_comparison, require_writable
-from tidegate.cli.options import QuietOption
+from tidegate.cli.options import JsonOption, QuietOption
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def study(
         Path | None,
         typer.Option("--from", help="A record to draw and report from, instead of the work.", show_default=False),
     ] = None,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Answer one question by a computation of some minutes: its record, its page and its figures."""
@@ -47,6 +49,9 @@ def study(
     from tidegate.lab.studies.options import set_options, settings_of
 
     console = new_console()
+    if name == "list" and as_json:
+        print_json([{"name": known.name, "question": known.question} for known in STUDIES.values()])
+        return
     if name == "list":
         for known in STUDIES.values():
             console.print(f"{known.name}: {known.question}", soft_wrap=True)
@@ -62,14 +67,24 @@ def study(
         options = set_options(chosen.quick if quick else chosen.options, settings or [])
     except ValueError as problem:
         stop(f"--set: {problem}")
+    if show_options and as_json:
+        print_json(asdict(options))
+        return
     if show_options:
         console.print("\n".join(settings_of(options)), soft_wrap=True)
         return
-    answer_study(chosen, options, Path("studies") / name if out is None else out, record=again, quiet=quiet)
+    folder = Path("studies") / name if out is None else out
+    answer_study(chosen, options, folder, record=again, as_json=as_json, quiet=quiet)
 
 
 def answer_study(
-    study: Study[Any, Any], options: Any, folder: Path, *, record: Path | None = None, quiet: bool = False
+    study: Study[Any, Any],
+    options: Any,
+    folder: Path,
+    *,
+    record: Path | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> Any:
     """Answer a study, or read its answer from a record; write record, page and figures, print the finding.
 
@@ -93,6 +108,9 @@ def answer_study(
     save_record(values, folder / f"{study.name}.json")
     save_figures(view.figures, folder)
     page = write_page(page_of(study, values, result, view), folder)
+    if as_json:
+        print_json({"page": str(page), "results": values})
+        return result
     console = new_console()
     console.print(values["finding"], soft_wrap=True)
     console.print(f"The page: {page}", soft_wrap=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import FieldOption, QuietOption
+from tidegate.cli.options import FieldOption, JsonOption, QuietOption
 
 
 def tokenize(
@@ -35,6 +36,7 @@ def tokenize(
         int | None,
         typer.Option(min=1, help="Processes that encode; one for each core by default.", show_default=False),
     ] = None,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a text as shards of tokens on the disk, for --data of train and compare: it may be larger than memory.
@@ -64,6 +66,9 @@ def tokenize(
         )
     except KeyboardInterrupt:
         stop("nothing is lost. Run the command again to go on.", code=INTERRUPTED)
+    if as_json:
+        print_json({"folder": str(out), **asdict(index)})
+        return
     training = sum(shard.num_training for shard in index.shards)
     held_out = sum(shard.num_tokens for shard in index.shards) - training
     new_console().print(

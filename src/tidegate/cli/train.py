@@ -15,7 +15,7 @@ import typer
 from tidegate.cli.dry_run import print_estimate
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import QuietOption, options_named
+from tidegate.cli.options import JsonOption, QuietOption, options_named
 from tidegate.cli.training import Work, do_training, launch_training
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ def train(
     mfu: Annotated[
         float, typer.Option(help="Share of --flops that training reaches, for --dry-run.", rich_help_panel=_WORK)
     ] = 0.4,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train one language model, and write it where observe, curvature and transformers read it.
@@ -265,7 +266,7 @@ def train(
         )
         if dry_run:
             use_threads(threads)
-            print_estimate(run, flops=flops, mfu=mfu)
+            print_estimate(run, flops=flops, mfu=mfu, as_json=as_json)
             return
     require_writable(out)
     require_apart(out, data)
@@ -286,6 +287,7 @@ def train(
                 threads=max(1, threads // around),
                 peak=flops,
                 tensorboard=tensorboard,
+                as_json=as_json,
                 quiet=quiet,
                 save_seconds=save_seconds,
                 processes=processes,

@@ -7,13 +7,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from tidegate.cli.console import new_console
+from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.progress import display
 
@@ -33,6 +33,7 @@ class Work:
     threads: int
     peak: float | None
     tensorboard: bool
+    as_json: bool
     quiet: bool
     save_seconds: float
     processes: Processes | None
@@ -79,7 +80,7 @@ def do_training(work: Work) -> None:
                 # A kill at the very end may have left both undone.
                 folder.forget_checkpoints(run)
                 _export(folder, done)
-                _print_result(folder, done, before=True)
+                _print_result(folder, done, before=True, as_json=work.as_json)
             return
         use_threads(work.threads)
         tell, report = _open_displays(work, stack)
@@ -104,7 +105,7 @@ def do_training(work: Work) -> None:
         folder.keep(run, record)
         tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
         _export(folder, record)
-    _print_result(folder, record, before=False)
+    _print_result(folder, record, before=False, as_json=work.as_json)
 
 
 def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
@@ -157,7 +158,7 @@ def _export(folder: TrainingFolder, record: Record) -> None:
     partial.rename(place)
 
 
-def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> None:
+def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_json: bool) -> None:
     from tidegate.lab.training.log import log_path
 
     console = new_console()
@@ -167,6 +168,12 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> No
     if record.status == "diverged":
         stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
     assert record.loss is not None
+    hf = folder.path / "hf"
+    if as_json:
+        files = {"model": folder.model, "hf": hf if hf.exists() else None, "log": log_path(folder.path)}
+        places = {name: None if path is None else str(path) for name, path in files.items()}
+        print_json({**places, "trained_before": before, "record": asdict(record)})
+        return
     figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
     when = "Trained before" if before else "Trained"
     console.print(
@@ -175,6 +182,6 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool) -> No
         soft_wrap=True,
     )
     console.print(f"The model: {folder.model}", soft_wrap=True)
-    if (folder.path / "hf").exists():
-        console.print(f"For transformers: {folder.path / 'hf'}", soft_wrap=True)
+    if hf.exists():
+        console.print(f"For transformers: {hf}", soft_wrap=True)
     console.print(f"The log: {log_path(folder.path)}", soft_wrap=True)
