@@ -120,18 +120,22 @@ def page_of(page, rows, others, before):
     earlier = before["works"].values()
     shares_before = [_share(sum(column in each for each in earlier), len(earlier)) for column in COLUMNS]
     attending = [row for row in rows if row.built and row.attends]
+    shares_now = [_share(_working(attending, column), len(attending)) for column in COLUMNS]
     reasons = list(dict.fromkeys(why for row in rows for why in row.refusals.values()))
     lines = [
         f"Made with transformers {transformers.__version__}, PyTorch {torch.__version__.split('+')[0]} and Python "
         f"{sys.version_info.major}.{sys.version_info.minor}: {len(rows)} types, of which "
         f"{sum(row.built for row in rows)} are built here and {len(attending)} of those have softmax attention.",
         "",
-        f"| of {len(attending)} | {' | '.join(COLUMNS)} |",
-        f"|---|{'--:|' * len(COLUMNS)}",
-        f"| before | {' | '.join(shares_before)} |",
-        f"| now | {' | '.join(_share(_working(attending, column), len(attending)) for column in COLUMNS)} |",
+        f"| | types | {' | '.join(COLUMNS)} |",
+        f"|---|--:|{'--:|' * len(COLUMNS)}",
+        f"| before | {len(earlier)} | {' | '.join(shares_before)} |",
+        f"| now | {len(attending)} | {' | '.join(shares_now)} |",
         "",
-        f"*Before* is commit {before['commit']}, tried by the same script ([record](records/retrofit/{BEFORE.name})).",
+        f"*Before* is commit {before['commit']} with transformers {before['transformers']}, tried by the same script "
+        f"([record](records/retrofit/{BEFORE.name})). The sources of that commit were patched for it: the script calls "
+        "`has_cache` and reads `left_alone` of a report, which they did not have. Under `observe` more is asked *now*: "
+        "a model must be seen as it is built and with `eager` attention; *before* it was observed only as it is built.",
         "",
         f"| model type | {' | '.join(COLUMNS)} | |",
         f"|---|{':-:|' * len(COLUMNS)}---|",

@@ -137,6 +137,33 @@ def test_a_folder_with_its_gates_inside_is_loaded_with_them(gated, tmp_path, der
         load_language_model(tmp_path, derivatives=derivatives)
 
 
+@pytest.mark.parametrize("sign", ["configuration", "name of the weights"])
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_a_folder_that_lost_its_gates_is_refused_with_the_remedy(gated, tmp_path, derivatives, sign):
+    model, _, gates = gated
+    save_pretrained(model, tmp_path)
+    (tmp_path / "gates.json").unlink()
+    if sign == "configuration":
+        (tmp_path / "model.without_gates.safetensors").rename(tmp_path / "model.safetensors")
+    else:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tidegate_gates": {}}))
+    with pytest.raises(ValueError, match=r"was saved with gates, and gates\.json is missing.* give --gates DIR"):
+        load_language_model(tmp_path, derivatives=derivatives)
+    loaded = load_language_model(tmp_path, derivatives=derivatives, gates=gates)
+    assert list(gate_parameters(loaded.module))
+
+
+def test_a_gated_model_is_measured_without_its_gates_where_that_is_asked_for(gated, llama, tmp_path):
+    save_pretrained(gated[0], tmp_path / "gated")
+    plain = LlamaForCausalLM.from_pretrained(tmp_path / "gated", variant="without_gates")
+    del plain.config.tidegate_gates
+    plain.save_pretrained(tmp_path / "plain")
+    tokens = torch.arange(8)[None]
+    found, expected = (load_language_model(folder).run(tokens).logits for folder in (tmp_path / "plain", llama))
+    assert torch.equal(found, expected)
+
+
 def test_gates_for_a_model_of_ours_are_refused(saved, gated):
     with pytest.raises(ValueError, match=r"--gates .* is for a Hugging Face model"):
         load_language_model(saved, gates=gated[2])

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tidegate import _faults
 from tidegate._json import seal
+from tidegate.torch.gate import gate_parameters
 from tidegate.torch.retrofit import add_gates, files, load_gates, save_gates
 from tidegate.torch.retrofit.files import base_fingerprint
 
@@ -46,6 +47,46 @@ def test_gates_take_saved_values_where_they_stand_already(saved):
     add_gates(model, "g1-head", layers=[1])
     load_gates(model, directory)
     assert torch.equal(logits(model), expected)
+
+
+@pytest.fixture
+def cast_gates():
+    """A function that gives a bfloat16 model with gates, these in a dtype of their own."""
+
+    def make(dtype):
+        model = tiny("llama", dtype=torch.bfloat16)
+        add_gates(model, "g1")
+        for weight in gate_parameters(model):
+            weight.data = weight.data.to(dtype)
+        return model
+
+    return make
+
+
+def test_new_gates_have_the_dtype_that_was_saved(cast_gates, tmp_path):
+    model = stir(cast_gates(torch.float32))
+    save_gates(model, tmp_path)
+    again = tiny("llama", dtype=torch.bfloat16)
+    load_gates(again, tmp_path)
+    assert {weight.dtype for weight in gate_parameters(again)} == {torch.float32}
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_gates_that_stand_already_keep_their_dtype_and_round_nothing(cast_gates, tmp_path):
+    save_gates(stir(cast_gates(torch.float32)), tmp_path / "fine")
+    save_gates(stir(cast_gates(torch.bfloat16)), tmp_path / "coarse")
+    model = cast_gates(torch.bfloat16)
+    with pytest.raises(
+        ValueError,
+        match=r"bfloat16 and would round .*fine, .* in torch\.float32\. .*remove_gates\(model\) before loading",
+    ):
+        load_gates(model, tmp_path / "fine")
+    assert not any(weight.any() for weight in gate_parameters(model))
+    finer = cast_gates(torch.float32)
+    for each in (model, finer):
+        load_gates(each, tmp_path / "coarse")
+    assert {weight.dtype for weight in gate_parameters(finer)} == {torch.float32}
+    assert torch.equal(logits(finer), logits(model))
 
 
 def test_other_gates_are_in_the_way(saved):

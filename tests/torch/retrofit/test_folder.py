@@ -5,7 +5,7 @@ import model_types
 import pytest
 import torch
 from retrofit_models import inputs_of, logits, stir, tiny
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -153,6 +153,31 @@ def test_a_model_is_loaded_in_another_dtype_as_transformers_does(tmp_path, dtype
     assert torch.equal(logits(cast), logits(plain.eval()))
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma3", "mixtral"])
+@pytest.mark.parametrize("ours", [True, False])
+def test_gates_that_are_finer_than_their_model_are_not_rounded(tmp_path, model_type, ours):
+    plain = model_types.build(model_type)
+    plain.save_pretrained(tmp_path / "plain")
+    model = type(plain).from_pretrained(tmp_path / "plain", dtype=torch.bfloat16).eval()
+    add_gates(model, "g1")
+    for weight in gate_parameters(model):
+        weight.data = weight.data.float()
+    stir(model)
+    if ours:
+        save_pretrained(model, tmp_path / "gated")
+    else:
+        model.save_pretrained(tmp_path / "gated")
+    again = load_pretrained(tmp_path / "gated")
+    assert again.dtype == torch.bfloat16
+    assert {weight.dtype for weight in gate_parameters(again)} == {torch.float32}
+    assert all(map(torch.equal, gate_parameters(again), gate_parameters(model)))
+    inputs = model_types.inputs_of(model)
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    cast = load_pretrained(tmp_path / "gated", dtype=torch.float64)
+    assert all(map(torch.equal, gate_parameters(cast), [weight.double() for weight in gate_parameters(model)]))
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_half_precision_keeps_its_bits_if_it_was_loaded_so(tmp_path, loaded):
     tiny("llama").save_pretrained(tmp_path / "plain")
@@ -215,6 +240,17 @@ def test_gates_without_a_word_of_which_are_named_with_the_way_back(tmp_path):
     spelled = {"tidegate_gates": {"model.layers.0.self_attn": "g1"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | spelled))
     with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.attn_gate\.output\.weight is unexpected"):
+        load_pretrained(tmp_path)
+
+
+def test_gates_of_whole_numbers_are_refused(tmp_path):
+    model = tiny("llama")
+    add_gates(model, "g1")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    whole = {name: weight.int() if "attn_gate" in name else weight for name, weight in weights.items()}
+    save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"attn_gate\.output\.weight in torch\.int32, and gates are of floating point"):
         load_pretrained(tmp_path)
 
 

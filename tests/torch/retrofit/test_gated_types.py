@@ -88,14 +88,18 @@ def test_the_table_is_made_of_rows():
         supported_models.Row("broken", built=True, attends=True, failures={"g1": "AssertionError: other\nbits"}),
     ]
     others = {"images": (9, 8, 7, 6)}
-    before = {"commit": "abc", "works": {"works": ["g1"], "half": [], "broken": ["g1", "observe"]}}
+    works = {"works": ["g1"], "half": [], "broken": ["g1", "observe"], "gone": ["g1"]}
+    before = {"commit": "abc", "transformers": "4.5.6", "works": works}
     page = supported_models.page_of(f"a{supported_models.BEGIN}old{supported_models.END}b", rows, others, before)
     assert page.startswith("a<!--")
     assert page.endswith("-->b")
     assert "old" not in page
-    assert "| before | 2 (67%) | 0 (0%) | 1 (33%) |" in page
-    assert "| now | 2 (67%) | 2 (67%) | 3 (100%) |" in page
-    assert "*Before* is commit abc" in page
+    assert "| | types | g1 | bma | observe |" in page
+    assert "| before | 4 | 3 (75%) | 0 (0%) | 1 (25%) |" in page
+    assert "| now | 3 | 2 (67%) | 2 (67%) | 3 (100%) |" in page
+    assert "*Before* is commit abc with transformers 4.5.6" in page
+    assert "The sources of that commit were patched" in page
+    assert "*before* it was observed only as it is built" in page
     assert "| `half` | yes | no (1) | yes | noted |" in page
     assert "| `broken` | **fails** | yes | yes | **g1 fails: AssertionError: other bits** |" in page
     assert "1. of a reason" in page
@@ -124,13 +128,16 @@ def test_what_was_checked_without_a_cache_is_marked(model_type, note):
     assert row == f"| `{model_type}` | yes | yes | yes | {note} |"
 
 
-def test_the_counts_of_before_are_those_of_the_record():
+def test_what_the_page_says_of_before_is_made_of_the_record():
     record = json.loads(supported_models.BEFORE.read_text(encoding="utf-8"))
     works = record["works"].values()
     shares = [sum(column in each for each in works) for column in supported_models.COLUMNS]
     page = supported_models.PAGE.read_text(encoding="utf-8")
-    assert f"| before | {' | '.join(f'{count} ({count / len(works):.0%})' for count in shares)} |" in page
-    assert f"*Before* is commit {record['commit']}" in page
+    cells = [f"{count} ({count / len(works):.0%})" for count in shares]
+    assert f"| before | {len(works)} | {' | '.join(cells)} |" in page
+    made = supported_models.page_of(page, [supported_models.Row("llama", built=True, attends=True)], {}, record)
+    (said,) = (line for line in made.splitlines() if line.startswith("*Before* is commit"))
+    assert said in page.splitlines()
 
 
 def test_a_cache_that_is_off_by_itself_is_stepped_through():

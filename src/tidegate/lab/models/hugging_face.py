@@ -110,6 +110,14 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     return Pretrained(model, unread)
 
 
+def says_gated(folder: Path) -> bool:
+    """Tell whether a folder says that its model has gates: by its configuration, or by the name of its weights."""
+    from tidegate.torch.retrofit.folder import weights_variant
+    from tidegate.torch.retrofit.record import RECORD_NAME
+
+    return weights_variant(folder) is not None or bool(_read_config(folder).get(RECORD_NAME))
+
+
 def tokenize(folder: Path, text: str) -> list[int]:
     """Return the tokens of a text by the tokenizer in a model's folder; a `ValueError` if it has none."""
     from transformers import AutoTokenizer

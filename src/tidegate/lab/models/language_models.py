@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
-from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, tokenize
+from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, says_gated, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
@@ -74,8 +74,8 @@ def load_language_model(
 ) -> LanguageModel:
     """Load one of our checkpoints or a Hugging Face folder; if it is neither, a `ValueError` says what is there.
 
-    A folder of the retrofit's `save_pretrained` has its gates in it. One whose weights have gates that its own class
-    does not know is refused: without them it is another model.
+    A folder of the retrofit's `save_pretrained` has its gates in it. One that says that its model has gates, and from
+    which none are read, is refused: without them it is another model.
 
     derivatives : whether they will be taken: in float64 and without fused kernels, which have no forward mode. If
                   not, the model keeps its own dtype and runs as it does elsewhere
@@ -221,12 +221,8 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         # They fit the model in its own dtype alone.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
         model = model.double() if derivatives else model
-    elif any("attn_gate" in name.split(".") for name in unread):
-        raise ValueError(
-            f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
-            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR; or load the folder by "
-            "tidegate.torch.load_pretrained and write it again by save_pretrained of tidegate.torch."
-        )
+    else:
+        _require_no_gates(folder, unread)
     config: Any = model.config.get_text_config()
     for name in ("vocab_size", "num_hidden_layers"):
         if not hasattr(config, name):
@@ -253,6 +249,23 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         max_length=getattr(config, "max_position_embeddings", None),
         unread=unread,
     )
+
+
+def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
+    """Refuse a model that was loaded without gates although its folder says that it has some."""
+    if any("attn_gate" in name.split(".") for name in unread):
+        raise ValueError(
+            f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
+            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR; or load the folder by "
+            "tidegate.torch.load_pretrained and write it again by save_pretrained of tidegate.torch."
+        )
+    if says_gated(folder):
+        raise ValueError(
+            f"MODEL {folder} was saved with gates, and gates.json is missing: it would run without them. Write it "
+            "again by save_pretrained of tidegate.torch, or give --gates DIR with the gates of save_gates. To measure "
+            "it without gates, load it by from_pretrained of transformers, with variant='without_gates' if its weights "
+            "are named so, delete model.config.tidegate_gates and write the model into another folder."
+        )
 
 
 def _blocks(model: nn.Module, count: int, folder: Path) -> tuple[nn.Module, ...]:

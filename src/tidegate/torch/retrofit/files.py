@@ -107,7 +107,8 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     """Give a model the gates that `save_gates` wrote, in place.
 
     The model must be the one that they were saved from, gates and adapters aside: same class, configuration, dtype and
-    weights. Where it has gates already, they must be the same ones in the same layers, and take the saved values.
+    weights. New gates have the dtype that they were saved in. Where the model has gates already, they must be the same
+    ones in the same layers; they take the saved values and keep their dtype, and one that would round is refused.
 
     model : of transformers, or adapters around one
     """
@@ -127,7 +128,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
         if not present:
             for gates in dict.fromkeys(layers.values()):
                 install_gates(model, gates, [name for name, own in layers.items() if own == gates])
-        fill(_weights(base), weights, directory)
+        fill(_weights(base), weights, directory, new=not present)
     except Exception:
         if not present:
             remove_gates(model)
@@ -143,11 +144,26 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path) -> None:
-    """Write the given numbers into a model's own weights of the same names and shapes; refuse others."""
+def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
+    """Write the given numbers into the gates of a model, of the same names and shapes; refuse others.
+
+    own : the parameters themselves
+    new : whether they take the dtype of what is given; others keep theirs, and are refused if that would round
+    """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not fit its own description")
     for name, weight in own.items():
+        saved = given[name].dtype
+        if not saved.is_floating_point:
+            raise ValueError(f"{directory} holds {name} in {saved}, and gates are of floating point. Save them again.")
+        if not new and saved != weight.dtype and torch.promote_types(saved, weight.dtype) != weight.dtype:
+            raise ValueError(
+                f"The model's gates are in {weight.dtype} and would round those of {directory}, which are in {saved}. "
+                "Take them out with remove_gates(model) before loading."
+            )
+    for name, weight in own.items():
+        if new:
+            weight.data = weight.data.to(given[name].dtype)
         weight.copy_(given[name])
 
 

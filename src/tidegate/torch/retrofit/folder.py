@@ -73,7 +73,8 @@ def load_pretrained(
     checkpoint. Nothing is fetched, no code of the folder is run and nothing is unpickled.
 
     device : where the model goes; None is the CPU
-    dtype  : of all weights, gates included; None is the one that they were saved in
+    dtype  : of all weights, gates included; None is the model's, as its configuration says and `from_pretrained` gives
+             it, and for the gates the one that they were saved in
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be one of floating point, such as torch.bfloat16, or None; got {dtype!r}.")
@@ -118,8 +119,8 @@ def _load_with_gates(folder: Path) -> PreTrainedModel:
         model = _load_plain(folder, variant=None)
     for gates in dict.fromkeys(layers.values()):
         install_gates(model, gates, [path for path, own in layers.items() if own == gates])
-    own = {name: weight for name, weight in model.state_dict().items() if _is_of_gates(name)}
-    fill(revert_weight_conversion(model, own), saved, folder)
+    own = {name: weight for name, weight in model.state_dict(keep_vars=True).items() if _is_of_gates(name)}
+    fill(revert_weight_conversion(model, own), saved, folder, new=True)
     return model.eval()
 
 
