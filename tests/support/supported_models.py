@@ -23,7 +23,7 @@ from observed_types import examine
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "models-supported.md"
-BEFORE = DOCS / "records" / "retrofit" / "models-before.json"
+BEFORE = DOCS / "records" / "models" / "before.json"
 """What worked before issue 17: this script with `--record`, on the sources of the commit that the record names."""
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 GATES = ("g1", "bma")
@@ -133,7 +133,7 @@ def page_of(page, rows, others, before):
         f"| now | {len(attending)} | {' | '.join(shares_now)} |",
         "",
         f"*Before* is commit {before['commit']} with transformers {before['transformers']}, tried by the same script "
-        f"([record](records/retrofit/{BEFORE.name})). The sources of that commit were patched for it: the script calls "
+        f"([record](records/models/{BEFORE.name})). The sources of that commit were patched for it: the script calls "
         "`has_cache` and reads `left_alone` of a report, which they did not have. Under `observe` more is asked *now*: "
         "a model must be seen as it is built and with `eager` attention; *before* it was observed only as it is built.",
         "",
