@@ -32,8 +32,8 @@ from harness import (
 from peers import llama
 from torch.nn import functional as F
 
-from tidegate.cli.train import _WIDE, _run_of
 from tidegate.lab.compare.request import Variant
+from tidegate.lab.compare.single import single_run
 from tidegate.lab.training.events import Interrupted, RunEvent
 from tidegate.lab.training.machine import matrix_flops
 from tidegate.lab.training.model import build_model
@@ -61,22 +61,7 @@ RESULTS = Path(__file__).parent / "results"
 def run_of(preset: str, name: str) -> Run:
     """The run that the command makes of a preset and these options."""
     variant, engine = OURS[name]
-    return _run_of(
-        Variant.parse(variant),
-        SIZES[preset],
-        data=None,
-        field=None,
-        budget=None,
-        lr=None,
-        seed=0,
-        model={},
-        engine=engine,
-    )
-
-
-def num_threads(preset: str) -> int:
-    """As many as the command takes."""
-    return len(os.sched_getaffinity(0)) if SIZES[preset].d_model >= _WIDE else 1
+    return single_run(Variant.parse(variant), SIZES[preset], engine=engine)
 
 
 class Trainer:
@@ -139,7 +124,7 @@ def plain_loop(run: Run, threads: int) -> Callable[[], None]:
 
 
 def contender(preset: str, name: str) -> Callable[[], None]:
-    threads = num_threads(preset)
+    threads = SIZES[preset].num_threads
     return plain_loop(run_of(preset, "none"), threads) if name == PEER else Trainer(run_of(preset, name), threads)
 
 
@@ -160,7 +145,7 @@ def measure(presets: list[str], rounds: int) -> dict[str, Any]:
     for preset in presets:
         names = names_at(preset, half_helps=half_helps)
         count = max(2, rounds // 4) if preset == SLOW_PRESET else rounds
-        print(f"{preset}: {len(names)} contenders, {count} rounds on {num_threads(preset)} threads", flush=True)
+        print(f"{preset}: {len(names)} contenders, {count} rounds on {SIZES[preset].num_threads} threads", flush=True)
         steps = {name: contender(preset, name) for name in names}
         # What is compiled is compiled in the first step.
         timings = interleave(steps, rounds=count, warmups=1)
@@ -172,7 +157,7 @@ def measure(presets: list[str], rounds: int) -> dict[str, Any]:
         peaks = {name: in_fresh_process(__file__, "--peak", preset, name) for name in names}
         record["presets"][preset] = {
             "rounds": count,
-            "threads": num_threads(preset),
+            "threads": SIZES[preset].num_threads,
             "rows": {
                 name: {
                     "parameters": build_model(run_of(preset, "none" if name == PEER else name).model).num_parameters(),
@@ -188,13 +173,15 @@ def measure(presets: list[str], rounds: int) -> dict[str, Any]:
         record["marks"] += [
             (f"{name} over the plain loop, {preset}", rows[name]["ratio"], f"≥ {mark}") for name, mark in MARKS.items()
         ]
-    record["side_by_side"] = {preset: side_by_side(preset, rounds) for preset in presets if num_threads(preset) == 1}
+    record["side_by_side"] = {
+        preset: side_by_side(preset, rounds) for preset in presets if SIZES[preset].num_threads == 1
+    }
     return record
 
 
 def peak(preset: str, name: str) -> int:
     """Bytes that building and three steps take at their peak, for a fresh process."""
-    torch.set_num_threads(num_threads(preset))
+    torch.set_num_threads(SIZES[preset].num_threads)
     run_of(preset, "none").task.load()
 
     def work() -> None:

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 import torch
@@ -55,6 +57,27 @@ def killed_after_a_checkpoint(command, folder):
     return job.returncode, output
 
 
+@contextmanager
+def started(*commands):
+    """Processes side by side, which write to files; those that still run at the end are ended."""
+    with ExitStack() as stack:
+        jobs = []
+        for command in commands:
+            output = stack.enter_context(TemporaryFile("w+"))
+            job = subprocess.Popen(command, env=ONE_THREAD, stdout=output, stderr=subprocess.STDOUT)
+            stack.callback(job.wait)
+            stack.callback(job.terminate)
+            jobs.append((job, output))
+        yield jobs
+
+
+def waits_for_a_signal(process, number):
+    """Whether a signal has been sent to a process that is stopped, and so has not seen it."""
+    status = Path(f"/proc/{process}/status").read_text().splitlines()
+    pending = next(line for line in status if line.startswith("ShdPnd:"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 def weights(folder):
     return load_model(folder / "model.safetensors").state_dict()
 
@@ -89,6 +112,30 @@ class TestTorchrun:
         assert "exitcode: -9" in output
         assert same(weights(tmp_path), weights(undisturbed))
         assert not (tmp_path / "checkpoints").exists()
+
+    def test_of_two_machines_goes_on_although_only_one_counts_a_restart(self, undisturbed, text, tmp_path):
+        with taken_port() as port:
+            # It is free again, and rarely given to another at once.
+            where = ["--rdzv-backend=c10d", "--rdzv-id=two", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        machine = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *where]
+        training = [*TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path, "--save-seconds=0"]
+        command = [*machine, "--max-restarts=1", *training]
+        with started(command, command) as jobs:
+            while not list(tmp_path.glob("checkpoints/*.step-*")):
+                assert all(job.poll() is None for job, _ in jobs)
+                time.sleep(0.05)
+            lost, healthy = (next(pid for pid, fields in running() if int(fields[1]) == job.pid) for job, _ in jobs)
+            # Stopped, it cannot fail too: its machine starts it anew because the other one waits, which counts nothing.
+            os.kill(healthy, signal.SIGSTOP)
+            os.kill(lost, signal.SIGKILL)
+            while not waits_for_a_signal(healthy, signal.SIGTERM):
+                time.sleep(0.05)
+            os.kill(healthy, signal.SIGCONT)
+            for job, output in jobs:
+                job.wait(timeout=600)
+                output.seek(0)
+                assert job.returncode == 0, output.read()
+        assert same(weights(tmp_path), weights(undisturbed))
 
 
 @pytest.mark.full

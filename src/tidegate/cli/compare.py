@@ -190,8 +190,8 @@ def compare(
     gpus_per_run: Annotated[
         int | None,
         typer.Option(
-            help="GPUs that --executor ray sets aside for each run: none by default, or one for each process. Runs are "
-            "then on the device cuda.",
+            help="GPUs that --executor ray sets aside for each run: 0, the default, or as many as --procs-per-run. "
+            "Runs with GPUs are on the device cuda.",
             rich_help_panel=_WORK,
             show_default=False,
         ),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,12 +17,7 @@ from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import JsonOption, QuietOption, options_named
 from tidegate.cli.training import Work, do_training, launch_training
 
-if TYPE_CHECKING:
-    from tidegate.lab.training.presets import ModelSize
-    from tidegate.lab.training.run import Run
-
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
-_WIDE = 256
 
 
 def train(
@@ -229,6 +223,7 @@ def train(
     """
     command = shlex.join(["tidegate", *sys.argv[1:]])
     from tidegate.lab.compare.request import Variant
+    from tidegate.lab.compare.single import single_run
     from tidegate.lab.training.machine import require_device, use_threads
     from tidegate.lab.training.presets import SIZES
 
@@ -243,11 +238,10 @@ def train(
     }
     size = replace(SIZES[preset], **{name: value for name, value in given.items() if value is not None})
     if threads is None:
-        # Threads of small products wait for one another longer than they work.
-        threads = len(os.sched_getaffinity(0)) if size.d_model >= _WIDE else 1
+        threads = size.num_threads
     with options_named(_OPTIONS):
         require_device(device)
-        run = _run_of(
+        run = single_run(
             Variant.parse(variant),
             size,
             data=data,
@@ -297,7 +291,9 @@ def train(
         stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
 
 
-_OPTIONS = {name: f"--{name}" for name in ("device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel")}
+_OPTIONS = {
+    name: f"--{name}" for name in ("variant", "device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel")
+}
 """The options by what their checks call them."""
 
 
@@ -305,48 +301,3 @@ def _holds_tokens(data: str | None) -> bool:
     from tidegate.lab.tasks.source import source_kind
 
     return data is not None and source_kind(data) in ("tokens", "shards")
-
-
-def _run_of(
-    variant: Any,
-    size: ModelSize,
-    *,
-    data: str | None,
-    field: str | None,
-    budget: int | None,
-    lr: float | None,
-    seed: int,
-    model: dict[str, Any],
-    engine: dict[str, Any],
-) -> Run:
-    from tidegate.config import TransformerConfig
-    from tidegate.lab.compare.design import num_parameters
-    from tidegate.lab.tasks.text import text_task
-    from tidegate.lab.training.presets import learning_rate, token_budget
-    from tidegate.lab.training.run import Run, Training
-
-    if variant.params is not None or variant.first_seed:
-        raise ValueError(f"--variant {variant.name} has options of a comparison, params or first_seed. Leave them out.")
-    task = text_task(data, tokenizer=size.tokenizer, field=field, length=size.length)
-    config = TransformerConfig(
-        gate=variant.gates,
-        d_model=size.d_model,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        vocab_size=task.load().vocab_size,
-        max_length=size.length,
-        **model,
-        **variant.model,
-    )
-    tokens = token_budget(num_parameters(config)) if budget is None else budget
-    training: dict[str, Any] = {"lr": learning_rate(size.d_model) if lr is None else lr, **variant.training, **engine}
-    return Run(
-        variant=variant.name,
-        block=0,
-        seed=seed,
-        model=config,
-        task=task,
-        training=Training(
-            steps=max(1, round(tokens / (size.batch_size * size.length))), batch_size=size.batch_size, **training
-        ),
-    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, final
@@ -24,6 +26,7 @@ from tidegate.torch.weights import Model
 
 Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
 """A copy of the model in each process; weights shared out and gathered block by block; heads shared out."""
+_SECONDS_BETWEEN_ANSWERS = 0.05
 
 
 @final
@@ -112,9 +115,8 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
         store, rank, size = next(iter(rendezvous("env://")))
-        # By default torchrun keeps its store when it starts processes anew, with the addresses of those that are gone.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"attempt-{attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = _own_part(store, rank, size)
         backend = "nccl" if place.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     except RuntimeError as problem:
@@ -127,6 +129,30 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
         yield Processes(kind, device)
     finally:
         dist.destroy_process_group()
+
+
+def _own_part(store: Any, rank: int, size: int) -> Any:
+    """The part of torchrun's store that belongs to the processes of this start alone.
+
+    torchrun keeps its store when it starts processes anew, with the addresses of those that are gone, and each machine
+    counts its restarts by itself. So the first process makes up a name, and tells it in answer to calls: a call is as
+    new as the process that made it, and an answer to one that is gone is read by nobody.
+    """
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"call/{rank}", own)
+        name = store.get(f"answer/{own}").decode()
+        store.add(f"{name}/met", 1)
+    else:
+        name, calls = own, [f"call/{other}" for other in range(1, size)]
+        end = time.monotonic() + store.timeout.total_seconds()
+        while store.add(f"{name}/met", 0) < len(calls):
+            if time.monotonic() > end:
+                raise RuntimeError(f"Not all of the other {len(calls)} processes came in {store.timeout}.")
+            made = [call.decode() for call in store.multi_get(calls)]
+            store.multi_set([f"answer/{call}" for call in made], [name] * len(made))
+            time.sleep(_SECONDS_BETWEEN_ANSWERS)
+    return dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def num_processes_around() -> int:

@@ -7,11 +7,13 @@ parameters: the embedding is also the head, which reads the width too.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 TOKENS_PER_PARAMETER = 20
 _LARGEST_LR = 3e-3
 _WIDTH_OF_LARGEST_LR = 144
+_WIDTH_OF_SEVERAL_THREADS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,11 @@ class ModelSize:
     """Sequences of an update."""
     tokenizer: str = "bytes"
     """What text becomes tokens by, unless told otherwise."""
+
+    @property
+    def num_threads(self) -> int:
+        """Threads on the CPU: one for each core; one alone below a width of 256, where several would mostly wait."""
+        return len(os.sched_getaffinity(0)) if self.d_model >= _WIDTH_OF_SEVERAL_THREADS else 1
 
 
 SIZES: dict[str, ModelSize] = {
