@@ -71,7 +71,7 @@ def evaluate(
     Of a text: loss, perplexity and bits per byte, which compare models whatever their tokens. The first token of each
     sequence is not predicted.
 
-    Tasks are those of lm-evaluation-harness: pip install 'tidegate[eval]'.
+    Tasks are those of lm-evaluation-harness, which the extra eval brings.
 
     Example: tidegate evaluate model --data notes.txt
     """

@@ -120,6 +120,17 @@ class TestAStop:
             tokenize(str(text), folder, tokenizer="bpe:300")
         assert {file.name: file.read_text() for file in folder.iterdir()} == dict.fromkeys(names, "{}")
 
+    def test_a_stop_before_the_first_shard_leaves_no_folder_of_texts(self, text, tmp_path, monkeypatch):
+        def stopped(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tokenizing, "_write_shard", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(str(text), tmp_path / "out")
+        assert [file.name for file in (tmp_path / "out").iterdir()] == ["progress.jsonl"]
+        with pytest.raises(DataError, match=r"out.* Run tidegate tokenize again with the same options"):
+            text_task(str(tmp_path / "out"), length=16).load()
+
     def test_what_a_kill_left_half_written_is_removed(self, text, tmp_path):
         whole = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
         left = tmp_path / "out" / f"00009.bin.{'0' * 16}.partial"

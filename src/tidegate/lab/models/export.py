@@ -46,8 +46,8 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
         raise ValueError("The model has no gate, and Qwen3-Next has one. Use --to hf: it writes a Llama or a Qwen3.")
     if not config.qk_norm:
         raise ValueError(
-            "The model does not fit Qwen3-Next, which normalises queries and keys. Train one that does, with "
-            f"--variant {config.gate}@qk_norm=yes, or use --to hf."
+            "The model does not fit Qwen3-Next, which normalises queries and keys. Train one that does and "
+            "has a gate that fits, such as --variant g1@qk_norm=yes, or use --to hf."
         )
     try:
         exported = _as_qwen3_next(model)

@@ -73,10 +73,11 @@ def holds_shards(folder: Path) -> bool:
     index = folder / INDEX
     if (folder / shard_name(0)).is_file() and (index.is_file() or (folder / JOURNAL).is_file()):
         return True
-    try:
-        return b'"kind": "shards"' in index.read_bytes()
-    except OSError:
-        return False
+    return _mentions(index, b'"kind": "shards"') or _mentions(folder / JOURNAL, b'"shard_bytes"')
+
+
+def _mentions(path: Path, words: bytes) -> bool:
+    return path.is_file() and words in path.read_bytes()
 
 
 def write_index(folder: Path, index: ShardIndex) -> None:
