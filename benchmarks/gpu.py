@@ -121,9 +121,9 @@ def measure_decoders(preset: str, device: torch.device, *, rows: int, rounds: in
         )
         for gate in DECODERS
     }
-    models: dict[str, nn.Module] = {gate: TransformerLM(config) for gate, config in configs.items()}
-    flops = training_flops(models["none"])  # type: ignore[arg-type]
-    models[LLAMA] = llama(configs["none"])
+    ours = {gate: TransformerLM(config) for gate, config in configs.items()}
+    flops = training_flops(ours["none"])
+    models: dict[str, nn.Module] = {**ours, LLAMA: llama(configs["none"])}
     tokens = torch.randint(VOCABULARY, (rows, size.length + 1), device=device)
     works = {name: _update_of(model.to(device), tokens) for name, model in models.items()}
     timings = interleave({name: _waiting(work, device) for name, work in works.items()}, rounds=rounds, warmups=3)
