@@ -568,3 +568,18 @@ def test_a_planted_effect_is_found_and_none_where_there_is_none(task, tmp_path, 
     twins = [[timeless(r) for r in lines if isinstance(r, Record) and r.run["variant"] == n] for n in ("none", "again")]
     blank = {"id": "", "run": {}}
     assert [replace(r, **blank) for r in twins[0]] == [replace(r, **blank) for r in twins[1]]
+
+
+def test_a_task_whose_facts_no_page_can_be_made_of_is_refused_before_the_first_run(tmp_path, monkeypatch):
+    request = request_of(text_of(tmp_path))
+    whole = compare_module.make_plan
+    monkeypatch.setattr(
+        compare_module,
+        "make_plan",
+        lambda request, base: replace(plan := whole(request, base), task={"kind": plan.task["kind"]}),
+    )
+    executor = Pretended()
+    with pytest.raises(ValueError, match="plan.task.chance_loss is missing"):
+        compared(request, tmp_path / "out", executor=executor)
+    assert executor.runs == []
+    assert not (tmp_path / "out").exists()

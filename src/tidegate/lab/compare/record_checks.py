@@ -54,7 +54,7 @@ def require_records_of_a_comparison(
     runs : those that finished or diverged
     """
     try:
-        _require_plan(plan)
+        require_plan(plan)
         sites: dict[str, set[str]] = {}
         for record in runs:
             where = f"run {echo(record.id)}"
@@ -73,7 +73,8 @@ def require_records_of_a_comparison(
         ) from None
 
 
-def _require_plan(plan: Plan) -> None:
+def require_plan(plan: Plan) -> None:
+    """Refuse a plan that no page can be made of, such as one of a task whose facts are not complete."""
     _require(plan.num_seeds >= 1, "plan.num_seeds", "at least 1", plan.num_seeds)
     _require_fields(_TaskFacts, plan.task, "plan.task")
     _require_moderate(plan.task, "plan.task")

@@ -9,6 +9,7 @@ from pathlib import Path
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
 from tidegate.lab.compare.forecast import forecast
+from tidegate.lab.compare.record_checks import require_plan
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.models.measure import measure_run
@@ -47,6 +48,7 @@ def compare(request: Request, folder: Path, *, executor: Executor, tell: Callabl
     file = RecordFile(records_path(folder))
     if not file.path.exists():
         # Refused before anything is written or measured. What goes on may have nothing left to do.
+        require_plan(plan)
         executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():

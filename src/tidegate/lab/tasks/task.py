@@ -41,7 +41,10 @@ class TaskData(Protocol):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the page says of the data, as JSON: sizes, files, fingerprints."""
+        """What the page says of the data, as JSON: sizes, files, fingerprints.
+
+        `kind`, `length`, `chance_loss` and `num_training_examples` are among them.
+        """
         ...
 
     @property
