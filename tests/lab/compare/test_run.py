@@ -579,7 +579,7 @@ def test_a_task_whose_facts_no_page_can_be_made_of_is_refused_before_the_first_r
         lambda request, base: replace(plan := whole(request, base), task={"kind": plan.task["kind"]}),
     )
     executor = Pretended()
-    with pytest.raises(ValueError, match="plan.task.chance_loss is missing"):
+    with pytest.raises(ValueError, match=r"plan\.task\.chance_loss is missing"):
         compared(request, tmp_path / "out", executor=executor)
     assert executor.runs == []
     assert not (tmp_path / "out").exists()
