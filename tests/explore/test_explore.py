@@ -302,7 +302,7 @@ def test_curvature_grows_with_the_strength_of_the_gate(page):
     assert page.locator("#surface_verdict").inner_text() == "Flat: K = 0 everywhere."
     strength.press("End")
     assert page.locator("#surface_verdict").inner_text() == "Curved like a dome: K > 0."
-    for case, word in {"saddle": "saddle: K < 0", "cone": "K = 0", "plane": "K = 0", "query": "both signs"}.items():
+    for case, word in {"saddle": "saddle: K < 0", "cylinder": "K = 0", "plane": "K = 0", "query": "both signs"}.items():
         page.locator("#surface_case").select_option(case)
         assert word in page.locator("#surface_verdict").inner_text()
     page.locator("#surface_case").select_option("dome")

@@ -14,7 +14,7 @@
   const CASES = {
     dome: { head: weightHead, reads: "output", matrix: scaled(UNIT, -0.34) },
     saddle: { head: weightHead, reads: "output", matrix: [[0, 1.2, 0], [1.2, 0, 0], [0, 0, 0]] },
-    cone: { head: weightHead, reads: "output", matrix: [[1.2], [-1], [0.4]] },
+    cylinder: { head: weightHead, reads: "output", matrix: [[1.2], [-1], [0.4]] },
     plane: { head: weightHead, reads: "query", matrix: scaled(UNIT, 0.5) },
     query: { head: queryHead, reads: "query", matrix: [[0.4, 0, -0.3], [0, 0.4, 0.3], [0, 0, 0]] },
   };
