@@ -1,0 +1,49 @@
+"""Photograph a part of a page for the documents: `python docs/_site/photograph.py explore.html '#gate' gate.png`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from browser import launch_chromium  # noqa: E402
+
+_EDGE = 20
+"""Pixels of the page around the part."""
+
+
+def photograph(page: Path, part: str, picture: Path, *, width: int, height: int) -> None:
+    """Open the page from the disk with the network off, and write what is seen of the part as a PNG.
+
+    part   : a CSS selector
+    height : of the picture, at most
+    """
+    with launch_chromium() as browser:
+        context = browser.new_context(viewport={"width": width, "height": 2 * height}, device_scale_factor=1)
+        context.set_offline(True)
+        context.set_default_timeout(240_000)
+        opened = context.new_page()
+        opened.goto(page.resolve().as_uri())
+        opened.wait_for_load_state("networkidle")
+        box = opened.locator(part).first.bounding_box()
+        if box is None:
+            raise ValueError(f"{part} of {page} is not to be seen. Name another part.")
+        clip = {
+            "x": box["x"] - _EDGE,
+            "y": box["y"] - _EDGE,
+            "width": box["width"] + 2 * _EDGE,
+            "height": min(height, box["height"] + 2 * _EDGE),
+        }
+        opened.screenshot(path=picture, clip=clip, full_page=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("part", help="a CSS selector")
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--width", type=int, default=1000, help="of the window")
+    parser.add_argument("--height", type=int, default=900, help="of the picture, at most")
+    asked = parser.parse_args()
+    photograph(asked.page, asked.part, asked.picture, width=asked.width, height=asked.height)
