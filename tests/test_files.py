@@ -161,6 +161,12 @@ class TestAFileOfTensors:
         assert len({path.read_bytes() for path in paths}) == 1
         assert read_tensor_header(paths[0], FORM).metadata["sea"].startswith("café, \x7f, 🌊, \x01 and")
 
+    def test_is_named_where_its_folder_was_given(self, waves):
+        with pytest.raises(
+            ValueError, match=rf"is a folder and no file\. Name a file that write_waves wrote, such as {waves}\."
+        ):
+            read_tensor_header(waves.parent, FORM)
+
     def test_notices_every_flipped_bit(self, waves):
         content = waves.read_bytes()
         # Every byte, and each of its bits in turn.

@@ -185,7 +185,9 @@ def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
     is read once, a piece at a time.
     """
     if kind := irregular_kind(path):
-        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote.")
+        inside = sorted(Path(path).glob("*.safetensors")) if kind == "a folder" else []
+        such_as = f", such as {inside[0]}" if inside else ""
+        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote{such_as}.")
     with Path(path).open("rb") as file:
         metadata, entries = _parse_header(_header(file, path), path)
         _require_format(metadata, path, form)
