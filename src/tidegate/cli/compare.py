@@ -65,8 +65,13 @@ def compare(
         typer.Option(help="Language modelling, image classification, associative recall.", rich_help_panel=_DATA),
     ] = "lm",
     tokenizer: Annotated[
-        str, typer.Option(help="bytes, or bpe:4096 to train one of that size.", rich_help_panel=_DATA)
-    ] = "bytes",
+        str | None,
+        typer.Option(
+            help="bytes, or bpe:4096 to train one of that size; bytes by default. Tokens and shards have their own.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
     field: Annotated[
         str | None,
         typer.Option(

@@ -41,7 +41,8 @@ def train(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="bytes, or bpe:4096 to train one of that size; the preset's by default.",
+            help="bytes, or bpe:4096 to train one of that size; the preset's by default. Tokens and shards have their "
+            "own.",
             rich_help_panel=_DATA,
             show_default=False,
         ),
