@@ -10,7 +10,8 @@ def test_a_text_becomes_shards_that_train_reads(tmp_path):
     text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))
     done = runner.invoke(app, ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1"])
     assert done.exit_code == 0, done.output
-    assert "1 shards" in done.output
+    assert done.stderr.startswith("1 shard, ")
+    assert done.stdout.startswith("1 shard in ")
     assert "of 256 kinds" in done.output
     sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
     options = ["--data", str(tmp_path / "shards"), "--out", str(tmp_path / "model"), "--tokens", "128"]

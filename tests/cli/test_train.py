@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -158,6 +159,10 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         "at 0.5 of 4e+14 FLOP/s",
     ):
         assert words in done.output
+    output = " ".join(done.output.split())
+    weights = 4 * 4 * int(re.search(r"parameters ([\d,]+)", output)[1].replace(",", ""))
+    assert f"{weights / 2**20:.2f} MiB for weights and updates" in output
+    assert "for a batch in 1 part hours" in output
     assert not out.exists()
 
 

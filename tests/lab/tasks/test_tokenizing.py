@@ -140,7 +140,7 @@ class TestAStop:
 
     def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        with pytest.raises(DataError, match="shards of another call: tokenizer differ"):
+        with pytest.raises(DataError, match=r"shards of another call: tokenizer differs\."):
             tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
         assert read_index(tmp_path / "out").tokenizer == "bytes"
 

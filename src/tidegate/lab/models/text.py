@@ -109,7 +109,7 @@ def text_loss(model: LanguageModel, windows: Tensor, *, batch_size: int = 4, tel
     decoder, _ = _require_ours(model)
     assert model.token_bytes is not None
     total, num_bytes, batches = 0.0, 0, windows.split(batch_size)
-    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
+    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
         logits, targets = decoder(batch[:, :-1]), batch[:, 1:]
         total += F.cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), reduction="sum").item()
         num_bytes += int(model.token_bytes[targets.numpy()].sum())
@@ -150,7 +150,7 @@ def continuations(
     windows.sort(key=lambda window: len(window[1]))
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
-    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
+    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
         # Padding stands behind, where no token that counts sees it.
         padded = pad_sequence([torch.tensor(inputs) for _, inputs, _ in batch], batch_first=True)
         for (number, inputs, targets), logits in zip(batch, decoder(padded), strict=True):
