@@ -253,8 +253,17 @@ def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_
     assert found.exit_code == 0, found.output
     result = json.loads(found.stdout)
     assert result == json.loads((tmp_path / "kept" / "loss.json").read_text())
-    assert set(result) == {"model", "loss", "num_tokens", "num_bytes", "perplexity", "bits_per_byte"}
-    assert (result["model"], result["num_tokens"]) == ("g1", 8 * 15)
+    figures = {"loss", "num_tokens", "num_bytes", "num_text_tokens", "perplexity", "bits_per_byte"}
+    assert set(result) == {"model"} | figures
+    assert (result["model"], result["num_tokens"], result["num_text_tokens"]) == ("g1", 8 * 16, len(TEXT) - 1)
+
+
+def test_a_text_is_evaluated_whole_and_a_sample_of_it_is_called_one(trained, text):
+    command = ["evaluate", trained[0] / "g1", "--data", text, "--quiet"]
+    whole = invoke(*command)
+    assert f"g1 on the whole text, {len(TEXT) - 1:,} tokens, {len(TEXT) - 1:,} bytes: loss" in whole.output
+    sample = invoke(*command, "--sequences", 8)
+    assert f"g1 on a sample, {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import string
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -41,17 +42,16 @@ def paired():
     return model_with(portable_tokenizer(pairs), 400)
 
 
-def rolled(model, tokens):
-    """Windows of all tokens after a line break, each of which begins with the last token of the one before it."""
-    whole = [*model.encode(b"\n"), *tokens]
-    return torch.tensor([whole[start : start + LENGTH + 1] for start in range(0, len(tokens), LENGTH)])
+def loss_after_a_line_break(model, tokens):
+    """The loss of a text all of whose tokens are predicted, the first after a line break."""
+    return text_loss(model, np.array([*model.encode(b"\n"), *tokens]), length=LENGTH)
 
 
 class TestContinuations:
     def test_of_whole_windows_have_the_loss_of_the_text(self, model):
         tokens = list(SOURCE[: 5 * LENGTH].encode())
         (found,) = continuations(model, [(model.encode(b"\n"), tokens)], length=LENGTH)
-        expected = text_loss(model, rolled(model, tokens))
+        expected = loss_after_a_line_break(model, tokens)
         assert expected.num_tokens == len(tokens)
         assert_close(torch.tensor(found.log_likelihood), torch.tensor(-expected.loss * len(tokens)), dtype="float32")
 
@@ -141,7 +141,7 @@ class TestHarness:
             whole = len(tokens) // LENGTH * LENGTH
             # Whole windows by the loss of a text; what is left after them, token by token of the same window.
             if whole:
-                own = text_loss(model, rolled(model, tokens[:whole]))
+                own = loss_after_a_line_break(model, tokens[:whole])
                 nats += own.loss * own.num_tokens
             if whole < len(tokens):
                 inputs = [*model.encode(b"\n"), *tokens][:-1][-LENGTH:]

@@ -23,12 +23,14 @@ from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, says_gated, tokenize
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer, slices
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
 Decode: TypeAlias = Callable[[list[int]], bytes]
 
+_ENCODED_BYTES = 1 << 20
+"""Of a text at once, about: the library keeps many bytes for each one that it encodes."""
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 """What blocks call their attention."""
 
@@ -148,31 +150,55 @@ def token_windows(
 
     data : None for Python's own sources, or what `--data` of a comparison takes
     """
-    if model.max_length is not None and length > model.max_length:
-        raise DataError(f"--length {length} is more than the {model.max_length} positions that {model.name} knows.")
-    tokens = _tokens(model, data, field, enough=64 * length * count)
+    require_known_length(model, length)
+    tokens = text_tokens(model, data, field=field, enough=64 * length * count)
     if len(tokens) < length:
         raise DataError(
             f"--data {data} has {len(tokens):,} tokens and --length {length} needs as many. Give more text."
         )
-    if int(tokens.max()) >= model.vocab_size:
+    available = len(tokens) // length
+    rows = np.arange(min(count, available)) * available // min(count, available)
+    windows = np.stack([tokens[row * length : (row + 1) * length] for row in rows])
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def text_tokens(
+    model: LanguageModel, data: str | None, *, field: str | None = None, enough: int | None = None
+) -> NDArray[np.integer[Any]]:
+    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a `.npy` file mapped.
+
+    data   : None for Python's own sources, or what `--data` of a comparison takes
+    enough : how many are enough: the end of a long text is then left out; None takes all
+    """
+    source = resolve_source("stdlib" if data is None else data)
+    if source_kind(source) == "tokens":
+        tokens = read_tokens(source).tokens
+        _require_known_tokens(tokens, model, data)
+        return tokens
+    text = b"\n".join(document.content for document in read_corpus(source, field).documents)
+    if enough is not None:
+        # A token stands for at least one byte.
+        text = text[: 8 * enough]
+    parts: list[NDArray[np.integer[Any]]] = []
+    for piece in slices(text, _ENCODED_BYTES):
+        tokens = np.asarray(model.encode(text[piece]), dtype=np.int64)
+        _require_known_tokens(tokens, model, data)
+        parts.append(tokens.astype(np.min_scalar_type(model.vocab_size - 1)))
+    return np.concatenate(parts)
+
+
+def require_known_length(model: LanguageModel, length: int) -> None:
+    """Refuse sequences of more tokens than the model has positions for."""
+    if model.max_length is not None and length > model.max_length:
+        raise DataError(f"--length {length} is more than the {model.max_length} positions that {model.name} knows.")
+
+
+def _require_known_tokens(tokens: NDArray[np.integer[Any]], model: LanguageModel, data: str | None) -> None:
+    if len(tokens) and int(tokens.max()) >= model.vocab_size:
         raise DataError(
             f"--data {data} has the token {int(tokens.max()):,} and {model.name} knows {model.vocab_size:,}, from 0 "
             "on. Give tokens of the model's own vocabulary."
         )
-    available = len(tokens) // length
-    rows = np.arange(min(count, available)) * available // min(count, available)
-    return torch.from_numpy(np.stack([tokens[row * length : (row + 1) * length] for row in rows]))
-
-
-def _tokens(model: LanguageModel, data: str | None, field: str | None, *, enough: int) -> NDArray[np.int64]:
-    source = resolve_source("stdlib" if data is None else data)
-    if source_kind(source) == "tokens":
-        return read_tokens(source).tokens.astype(np.int64)
-    corpus = read_corpus(source, field)
-    text = b"\n".join(document.content for document in corpus.documents)
-    # A token stands for at least one byte: the beginning is enough, however long the text.
-    return np.asarray(model.encode(text[: 8 * enough]), dtype=np.int64)
 
 
 def _ours(path: Path, derivatives: bool) -> LanguageModel:

@@ -122,23 +122,27 @@ def _ending(content: Content) -> bytes:
     return b"" if content[-1:] == b"\n" else b"\n"
 
 
+def slices(content: Content, num_bytes: int = _SLICE) -> Iterator[slice]:
+    """Cut a text into pieces of about so many bytes, at places across which byte pairs are seldom merged."""
+    start, stop = 0, -1
+    while stop < len(content):
+        stop = _slice_end(content, start, num_bytes)
+        yield slice(start, stop)
+        start = stop
+
+
 def _texts(documents: Iterable[Document]) -> Iterator[str]:
     """The documents, a slice at a time."""
     for document in documents:
-        content, start, stop = document.content, 0, -1
-        while stop < len(content):
-            stop = _slice_end(content, start)
-            text = _decode(document, start, stop)
-            yield text + _ending(content).decode() if stop == len(content) else text
-            start = stop
+        content = document.content
+        for piece in slices(content):
+            text = _decode(document, piece.start, piece.stop)
+            yield text + _ending(content).decode() if piece.stop == len(content) else text
 
 
-def _slice_end(content: Content, start: int) -> int:
-    """Choose where to cut: after a line break, else before a space, else before a character.
-
-    Pairs are seldom merged across those.
-    """
-    first, last = start + _SLICE, min(start + 2 * _SLICE, len(content))
+def _slice_end(content: Content, start: int, num_bytes: int) -> int:
+    """Choose where to cut: after a line break, else before a space, else before a character."""
+    first, last = start + num_bytes, min(start + 2 * num_bytes, len(content))
     if first >= len(content):
         return len(content)
     window = bytes(content[first:last])
