@@ -49,6 +49,8 @@ class LanguageModel:
     vocab_size: int
     max_length: int | None
     """Positions that it knows; None has no limit."""
+    trained_length: int | None = None
+    """Tokens of the sequences that it was trained on; None if it does not say."""
     decode: Decode | None = None
     """The text of tokens; None if that is not known."""
     token_bytes: NDArray[np.int64] | None = None
@@ -138,6 +140,7 @@ def language_model_of(
         encode=encode,
         vocab_size=copied.config.vocab_size,
         max_length=copied.config.max_length if copied.config.positions == "learned" else None,
+        trained_length=copied.config.max_length,
         decode=decode if known else None,
         token_bytes=reader.token_bytes if known else None,
     )
