@@ -227,10 +227,25 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
     assert (again.exit_code, "not empty" in again.output) == (2, True)
     refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
     assert (refused.exit_code, "--variant g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
-    theirs = invoke("generate", folder / "none" / "hf", *options)
-    assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
+    for verb in (["generate", *options], ["evaluate", "--data", text], ["export", tmp_path / "again"]):
+        theirs = invoke(verb[0], folder / "none" / "hf", *verb[1:])
+        message = f"error: MODEL {folder / 'none' / 'hf'} is a LlamaForCausalLM of transformers, whose own tools"
+        assert (theirs.exit_code, theirs.stdout, theirs.stderr.startswith(message)) == (2, "", True), theirs.output
     empty = invoke("generate", folder / "g1", "--prompt", "")
     assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+    wrong = invoke("generate", folder / "g1", *options, "--top-p", "2")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+
+
+def test_a_folder_of_our_own_class_for_transformers_is_read_as_the_model_it_was_made_of(trained, text, tmp_path):
+    folder, _ = trained
+    for verb in (["generate", "--prompt", "7: the", "--tokens", 9], ["evaluate", "--data", text, "--json"]):
+        own, exported = (invoke(verb[0], folder / "g1" / place, *verb[1:]) for place in (".", "hf"))
+        assert exported.exit_code == 0, exported.output
+        assert exported.stdout == own.stdout.replace('"model": "g1"', '"model": "hf"')
+    watched = invoke("observe", folder / "g1" / "hf", "--data", text, "--sequences", 2, "--out", tmp_path, "--json")
+    assert watched.exit_code == 0, watched.output
+    assert json.loads(watched.stdout)["results"]["length"] == 16
 
 
 def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):

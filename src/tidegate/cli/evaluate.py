@@ -17,7 +17,7 @@ from tidegate._files import write_content
 from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import DataOption, FieldOption, JsonOption, ModelArgument, QuietOption
+from tidegate.cli.options import DataOption, FieldOption, JsonOption, OwnModelArgument, QuietOption
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _TASKS = "Tasks"
 
 
 def evaluate(
-    model: ModelArgument,
+    model: OwnModelArgument,
     data: DataOption = None,
     field: FieldOption = None,
     length: Annotated[

@@ -9,11 +9,11 @@ import typer
 
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import JsonOption, ModelArgument
+from tidegate.cli.options import JsonOption, OwnModelArgument
 
 
 def export(
-    model: ModelArgument,
+    model: OwnModelArgument,
     out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
     to: Annotated[
         Literal["hf", "qwen3-next"],

@@ -1,14 +1,14 @@
 """Language models from disk, as measurements take them: a module, its blocks, and tokens of a text.
 
-One of ours is a file that `tidegate.torch.save_model` wrote, or a folder with one such file. A Hugging Face model is a
-folder with a `config.json`.
+One of ours is a file that `tidegate.torch.save_model` wrote, a folder with one such file, or a folder of our own class
+for transformers. A Hugging Face model is a folder with a `config.json`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, says_gated, tokenize
+from tidegate.lab.tasks.documents import read_json
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer, slices
@@ -57,6 +58,8 @@ class LanguageModel:
     """(vocabulary,): bytes of text that a token stands for; None if that is not known."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
+    place: str = ""
+    """The path that it was loaded from; empty if it was not."""
 
     def attentions(self) -> tuple[nn.Module, ...]:
         """The attention of each block; a `ValueError` if a block has none by a known name."""
@@ -89,7 +92,7 @@ def load_language_model(
     if not place.exists():
         raise ValueError(f"MODEL {place} is not there. Name a file of save_model, or a folder with a model in it.")
     if place.is_dir() and (place / "config.json").is_file():
-        return _from_hugging_face(place, derivatives, gates)
+        return replace(_from_hugging_face(place, derivatives, gates), place=str(place))
     if gates is not None:
         raise ValueError(f"--gates {gates} is for a Hugging Face model; MODEL {place} has its own. Leave it out.")
     if place.is_dir():
@@ -102,7 +105,7 @@ def load_language_model(
             f"MODEL {place} must hold a config.json (Hugging Face) or one .safetensors file of save_model; it holds "
             f"{len(files)} such files."
         )
-    return _ours(files[0], derivatives)
+    return replace(_ours(files[0], derivatives), place=str(place))
 
 
 def language_model_of(
@@ -237,7 +240,7 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
     # It makes transformers know our own class.
-    import_module("tidegate.torch.hf")
+    hf: Any = import_module("tidegate.torch.hf")
     if gates is None and import_module("tidegate.torch.retrofit.folder").has_gates(folder):
         gates = folder
     exact = derivatives and gates is None
@@ -268,8 +271,11 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         except ValueError as problem:
             raise DataError(f"{problem} Put its files there, or give --data a .npy file of tokens.") from problem
 
+    name = folder.resolve().name
+    if gates is None and isinstance(model, hf.TidegateForCausalLM):
+        return _from_our_class(hf.to_transformer_lm(model), folder, name, encode, derivatives, unread)
     return LanguageModel(
-        name=folder.resolve().name,
+        name=name,
         module=model,
         run=lambda tokens: model(input_ids=tokens, use_cache=False, **fewer),
         blocks=_blocks(model, config.num_hidden_layers, folder),
@@ -278,6 +284,32 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         max_length=getattr(config, "max_position_embeddings", None),
         unread=unread,
     )
+
+
+def _from_our_class(
+    model: TransformerLM, folder: Path, name: str, encode: Encode, derivatives: bool, unread: tuple[str, ...]
+) -> LanguageModel:
+    """Wrap one of ours that was written for transformers; with a foreign tokenizer the text of tokens is not known."""
+    pairs = tokenizer_beside(folder / "model.safetensors", model) if _holds_byte_pairs(folder) else ""
+    own = replace(language_model_of(model, name=name, derivatives=derivatives, tokenizer=pairs), unread=unread)
+    if pairs:
+        return own
+    if any(folder.glob("tokenizer*")):
+        return replace(own, encode=encode, decode=None, token_bytes=None)
+    return replace(own, encode=encode)
+
+
+def _holds_byte_pairs(folder: Path) -> bool:
+    """Whether a folder has a tokenizer such as `tidegate export` writes: byte pairs, and no token besides."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return False
+    try:
+        found: Any = read_json(file.read_bytes())
+        kinds = found["model"]["type"], found["pre_tokenizer"]["type"], found["decoder"]["type"]
+        return kinds == ("BPE", "ByteLevel", "ByteLevel") and not found["added_tokens"] and not found["normalizer"]
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:

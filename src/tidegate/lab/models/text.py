@@ -215,8 +215,8 @@ def require_decoder(model: LanguageModel) -> TransformerLM:
     """Return a model's module; a `ValueError` if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
         raise ValueError(
-            f"MODEL {model.name} is a {type(model.module).__name__} of transformers, whose own tools do this. Give a "
-            "model of tidegate train or save_model."
+            f"MODEL {model.place} is a {type(model.module).__name__} of transformers, whose own tools do this. Give a "
+            "model of tidegate train or save_model; for an exported one, what it was exported from."
         )
     return model.module
 
