@@ -53,6 +53,7 @@ def trained(text, tmp_path_factory):
 def test_it_says_what_came_of_it_and_keeps_model_log_and_record(trained):
     folder, output = trained
     assert "parameters on 512 tokens" in output
+    assert "To read it:\n\nimport tidegate.torch.hf\n" in output
     assert "bits per byte" in output
     assert sorted(file.name for file in (folder / "g1").iterdir()) == [
         "hf",
@@ -220,9 +221,14 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         assert "bits per byte" in found.output
         exported = invoke("export", folder / name, tmp_path / name)
         assert exported.exit_code == 0, exported.output
-        read = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         tokens = torch.arange(9)[None]
+        # The lines that it prints read what it wrote.
+        found = {}
+        exec(exported.stdout.partition("To read it:\n")[2], found)
+        read = found["model"]
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
+        assert ("import tidegate.torch.hf" in exported.stdout) == (name == "g1")
+        assert ("tokenizer" in found) == (name == "none")
     again = invoke("export", folder / "g1", tmp_path / "g1")
     assert (again.exit_code, "not empty" in again.output) == (2, True)
     refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")

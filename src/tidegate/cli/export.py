@@ -31,7 +31,7 @@ def export(
 
     Example: tidegate export model --to hf model-hf
     """
-    from tidegate.lab.models.export import export_hugging_face, export_qwen3_next
+    from tidegate.lab.models.export import export_hugging_face, export_qwen3_next, reading_code
     from tidegate.lab.models.language_models import load_language_model, tokenizer_beside
     from tidegate.lab.models.text import require_decoder
 
@@ -45,4 +45,4 @@ def export(
     if as_json:
         print_json({"class": kind, "folder": str(out)})
         return
-    new_console().print(f"A {kind} for transformers: {out}", soft_wrap=True)
+    new_console().print(f"A {kind} for transformers: {out}. To read it:\n\n{reading_code(out)}", soft_wrap=True)
