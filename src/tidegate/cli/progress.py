@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -43,10 +44,36 @@ def display(
     if quiet:
         yield _Silence()
     elif console.is_terminal:
-        with _bars(console) as bars:
+        with _bars(console) as bars, _logged_lines(console):
             yield _Bars(bars, _Speed(examples, peak))
     else:
-        yield _Lines(console, _Speed(examples, peak))
+        with _logged_lines(console):
+            yield _Lines(console, _Speed(examples, peak))
+
+
+@contextmanager
+def _logged_lines(console: Console) -> Generator[None]:
+    """Print what tasks log while they prepare data."""
+    logger, handler = logging.getLogger("tidegate.lab.tasks"), _LineHandler(console)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+@final
+class _LineHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print its message as a line."""
+        _print(self.console, record.getMessage())
 
 
 @final

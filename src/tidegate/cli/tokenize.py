@@ -14,6 +14,7 @@ from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import FieldOption, JsonOption, QuietOption
+from tidegate.cli.progress import display
 
 
 def tokenize(
@@ -57,14 +58,15 @@ def tokenize(
             console.print(f"{number_of(num_shards, 'shard')}, {number_of(num_tokens, 'token')}", soft_wrap=True)
 
     try:
-        index = write_shards(
-            data,
-            out,
-            tokenizer=tokenizer,
-            field=field,
-            num_processes=processes or len(os.sched_getaffinity(0)),
-            report=report,
-        )
+        with display(console, quiet=quiet):
+            index = write_shards(
+                data,
+                out,
+                tokenizer=tokenizer,
+                field=field,
+                num_processes=processes or len(os.sched_getaffinity(0)),
+                report=report,
+            )
     except KeyboardInterrupt:
         stop("nothing is lost. Run the command again to go on.", code=INTERRUPTED)
     if as_json:
