@@ -46,7 +46,8 @@ def evaluate(
         str | None,
         typer.Option(
             help="Instead of a text: tasks of lm-evaluation-harness, parted by commas. Names of its own, which it "
-            "downloads; .yaml files; folders of them. A task may name Python code, which runs: give those you trust.",
+            "downloads; .yaml files; folders of them. Paths inside such a file begin in the working folder. A task may "
+            "name Python code, which runs: give those you trust.",
             rich_help_panel=_TASKS,
             show_default=False,
         ),
@@ -141,16 +142,14 @@ def _print(found: TextLoss | TaskScores, name: str) -> None:
         )
         return
     table = Table(box=SIMPLE, pad_edge=False, title=f"{name} by lm-eval {found.harness}", title_justify="left")
-    for column, side in (
-        ("task", "left"),
-        ("samples", "right"),
-        ("metric", "left"),
-        ("value", "right"),
-        ("±", "right"),
-    ):
-        table.add_column(column, justify="left" if side == "left" else "right", overflow="fold")
+    # The harness has no standard error of some metrics, such as bits per byte.
+    has_errors = any(score.error is not None for score in found.scores)
+    for column in ("task", "samples", "metric", "value", *(("±",) if has_errors else ())):
+        table.add_column(column, justify="left" if column in ("task", "metric") else "right", overflow="fold")
     for score in found.scores:
         better = {True: " ↑", False: " ↓", None: ""}[score.higher_is_better]
-        error = "" if score.error is None else f"{score.error:.4f}"
-        table.add_row(score.task, f"{score.num_samples:,}", score.metric + better, f"{score.value:.4f}", error)
+        cells = [score.task, f"{score.num_samples:,}", score.metric + better, f"{score.value:.4f}"]
+        if has_errors:
+            cells.append("" if score.error is None else f"{score.error:.4f}")
+        table.add_row(*cells)
     new_console().print(table)

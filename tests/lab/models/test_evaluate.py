@@ -180,6 +180,37 @@ class TestHarness:
         right = sum(good.log_likelihood > bad.log_likelihood for good, bad in chosen) / 2
         assert next(score.value for score in found.scores if score.metric == "acc") == right
 
+    def test_nothing_is_printed_and_data_is_found_from_the_working_folder(
+        self, model, documents, tmp_path, monkeypatch, capfd
+    ):
+        from tidegate.lab.models.evaluate import evaluate_tasks
+
+        # No repository holds it, so that git would complain.
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+        write_tasks(tmp_path, documents)
+        (tmp_path / "tasks").mkdir()
+        task = (tmp_path / "choice.yaml").read_text().replace(str(tmp_path / "documents.jsonl"), "documents.jsonl")
+        (tmp_path / "tasks" / "own.yaml").write_text(task)
+        monkeypatch.chdir(tmp_path)
+        (score,) = evaluate_tasks(model, ["tasks/own.yaml"]).scores
+        assert score.error is not None
+        assert "fatal" not in capfd.readouterr().err
+
+    @pytest.mark.parametrize(("asked", "found"), [(None, 0), (2, 2)])
+    def test_examples_are_those_asked_for_unless_a_task_says_none(self, documents, tmp_path, asked, found):
+        from tidegate.lab.models.evaluate import _load_tasks
+
+        write_tasks(tmp_path, documents)
+        says_none = (tmp_path / "choice.yaml").read_text()
+        says_nothing = says_none.replace("num_fewshot: 0\n", "").replace("own_choice", "own_free")
+        (tmp_path / "free.yaml").write_text(says_nothing)
+        files = [str(tmp_path / name) for name in ("choice.yaml", "free.yaml")]
+        loaded = _load_tasks(files, asked)["tasks"]
+        assert {name: task.get_config("num_fewshot") for name, task in loaded.items()} == {
+            "own_choice": 0,
+            "own_free": found,
+        }
+
     @pytest.mark.parametrize(
         ("task", "message"),
         [
