@@ -133,6 +133,15 @@ def test_it_stops_and_goes_on_to_the_same_model(trained, text, tmp_path, monkeyp
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_an_interrupt_before_the_first_checkpoint_does_not_speak_of_going_on(text, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tidegate.lab.training.train.execute_run", interrupt)
+    stopped = invoke("train", "--data", text, "--out", tmp_path, *SIZES)
+    assert (stopped.exit_code, "before anything was kept. Start again with" in stopped.stderr) == (130, True)
+
+
 def test_all_options_of_the_engine_train_together(text, tmp_path):
     done = invoke(
         "train", "--data", text, "--out", tmp_path, *SIZES, "--precision", "bf16", "--accumulate", 2,

@@ -14,7 +14,7 @@ import typer
 
 from tidegate.cli.console import new_console
 from tidegate.cli.dry_run import print_estimate
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.errors import stop_interrupted
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import JsonOption, QuietOption, options_named
 from tidegate.cli.progress import display
@@ -294,7 +294,9 @@ def train(
             )
             do_training(work)
     except KeyboardInterrupt:
-        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+        from tidegate.lab.training.outputs import TrainingFolder
+
+        stop_interrupted(command, begun=TrainingFolder(out).has_begun())
 
 
 _OPTIONS = {
