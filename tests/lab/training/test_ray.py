@@ -136,6 +136,20 @@ def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
         executor_of("ray").require([run_of(task)])
 
 
+def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monkeypatch):
+    done = []
+
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", interrupt)
+    monkeypatch.setattr("ray.shutdown", lambda: done.append("shut down"))
+    with pytest.raises(KeyboardInterrupt):
+        executor_of("ray").require([run_of(task)])
+    assert done == ["shut down"]
+
+
 class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
         ("options", "message"),

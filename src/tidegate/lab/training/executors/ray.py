@@ -331,7 +331,12 @@ def _connect() -> None:
     """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; without one, start one here."""
     if not ray.is_initialized():
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        except BaseException:
+            # Broken off, it leaves connections that wait at the end of the process for a cluster that is gone.
+            ray.shutdown()
+            raise
 
 
 def _require_answer(address: str) -> None:
