@@ -195,6 +195,12 @@ def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monkeypatch):
+    monkeypatch.setattr("tidegate.lab.training.estimate.estimate_run", lambda run: pytest.fail("it was measured"))
+    done = invoke("train", "--data", text, *SIZES, "--dry-run", "--flops", "-1")
+    assert (done.exit_code, "--flops must be a number" in done.output) == (2, True)
+
+
 def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
     inside = invoke("train", "--data", text.parent, "--out", text.parent / "out", *SIZES)
     assert (inside.exit_code, "outside of it" in inside.output) == (2, True)

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 def print_estimate(run: Run, *, flops: float | None, mfu: float, as_json: bool = False) -> None:
     """Print what a run would take here, and at a rate of operations if one is given."""
-    from tidegate.lab.training.estimate import estimate_run
+    from tidegate.lab.training.estimate import estimate_run, require_rate
 
+    if flops is not None:
+        # Before anything is measured.
+        require_rate(flops, mfu)
     estimate = estimate_run(run)
     if as_json:
         there = None if flops is None else estimate.hours_at(flops, mfu)
