@@ -154,6 +154,19 @@ class TestAFileOfTensors:
         assert save_waves(waves) == read_tensor_header(waves, FORM).digest
         assert torch.equal(load_file(waves)["a"], TENSORS["a"])
 
+    def test_has_the_same_bytes_each_time_it_is_written(self, tmp_path):
+        paths = [tmp_path / f"{number}.safetensors" for number in range(8)]
+        for path in paths:
+            save_waves(path, 'caf\u00e9, \x7f, \U0001f30a, \x01 and "quotes" \\ \n')
+        assert len({path.read_bytes() for path in paths}) == 1
+        assert read_tensor_header(paths[0], FORM).metadata["sea"].startswith("café, \x7f, 🌊, \x01 and")
+
+    def test_is_named_where_its_folder_was_given(self, waves):
+        with pytest.raises(
+            ValueError, match=rf"is a folder and no file\. Name a file that write_waves wrote, such as {waves}\."
+        ):
+            read_tensor_header(waves.parent, FORM)
+
     def test_notices_every_flipped_bit(self, waves):
         content = waves.read_bytes()
         # Every byte, and each of its bits in turn.

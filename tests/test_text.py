@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate._text import echo, list_some, printable, shorten
+from tidegate._text import echo, list_some, number_of, printable, shorten
 
 STEERING = [*range(9), *range(11, 32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 anything = st.text(st.sampled_from([*map(chr, STEERING), *'\ud800\udfff\t\n\\"/a≥🌊ש']))
@@ -53,3 +53,17 @@ def test_control_characters_are_escaped():
 
 def test_a_number_that_python_does_not_write_is_named_by_its_type():
     assert echo(10**5000) == "a value of type int that cannot be written"
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [
+        (0, "run", "0 runs"),
+        (1, "run", "1 run"),
+        (2, "run", "2 runs"),
+        (1, "batch", "1 batch"),
+        (2048, "batch", "2,048 batches"),
+    ],
+)
+def test_a_noun_is_in_the_singular_after_one_alone(count, noun, words):
+    assert number_of(count, noun) == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -147,7 +148,8 @@ def write_tensors(
 ) -> str:
     """Write a safetensors file with a digest of all of its bytes in its metadata, and return the digest.
 
-    The digest is that of the file with 64 zeros in the place of the digest itself.
+    The digest is that of the file with 64 zeros in the place of the digest itself. Equal tensors and metadata give
+    equal bytes.
 
     save     : writes the tensors with some metadata to a path
     metadata : values of the format's keys
@@ -166,6 +168,7 @@ def write_tensors(
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
         with file.open("r+b") as opened:
+            _sort_metadata(opened, path)
             place = _digest_place(opened, path)
             digest = _compute_digest(opened, place)
             opened.seek(place.start)
@@ -182,7 +185,9 @@ def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
     is read once, a piece at a time.
     """
     if kind := irregular_kind(path):
-        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote.")
+        inside = sorted(Path(path).glob("*.safetensors")) if kind == "a folder" else []
+        such_as = f", such as {inside[0]}" if inside else ""
+        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote{such_as}.")
     with Path(path).open("rb") as file:
         metadata, entries = _parse_header(_header(file, path), path)
         _require_format(metadata, path, form)
@@ -208,6 +213,18 @@ def _header(file: OpenFile, path: StrPath) -> bytes:
     if len(header) != length or not header.startswith(b"{"):
         raise ValueError(f"{path} is not a safetensors file: it has no header, or not the whole of it.")
     return header
+
+
+def _sort_metadata(file: OpenFile, path: StrPath) -> None:
+    """Put the metadata in the order of their names: safetensors writes them in another order each time."""
+    header = _header(file, path)
+    content = parse_json(header)
+    content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
+    ordered = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode().ljust(len(header))
+    # The tensors follow at the place that the header's length says.
+    assert len(ordered) == len(header)
+    file.seek(_LENGTH_BYTES)
+    file.write(ordered)
 
 
 def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[str, _TensorEntry]]:

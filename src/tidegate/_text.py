@@ -45,3 +45,12 @@ def list_some(items: Sequence[str], *, most: int = 6) -> str:
     """Join the first items by commas, and say how many more there are."""
     rest = len(items) - most
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun, as in "1 batch" and "2,048 batches".
+
+    noun : in the singular, of a regular plural
+    """
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{count:,} {noun}{ending}"

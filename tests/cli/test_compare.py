@@ -105,6 +105,27 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, corpus):
     assert "holds another comparison" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("moment", "words", "begun"),
+    [
+        (
+            "tidegate.lab.training.executors.serial.SerialExecutor.require",
+            "before anything was kept. Start again",
+            False,
+        ),
+        ("tidegate.lab.training.executors.serial.SerialExecutor.execute", "nothing is lost. Go on with", True),
+    ],
+)
+def test_an_interrupt_says_whether_there_is_anything_to_go_on_from(corpus, tmp_path, monkeypatch, moment, words, begun):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moment, interrupt)
+    done = invoke("compare", "--data", corpus, "--variants", "none,bma", "--out", tmp_path / "out", *QUICK)
+    assert (done.exit_code, words in done.stderr) == (130, True), done.output
+    assert (tmp_path / "out").exists() == begun
+
+
 def test_quiet_shows_the_result_alone(compared, corpus):
     _, folder = compared
     variants = "none,bma,again=none,slow=none@lr=1e-6"

@@ -167,7 +167,7 @@ def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
     ("options", "message"),
     [
         (["--nproc", "8", "--parallel", "tp"], "8 processes cannot share the 4 heads"),
-        (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "2 processes cannot share the 1 heads"),
+        (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "2 processes cannot share the 1 head of"),
         (["--nproc", "3"], "--nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
     ],
 )

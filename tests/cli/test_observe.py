@@ -117,6 +117,16 @@ def test_added_gates_are_named_or_refused(folder, tmp_path, verb):
         assert [set(layer.gates) for layer in seen.layers] == [{"output"}, {"output"}]
 
 
+def test_the_length_is_that_of_the_training_where_the_model_says_it(folder, tmp_path):
+    save_model(TransformerLM(TransformerConfig(gate="g1", max_length=24, **SIZES)), tmp_path / "short.safetensors")
+    done = invoke(
+        "observe", tmp_path / "short.safetensors", "--data", folder / "notes.txt", "--sequences", "1",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert seen_in(tmp_path / "out")[0]["length"] == 24
+
+
 def test_the_length_is_what_the_model_knows_unless_said(folder, tmp_path):
     done = invoke("observe", folder / "llama", "--data", folder / "tokens.npy", "--sequences", "1", "--out", tmp_path)
     assert done.exit_code == 0, done.output

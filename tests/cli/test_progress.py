@@ -39,7 +39,7 @@ def end_of(variant="bma", *, run="1", status="finished", loss=1.25):
 
 
 def parts_of(done, *, item="g1", **changes):
-    return PartsDone(**({"work": "depth", "done": done, "total": 4, "unit": "layers", "item": item} | changes))
+    return PartsDone(**({"work": "depth", "done": done, "total": 4, "unit": "layer", "item": item} | changes))
 
 
 def written(*events, quiet=False, **options):
@@ -87,6 +87,8 @@ class TestLines:
         lines = text.splitlines()
         assert lines[0] == "measuring costs..."
         assert lines[1] == "comparing: 2 runs (4 there already)"
+        assert written(Phase(name="training", num_runs=1)) == "training: 1 run\n"
+        assert written(parts_of(1, total=1)) == "depth: 1 of 1 layer\n"
         assert lines[2].startswith("bma, seed 3: validation loss 1.2500 (1 of 2")
         assert lines[3] == "g1, seed 3: diverged (2 of 2)"
 
@@ -162,7 +164,7 @@ class TestBars:
 
     def test_tell_the_time_left_in_all_once_some_work_is_done(self, drawn):
         text = drawn(Phase(name="comparing", num_runs=1), step_of(step=5), step_of(step=10), step_of(step=15))
-        assert re.search(r"comparing .*0 of 1 runs, 0:00 left", text)
+        assert re.search(r"comparing .*0 of 1 run, 0:00 left", text)
 
     def test_say_what_was_there_before_anything_is_done(self, drawn):
         assert re.search(r"comparing +\S* +1 there already", drawn(Phase(name="comparing", num_runs=2, num_done=1)))

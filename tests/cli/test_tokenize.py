@@ -10,7 +10,8 @@ def test_a_text_becomes_shards_that_train_reads(tmp_path):
     text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))
     done = runner.invoke(app, ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1"])
     assert done.exit_code == 0, done.output
-    assert "1 shards" in done.output
+    assert done.stderr.startswith("1 shard, ")
+    assert done.stdout.startswith("1 shard in ")
     assert "of 256 kinds" in done.output
     sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
     options = ["--data", str(tmp_path / "shards"), "--out", str(tmp_path / "model"), "--tokens", "128"]
@@ -29,3 +30,21 @@ def test_bad_input_is_one_line(tmp_path):
     wrong = runner.invoke(app, ["tokenize", "stdlib", "--tokenizer", "words", "--out", str(tmp_path / "shards")])
     assert wrong.exit_code == 2
     assert "--tokenizer must be" in wrong.output
+
+
+def test_learning_byte_pairs_is_announced_unless_they_are_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))
+    pairs = ["--tokenizer", "bpe:300"]
+    shards = ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1", *pairs]
+    sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
+    train = ["train", "--data", str(text), *pairs, *sizes, "--dry-run"]
+    announced = "learning up to 300 byte pairs from "
+    for command in (shards, train):
+        first, again = (runner.invoke(app, command) for _ in range(2))
+        assert first.exit_code == 0, first.output
+        assert first.stderr.startswith(announced)
+        assert announced not in again.output
+    (tmp_path / "shards" / "tokenizer.json").unlink()
+    assert runner.invoke(app, [*shards, "--quiet"]).stderr == ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -52,6 +53,7 @@ def trained(text, tmp_path_factory):
 def test_it_says_what_came_of_it_and_keeps_model_log_and_record(trained):
     folder, output = trained
     assert "parameters on 512 tokens" in output
+    assert "To read it:\n\nimport tidegate.torch.hf\n" in output
     assert "bits per byte" in output
     assert sorted(file.name for file in (folder / "g1").iterdir()) == [
         "hf",
@@ -124,12 +126,20 @@ def test_it_stops_and_goes_on_to_the_same_model(trained, text, tmp_path, monkeyp
     assert not (tmp_path / "model.safetensors").exists()
     done = invoke("train", "--variant", "g1", "--data", text, "--out", tmp_path, *SIZES)
     assert done.exit_code == 0, done.output
-    expected = load_model(folder / "g1" / "model.safetensors").state_dict()
-    found = load_model(tmp_path / "model.safetensors").state_dict()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for file in ("model.safetensors", "hf/model.safetensors"):
+        assert (tmp_path / file).read_bytes() == (folder / "g1" / file).read_bytes()
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 9))
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_interrupt_before_the_first_checkpoint_does_not_speak_of_going_on(text, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tidegate.lab.training.train.execute_run", interrupt)
+    stopped = invoke("train", "--data", text, "--out", tmp_path, *SIZES)
+    assert (stopped.exit_code, "before anything was kept. Start again with" in stopped.stderr) == (130, True)
 
 
 def test_all_options_of_the_engine_train_together(text, tmp_path):
@@ -159,6 +169,10 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         "at 0.5 of 4e+14 FLOP/s",
     ):
         assert words in done.output
+    output = " ".join(done.output.split())
+    weights = 4 * 4 * int(re.search(r"parameters ([\d,]+)", output)[1].replace(",", ""))
+    assert f"{weights / 2**20:.2f} MiB for weights and updates" in output
+    assert "for a batch in 1 part hours" in output
     assert not out.exists()
 
 
@@ -179,6 +193,12 @@ def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message)
     assert done.exit_code == 2
     assert message in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monkeypatch):
+    monkeypatch.setattr("tidegate.lab.training.estimate.estimate_run", lambda run: pytest.fail("it was measured"))
+    done = invoke("train", "--data", text, *SIZES, "--dry-run", "--flops", "-1")
+    assert (done.exit_code, "--flops must be a number" in done.output) == (2, True)
 
 
 def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
@@ -216,17 +236,37 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         assert "bits per byte" in found.output
         exported = invoke("export", folder / name, tmp_path / name)
         assert exported.exit_code == 0, exported.output
-        read = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         tokens = torch.arange(9)[None]
+        # The lines that it prints read what it wrote.
+        found = {}
+        exec(exported.stdout.partition("To read it:\n")[2], found)
+        read = found["model"]
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
+        assert ("import tidegate.torch.hf" in exported.stdout) == (name == "g1")
+        assert ("tokenizer" in found) == (name == "none")
     again = invoke("export", folder / "g1", tmp_path / "g1")
     assert (again.exit_code, "not empty" in again.output) == (2, True)
     refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
     assert (refused.exit_code, "--variant g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
-    theirs = invoke("generate", folder / "none" / "hf", *options)
-    assert (theirs.exit_code, "of transformers, whose own tools" in theirs.output) == (2, True)
+    for verb in (["generate", *options], ["evaluate", "--data", text], ["export", tmp_path / "again"]):
+        theirs = invoke(verb[0], folder / "none" / "hf", *verb[1:])
+        message = f"error: MODEL {folder / 'none' / 'hf'} is a LlamaForCausalLM of transformers, whose own tools"
+        assert (theirs.exit_code, theirs.stdout, theirs.stderr.startswith(message)) == (2, "", True), theirs.output
     empty = invoke("generate", folder / "g1", "--prompt", "")
     assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+    wrong = invoke("generate", folder / "g1", *options, "--top-p", "2")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+
+
+def test_a_folder_of_our_own_class_for_transformers_is_read_as_the_model_it_was_made_of(trained, text, tmp_path):
+    folder, _ = trained
+    for verb in (["generate", "--prompt", "7: the", "--tokens", 9], ["evaluate", "--data", text, "--json"]):
+        own, exported = (invoke(verb[0], folder / "g1" / place, *verb[1:]) for place in (".", "hf"))
+        assert exported.exit_code == 0, exported.output
+        assert exported.stdout == own.stdout.replace('"model": "g1"', '"model": "hf"')
+    watched = invoke("observe", folder / "g1" / "hf", "--data", text, "--sequences", 2, "--out", tmp_path, "--json")
+    assert watched.exit_code == 0, watched.output
+    assert json.loads(watched.stdout)["results"]["length"] == 16
 
 
 def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
@@ -249,8 +289,17 @@ def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_
     assert found.exit_code == 0, found.output
     result = json.loads(found.stdout)
     assert result == json.loads((tmp_path / "kept" / "loss.json").read_text())
-    assert set(result) == {"model", "loss", "num_tokens", "num_bytes", "perplexity", "bits_per_byte"}
-    assert (result["model"], result["num_tokens"]) == ("g1", 8 * 15)
+    figures = {"loss", "num_tokens", "num_bytes", "num_text_tokens", "perplexity", "bits_per_byte"}
+    assert set(result) == {"model"} | figures
+    assert (result["model"], result["num_tokens"], result["num_text_tokens"]) == ("g1", 8 * 16, len(TEXT) - 1)
+
+
+def test_a_text_is_evaluated_whole_and_a_sample_of_it_is_called_one(trained, text):
+    command = ["evaluate", trained[0] / "g1", "--data", text, "--quiet"]
+    whole = invoke(*command)
+    assert f"g1 on the whole text, {len(TEXT) - 1:,} tokens, {len(TEXT) - 1:,} bytes: loss" in whole.output
+    sample = invoke(*command, "--sequences", 8)
+    assert f"g1 on a sample, {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
 
 
 @pytest.mark.parametrize(
@@ -291,6 +340,8 @@ def test_tasks_are_scored_in_a_table_and_as_json(trained, tmp_path):
     table = invoke(*command)
     assert table.exit_code == 0, table.output
     assert "bits_per_byte" in table.stdout
+    # The harness has no standard error of it.
+    assert "±" not in table.stdout
     (score,) = json.loads(invoke(*command, "--json").stdout)["scores"]
     assert (score["task"], score["num_samples"], score["metric"]) == ("sums", 9, "bits_per_byte")
     assert f"{score['value']:.4f}" in table.stdout

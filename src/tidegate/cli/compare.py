@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.cli.console import new_console, print_json
-from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.errors import FAILED, stop, stop_interrupted
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import JsonOption, options_named
 from tidegate.cli.progress import display
@@ -65,8 +65,13 @@ def compare(
         typer.Option(help="Language modelling, image classification, associative recall.", rich_help_panel=_DATA),
     ] = "lm",
     tokenizer: Annotated[
-        str, typer.Option(help="bytes, or bpe:4096 to train one of that size.", rich_help_panel=_DATA)
-    ] = "bytes",
+        str | None,
+        typer.Option(
+            help="bytes, or bpe:4096 to train one of that size; bytes by default. Tokens and shards have their own.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
     field: Annotated[
         str | None,
         typer.Option(
@@ -259,7 +264,7 @@ def compare(
     from tidegate.lab.tasks.catalogue import task_of
     from tidegate.lab.training.executors.attempts import RETRIES
     from tidegate.lab.training.executors.executor import executor_of
-    from tidegate.lab.training.records import records_path
+    from tidegate.lab.training.records import RecordFile, records_path
     from tidegate.report import write_page
 
     try:
@@ -309,7 +314,7 @@ def compare(
     except Failed as problem:
         stop(f"{problem} See {records_path(out)}; the same command tries them again.", code=FAILED)
     except KeyboardInterrupt:
-        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+        stop_interrupted(command, begun=RecordFile(records_path(out)).has_lines())
     if as_json:
         print_json({"page": str(written), "results": page.data})
         return

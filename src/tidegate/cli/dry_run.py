@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE
 from rich.table import Table
 
+from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 
 if TYPE_CHECKING:
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 def print_estimate(run: Run, *, flops: float | None, mfu: float, as_json: bool = False) -> None:
     """Print what a run would take here, and at a rate of operations if one is given."""
-    from tidegate.lab.training.estimate import estimate_run
+    from tidegate.lab.training.estimate import estimate_run, require_rate
 
+    if flops is not None:
+        # Before anything is measured.
+        require_rate(flops, mfu)
     estimate = estimate_run(run)
     if as_json:
         there = None if flops is None else estimate.hours_at(flops, mfu)
@@ -40,14 +44,14 @@ def _estimate_rows(
     per_update = estimate.tokens // estimate.steps
     rows = [
         ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
-        ("tokens", f"{estimate.tokens:,}", f"{estimate.steps:,} updates of {per_update:,}"),
+        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,}"),
         ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
         ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} for each token"),
         (
             "memory",
-            f"{estimate.bytes / 2**30:.2f} GiB",
-            f"{estimate.weight_bytes / 2**30:.2f} for weights and updates, {estimate.activation_bytes / 2**30:.2f} for "
-            f"a batch in {training.accumulate} {'part' if training.accumulate == 1 else 'parts'}",
+            _memory(estimate.bytes),
+            f"{_memory(estimate.weight_bytes)} for weights and updates, {_memory(estimate.activation_bytes)} for a "
+            f"batch in {number_of(training.accumulate, 'part')}",
         ),
     ]
     if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
@@ -59,3 +63,7 @@ def _estimate_rows(
         how = f"at {mfu:g} of {flops:.3g} FLOP/s"
         rows.append(("hours there", f"{estimate.hours_at(flops, mfu):.3g}", how))
     return rows
+
+
+def _memory(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

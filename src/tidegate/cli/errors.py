@@ -40,6 +40,15 @@ def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
     raise typer.Exit(code)
 
 
+def stop_interrupted(command: str, *, begun: bool) -> NoReturn:
+    """Say after Ctrl-C how to go on, and end.
+
+    begun : whether there is anything to go on from
+    """
+    words = "nothing is lost. Go on with" if begun else "before anything was kept. Start again with"
+    stop(f"{words}: {command}", code=INTERRUPTED)
+
+
 @contextmanager
 def errors_in_one_line() -> Generator[None]:
     """End the command with one line for what its user can mend; any other exception is a bug and shows its traceback.

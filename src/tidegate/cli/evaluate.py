@@ -14,9 +14,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from tidegate._files import write_content
+from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import DataOption, FieldOption, JsonOption, ModelArgument, QuietOption
+from tidegate.cli.options import DataOption, FieldOption, JsonOption, OwnModelArgument, QuietOption
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from tidegate.lab.models.text import TextLoss
 
 _TASKS = "Tasks"
-_SEQUENCES = 256
 
 
 def evaluate(
-    model: ModelArgument,
+    model: OwnModelArgument,
     data: DataOption = None,
     field: FieldOption = None,
     length: Annotated[
@@ -37,14 +37,17 @@ def evaluate(
     ] = None,
     sequences: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Sequences, spread over the data; {_SEQUENCES} by default.", show_default=False),
+        typer.Option(
+            min=1, help="Score that many sequences alone, spread over the text; all by default.", show_default=False
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
     tasks: Annotated[
         str | None,
         typer.Option(
             help="Instead of a text: tasks of lm-evaluation-harness, parted by commas. Names of its own, which it "
-            "downloads; .yaml files; folders of them. A task may name Python code, which runs: give those you trust.",
+            "downloads; .yaml files; folders of them. Paths inside such a file begin in the working folder. A task may "
+            "name Python code, which runs: give those you trust.",
             rich_help_panel=_TASKS,
             show_default=False,
         ),
@@ -68,14 +71,14 @@ def evaluate(
 ) -> None:
     """Say how good a model of tidegate train, or of save_model, is: on a text, or with --tasks on tasks.
 
-    Of a text: loss, perplexity and bits per byte, which compare models whatever their tokens. The first token of each
-    sequence is not predicted.
+    Of a text: loss, perplexity and bits per byte, which compare models whatever their tokens. Every token but the first
+    is predicted, after those before it in its sequence.
 
     Tasks are those of lm-evaluation-harness, which the extra eval brings.
 
     Example: tidegate evaluate model --data notes.txt
     """
-    from tidegate.lab.models.language_models import load_language_model, token_windows
+    from tidegate.lab.models.language_models import load_language_model, require_known_length, text_tokens
     from tidegate.lab.models.text import require_decoder, text_loss
 
     of_text = {"--data": data, "--field": field, "--length": length, "--sequences": sequences}
@@ -91,8 +94,9 @@ def evaluate(
     with display(new_console(stderr=True), quiet=quiet) as shown, bars:
         if tasks is None:
             size = length or decoder.config.max_length
-            windows = token_windows(loaded, data, length=size, count=sequences or _SEQUENCES, field=field)
-            found = text_loss(loaded, windows, batch_size=batch_size, tell=shown.show)
+            require_known_length(loaded, size)
+            tokens = text_tokens(loaded, data, field=field)
+            found = text_loss(loaded, tokens, length=size, count=sequences, batch_size=batch_size, tell=shown.show)
         else:
             from tidegate.lab.models.evaluate import evaluate_tasks
 
@@ -129,23 +133,23 @@ def _print(found: TextLoss | TaskScores, name: str) -> None:
     from tidegate.lab.models.text import TextLoss
 
     if isinstance(found, TextLoss):
+        share = found.num_tokens / found.num_text_tokens
+        scored = "the whole text" if share == 1 else f"a sample, {share:.2%} of the text"
         new_console().print(
-            f"{name} on {found.num_tokens:,} tokens, {found.num_bytes:,} bytes: loss {found.loss:.4f} nats, "
-            f"perplexity {found.perplexity:.3f}, {found.bits_per_byte:.4f} bits per byte.",
+            f"{name} on {scored}, {number_of(found.num_tokens, 'token')}, {number_of(found.num_bytes, 'byte')}: "
+            f"loss {found.loss:.4f} nats, perplexity {found.perplexity:.3f}, {found.bits_per_byte:.4f} bits per byte.",
             soft_wrap=True,
         )
         return
     table = Table(box=SIMPLE, pad_edge=False, title=f"{name} by lm-eval {found.harness}", title_justify="left")
-    for column, side in (
-        ("task", "left"),
-        ("samples", "right"),
-        ("metric", "left"),
-        ("value", "right"),
-        ("±", "right"),
-    ):
-        table.add_column(column, justify="left" if side == "left" else "right", overflow="fold")
+    # The harness has no standard error of some metrics, such as bits per byte.
+    has_errors = any(score.error is not None for score in found.scores)
+    for column in ("task", "samples", "metric", "value", *(("±",) if has_errors else ())):
+        table.add_column(column, justify="left" if column in ("task", "metric") else "right", overflow="fold")
     for score in found.scores:
         better = {True: " ↑", False: " ↓", None: ""}[score.higher_is_better]
-        error = "" if score.error is None else f"{score.error:.4f}"
-        table.add_row(score.task, f"{score.num_samples:,}", score.metric + better, f"{score.value:.4f}", error)
+        cells = [score.task, f"{score.num_samples:,}", score.metric + better, f"{score.value:.4f}"]
+        if has_errors:
+            cells.append("" if score.error is None else f"{score.error:.4f}")
+        table.add_row(*cells)
     new_console().print(table)

@@ -9,11 +9,11 @@ import typer
 
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import JsonOption, ModelArgument
+from tidegate.cli.options import JsonOption, OwnModelArgument
 
 
 def export(
-    model: ModelArgument,
+    model: OwnModelArgument,
     out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
     to: Annotated[
         Literal["hf", "qwen3-next"],
@@ -31,7 +31,7 @@ def export(
 
     Example: tidegate export model --to hf model-hf
     """
-    from tidegate.lab.models.export import export_hugging_face, export_qwen3_next
+    from tidegate.lab.models.export import export_hugging_face, export_qwen3_next, reading_code
     from tidegate.lab.models.language_models import load_language_model, tokenizer_beside
     from tidegate.lab.models.text import require_decoder
 
@@ -45,4 +45,4 @@ def export(
     if as_json:
         print_json({"class": kind, "folder": str(out)})
         return
-    new_console().print(f"A {kind} for transformers: {out}", soft_wrap=True)
+    new_console().print(f"A {kind} for transformers: {out}. To read it:\n\n{reading_code(out)}", soft_wrap=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import Annotated
 
 import typer
 
 from tidegate.cli.console import print_json
-from tidegate.cli.options import JsonOption, ModelArgument
+from tidegate.cli.options import JsonOption, OwnModelArgument
 
 
 def generate(
-    model: ModelArgument,
+    model: OwnModelArgument,
     prompt: Annotated[str, typer.Option(help="The text to go on with.")],
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to draw.")] = 200,
     temperature: Annotated[
@@ -45,6 +46,8 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
+    # Drawn before anything is shown: what cannot be drawn is an error alone.
+    pieces = chain([next(pieces, b"")], pieces)
     if as_json:
         print_json({"prompt": prompt, "text": b"".join(pieces).decode("utf-8", errors="replace")})
         return

@@ -34,7 +34,8 @@ def observe(
         int | None,
         typer.Option(
             min=2,
-            help=f"Tokens of a sequence. Without it: {_LENGTH}, or as many as the model knows.",
+            help="Tokens of a sequence. Without it: as many as the model was trained on; where it does not say, as a "
+            f"Hugging Face model, {_LENGTH} or as many as it knows.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +66,7 @@ def observe(
     require_no_comparison(out)
     loaded = load_language_model(model, derivatives=False, gates=gates)
     note_unread(loaded)
-    tokens = length or min(_LENGTH, loaded.max_length or _LENGTH)
+    tokens = length or loaded.trained_length or min(_LENGTH, loaded.max_length or _LENGTH)
     windows = token_windows(loaded, data, length=tokens, count=sequences, field=field)
     with display(new_console(stderr=True), quiet=quiet) as shown:
         seen = model_observation(loaded, windows, batch_size=batch_size, keys=keys, heat=heat, tell=shown.show)

@@ -21,6 +21,14 @@ ModelArgument: TypeAlias = Annotated[
         help="A file of save_model or a folder with one, or a folder with a Hugging Face model.", show_default=False
     ),
 ]
+OwnModelArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(
+        help="A folder of tidegate train, a file of save_model, or a folder of tidegate export that needs "
+        "tidegate.torch.hf.",
+        show_default=False,
+    ),
+]
 DataOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

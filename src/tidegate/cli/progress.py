@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, T
 from rich.progress import Progress as ProgressBars
 from rich.table import Column
 from rich.text import Text
+
+from tidegate._text import number_of
 
 if TYPE_CHECKING:
     from tidegate.lab.training.events import Ended, Event, Notice, PartsDone, Phase
@@ -41,10 +44,36 @@ def display(
     if quiet:
         yield _Silence()
     elif console.is_terminal:
-        with _bars(console) as bars:
+        with _bars(console) as bars, _logged_lines(console):
             yield _Bars(bars, _Speed(examples, peak))
     else:
-        yield _Lines(console, _Speed(examples, peak))
+        with _logged_lines(console):
+            yield _Lines(console, _Speed(examples, peak))
+
+
+@contextmanager
+def _logged_lines(console: Console) -> Generator[None]:
+    """Print what tasks log while they prepare data."""
+    logger, handler = logging.getLogger("tidegate.lab.tasks"), _LineHandler(console)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+@final
+class _LineHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print its message as a line."""
+        _print(self.console, record.getMessage())
 
 
 @final
@@ -148,7 +177,7 @@ class _Bars:
     def _parts(self, event: PartsDone) -> None:
         if event.work not in self.tasks:
             self.tasks[event.work] = self.bars.add_task(event.work, total=event.total, note="", style="")
-        words = [f"{event.done} of {event.total} {event.unit}"]
+        words = [_parts_words(event)]
         seconds = self.clock.seconds(event)
         if event.done < event.total:
             words += [f"{_clock(seconds)} left"] if seconds is not None else []
@@ -181,7 +210,7 @@ class _Bars:
         assert self.overall is not None
         seconds = self.remaining.seconds()
         left = "" if seconds is None else f", {_clock(seconds)} left"
-        note = f"{self.remaining.ended} of {self.remaining.total} runs{left}"
+        note = f"{self.remaining.ended} of {number_of(self.remaining.total, 'run')}{left}"
         self.bars.update(self.overall, completed=sum(self.remaining.shares.values()), note=note)
 
 
@@ -223,11 +252,11 @@ class _Lines:
     def _parts(self, event: PartsDone) -> None:
         seconds = self.clock.seconds(event)
         if event.done == event.total:
-            self._write(f"{event.work}: {event.done} of {event.total} {event.unit}")
+            self._write(f"{event.work}: {_parts_words(event)}")
         elif time.monotonic() - self.last > _SECONDS_BETWEEN_LINES:
             left = "" if seconds is None else f", about {_clock(seconds)} left"
             item = f" ({event.item})" if event.item else ""
-            self._write(f"{event.work}: {event.done} of {event.total} {event.unit}{item}{left}")
+            self._write(f"{event.work}: {_parts_words(event)}{item}{left}")
 
     def _time_left(self) -> str:
         seconds = self.remaining.seconds()
@@ -264,7 +293,13 @@ def _print(console: Console, line: str) -> None:
 
 def _phase_line(event: Phase) -> str:
     before = f" ({event.num_done} there already)" if event.num_done else ""
-    return f"{event.name}: {event.num_runs} runs{before}" if event.num_runs or event.num_done else f"{event.name}..."
+    if not event.num_runs and not event.num_done:
+        return f"{event.name}..."
+    return f"{event.name}: {number_of(event.num_runs, 'run')}{before}"
+
+
+def _parts_words(event: PartsDone) -> str:
+    return f"{event.done:,} of {number_of(event.total, event.unit)}"
 
 
 def _end_line(event: Ended) -> str:

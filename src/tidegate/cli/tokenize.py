@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import FieldOption, JsonOption, QuietOption
+from tidegate.cli.progress import display
 
 
 def tokenize(
@@ -53,17 +55,18 @@ def tokenize(
 
     def report(num_shards: int, num_tokens: int) -> None:
         if not quiet:
-            console.print(f"{num_shards} shards, {num_tokens:,} tokens", soft_wrap=True)
+            console.print(f"{number_of(num_shards, 'shard')}, {number_of(num_tokens, 'token')}", soft_wrap=True)
 
     try:
-        index = write_shards(
-            data,
-            out,
-            tokenizer=tokenizer,
-            field=field,
-            num_processes=processes or len(os.sched_getaffinity(0)),
-            report=report,
-        )
+        with display(console, quiet=quiet):
+            index = write_shards(
+                data,
+                out,
+                tokenizer=tokenizer,
+                field=field,
+                num_processes=processes or len(os.sched_getaffinity(0)),
+                report=report,
+            )
     except KeyboardInterrupt:
         stop("nothing is lost. Run the command again to go on.", code=INTERRUPTED)
     if as_json:
@@ -72,7 +75,7 @@ def tokenize(
     training = sum(shard.num_training for shard in index.shards)
     held_out = sum(shard.num_tokens for shard in index.shards) - training
     new_console().print(
-        f"{len(index.shards)} shards in {out}: {training:,} tokens to train on and {held_out:,} held out, of "
-        f"{index.vocab_size:,} kinds.",
+        f"{number_of(len(index.shards), 'shard')} in {out}: {training:,} tokens to train on and {held_out:,} held out, "
+        f"of {index.vocab_size:,} kinds.",
         soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from contextlib import nullcontext
@@ -11,10 +12,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from tidegate.cli.console import new_console
 from tidegate.cli.dry_run import print_estimate
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.errors import stop_interrupted
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import JsonOption, QuietOption, options_named
+from tidegate.cli.progress import display
 from tidegate.cli.training import Work, do_training, launch_training
 
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
@@ -41,7 +44,8 @@ def train(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="bytes, or bpe:4096 to train one of that size; the preset's by default.",
+            help="bytes, or bpe:4096 to train one of that size; the preset's by default. Tokens and shards have their "
+            "own.",
             rich_help_panel=_DATA,
             show_default=False,
         ),
@@ -241,23 +245,25 @@ def train(
         threads = size.num_threads
     with options_named(_OPTIONS):
         require_device(device)
-        run = single_run(
-            Variant.parse(variant),
-            size,
-            data=data,
-            field=field,
-            budget=tokens,
-            lr=lr,
-            seed=seed,
-            model={"num_kv_heads": num_kv_heads, "checkpoint_blocks": checkpoint_activations},
-            engine={
-                "precision": precision,
-                "compile": compile_,
-                "accumulate": accumulate,
-                "optimizer": optimizer,
-                "device": device,
-            },
-        )
+        # Of several processes the first speaks.
+        with display(new_console(stderr=True), quiet=quiet or os.environ.get("RANK", "0") != "0"):
+            run = single_run(
+                Variant.parse(variant),
+                size,
+                data=data,
+                field=field,
+                budget=tokens,
+                lr=lr,
+                seed=seed,
+                model={"num_kv_heads": num_kv_heads, "checkpoint_blocks": checkpoint_activations},
+                engine={
+                    "precision": precision,
+                    "compile": compile_,
+                    "accumulate": accumulate,
+                    "optimizer": optimizer,
+                    "device": device,
+                },
+            )
         if dry_run:
             use_threads(threads)
             print_estimate(run, flops=flops, mfu=mfu, as_json=as_json)
@@ -288,7 +294,9 @@ def train(
             )
             do_training(work)
     except KeyboardInterrupt:
-        stop(f"nothing is lost. Go on with: {command}", code=INTERRUPTED)
+        from tidegate.lab.training.outputs import TrainingFolder
+
+        stop_interrupted(command, begun=TrainingFolder(out).has_begun())
 
 
 _OPTIONS = {

@@ -159,6 +159,7 @@ def _export(folder: TrainingFolder, record: Record) -> None:
 
 
 def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_json: bool) -> None:
+    from tidegate.lab.models.export import reading_code
     from tidegate.lab.training.log import log_path
 
     console = new_console()
@@ -182,6 +183,6 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_js
         soft_wrap=True,
     )
     console.print(f"The model: {folder.model}", soft_wrap=True)
-    if hf.exists():
-        console.print(f"For transformers: {hf}", soft_wrap=True)
     console.print(f"The log: {log_path(folder.path)}", soft_wrap=True)
+    if hf.exists():
+        console.print(f"For transformers: {hf}. To read it:\n\n{reading_code(hf)}", soft_wrap=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from tidegate._text import number_of
 from tidegate.torch.attention import GatedAttention
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.gate import AttentionGate
@@ -118,8 +119,8 @@ def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dic
     for name, count in (("num_heads", layer.shape.num_heads), ("num_kv_heads", layer.shape.num_kv_heads)):
         if count % num_processes:
             raise ValueError(
-                f"{num_processes} processes cannot share the {count} heads of {path or 'the layer'} ({name}): use a "
-                "number of processes that divides them, or another way to run in parallel."
+                f"{num_processes} processes cannot share the {number_of(count, 'head')} of {path or 'the layer'} "
+                f"({name}): use a number of processes that divides them, or another way to run in parallel."
             )
     plan = {f"{name}.{part}": _BY_ROW for name in ("q_proj", "k_proj", "v_proj") for part in ("weight", "bias")}
     plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": Placed(Replicate(), "shared"), "metric.weight": _BY_ROW}

@@ -4,6 +4,7 @@ import json
 import string
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -41,17 +42,16 @@ def paired():
     return model_with(portable_tokenizer(pairs), 400)
 
 
-def rolled(model, tokens):
-    """Windows of all tokens after a line break, each of which begins with the last token of the one before it."""
-    whole = [*model.encode(b"\n"), *tokens]
-    return torch.tensor([whole[start : start + LENGTH + 1] for start in range(0, len(tokens), LENGTH)])
+def loss_after_a_line_break(model, tokens):
+    """The loss of a text all of whose tokens are predicted, the first after a line break."""
+    return text_loss(model, np.array([*model.encode(b"\n"), *tokens]), length=LENGTH)
 
 
 class TestContinuations:
     def test_of_whole_windows_have_the_loss_of_the_text(self, model):
         tokens = list(SOURCE[: 5 * LENGTH].encode())
         (found,) = continuations(model, [(model.encode(b"\n"), tokens)], length=LENGTH)
-        expected = text_loss(model, rolled(model, tokens))
+        expected = loss_after_a_line_break(model, tokens)
         assert expected.num_tokens == len(tokens)
         assert_close(torch.tensor(found.log_likelihood), torch.tensor(-expected.loss * len(tokens)), dtype="float32")
 
@@ -141,7 +141,7 @@ class TestHarness:
             whole = len(tokens) // LENGTH * LENGTH
             # Whole windows by the loss of a text; what is left after them, token by token of the same window.
             if whole:
-                own = text_loss(model, rolled(model, tokens[:whole]))
+                own = loss_after_a_line_break(model, tokens[:whole])
                 nats += own.loss * own.num_tokens
             if whole < len(tokens):
                 inputs = [*model.encode(b"\n"), *tokens][:-1][-LENGTH:]
@@ -179,6 +179,37 @@ class TestHarness:
         assert len(chosen) == 2
         right = sum(good.log_likelihood > bad.log_likelihood for good, bad in chosen) / 2
         assert next(score.value for score in found.scores if score.metric == "acc") == right
+
+    def test_nothing_is_printed_and_data_is_found_from_the_working_folder(
+        self, model, documents, tmp_path, monkeypatch, capfd
+    ):
+        from tidegate.lab.models.evaluate import evaluate_tasks
+
+        # No repository holds it, so that git would complain.
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+        write_tasks(tmp_path, documents)
+        (tmp_path / "tasks").mkdir()
+        task = (tmp_path / "choice.yaml").read_text().replace(str(tmp_path / "documents.jsonl"), "documents.jsonl")
+        (tmp_path / "tasks" / "own.yaml").write_text(task)
+        monkeypatch.chdir(tmp_path)
+        (score,) = evaluate_tasks(model, ["tasks/own.yaml"]).scores
+        assert score.error is not None
+        assert "fatal" not in capfd.readouterr().err
+
+    @pytest.mark.parametrize(("asked", "found"), [(None, 0), (2, 2)])
+    def test_examples_are_those_asked_for_unless_a_task_says_none(self, documents, tmp_path, asked, found):
+        from tidegate.lab.models.evaluate import _load_tasks
+
+        write_tasks(tmp_path, documents)
+        says_none = (tmp_path / "choice.yaml").read_text()
+        says_nothing = says_none.replace("num_fewshot: 0\n", "").replace("own_choice", "own_free")
+        (tmp_path / "free.yaml").write_text(says_nothing)
+        files = [str(tmp_path / name) for name in ("choice.yaml", "free.yaml")]
+        loaded = _load_tasks(files, asked)["tasks"]
+        assert {name: task.get_config("num_fewshot") for name, task in loaded.items()} == {
+            "own_choice": 0,
+            "own_free": found,
+        }
 
     @pytest.mark.parametrize(
         ("task", "message"),

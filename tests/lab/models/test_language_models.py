@@ -7,9 +7,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tidegate.lab.models.language_models import load_language_model, token_windows
+from tidegate.lab.models.export import export_hugging_face
+from tidegate.lab.models.language_models import language_model_of, load_language_model, token_windows
 from tidegate.lab.observe.run import model_observation
+from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
 from tidegate.torch import (
     TransformerConfig,
     TransformerLM,
@@ -189,6 +192,30 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, llama):
     np.save(tmp_path / "tokens.npy", np.arange(9, dtype=np.uint8))
     with pytest.raises(ValueError, match="knows 8"):
         token_windows(load_language_model(llama), str(tmp_path / "tokens.npy"), length=4, count=1)
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_a_folder_of_our_own_class_is_our_model_with_its_byte_pairs(tmp_path, derivatives):
+    text = "the sea rises and the gate falls\n" * 4
+    pairs = portable_tokenizer(trained_tokenizer([Document("notes", text.encode())], 270).merges.to_str())
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(gate="g1", d_model=16, num_layers=2, num_heads=2, vocab_size=270))
+    export_hugging_face(model, tmp_path, tokenizer=pairs)
+    loaded = load_language_model(tmp_path, derivatives=derivatives)
+    expected = language_model_of(model, name="m", derivatives=derivatives, tokenizer=pairs)
+    tokens = loaded.encode(text.encode())
+    assert tokens == expected.encode(text.encode())
+    assert loaded.decode(tokens).decode() == text
+    assert loaded.token_bytes.tolist() == expected.token_bytes.tolist()
+    assert torch.equal(loaded.run(torch.tensor([tokens])), expected.run(torch.tensor([tokens])))
+    # A tokenizer of another kind is read by transformers, and says nothing of bytes.
+    words = Tokenizer(models.WordLevel({"the": 0, "sea": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
+    other = load_language_model(tmp_path, derivatives=derivatives)
+    assert other.encode(b"sea the") == [1, 0]
+    assert other.decode is None
+    assert other.token_bytes is None
 
 
 def test_a_model_without_a_tokenizer_reads_bytes_if_it_knows_256_tokens(tmp_path, saved, llama):

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,6 +8,7 @@ from torch.nn import functional as F
 from tidegate.config import TransformerConfig
 from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.models.text import _whole_characters, continue_text, text_loss
+from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerLM
 
 
@@ -17,14 +19,37 @@ def model():
     return language_model_of(decoder, name="m", derivatives=False)
 
 
-def test_the_loss_is_the_mean_over_all_tokens_but_the_first_of_each_window(model):
-    windows = torch.randint(256, (5, 9), generator=torch.Generator().manual_seed(1))
-    found = text_loss(model, windows, batch_size=2)
-    expected = F.cross_entropy(model.module(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-    assert found.loss == pytest.approx(expected.item(), rel=1e-6)
-    assert (found.num_tokens, found.num_bytes) == (40, 40)
+TOKENS = np.random.default_rng(1).integers(0, 256, 48).astype(np.uint8)
+
+
+def nats_of_each(model, length):
+    """What each token but the first costs after those before it in its block."""
+    tokens = torch.from_numpy(TOKENS.astype(np.int64))
+    places = range(1, len(tokens))
+    rows = [model.module(tokens[None, (place - 1) // length * length : place])[0, -1] for place in places]
+    return F.cross_entropy(torch.stack(rows), tokens[1:], reduction="none")
+
+
+@pytest.mark.parametrize("length", [1, 9, 47, 100])
+def test_every_token_of_a_text_but_the_first_is_predicted_once_after_its_block(model, length):
+    found = text_loss(model, TOKENS, length=length, batch_size=2)
+    assert (found.num_tokens, found.num_bytes, found.num_text_tokens) == (47, 47, 47)
+    assert found.loss == pytest.approx(nats_of_each(model, length).mean().item(), rel=1e-5)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))
     assert found.perplexity == pytest.approx(math.exp(found.loss))
+
+
+def test_a_sample_is_of_whole_blocks_spread_over_the_text_and_says_how_long_the_text_is(model):
+    found = text_loss(model, TOKENS, length=9, count=2)
+    each = nats_of_each(model, 9)
+    assert (found.num_tokens, found.num_text_tokens) == (18, 47)
+    assert found.loss == pytest.approx(torch.cat([each[:9], each[27:36]]).mean().item(), rel=1e-5)
+    assert text_loss(model, TOKENS, length=9, count=6) == text_loss(model, TOKENS, length=9)
+
+
+def test_a_text_of_one_token_is_refused(model):
+    with pytest.raises(DataError, match=r"--data must hold at least two tokens, .*; got 1\. Give more text"):
+        text_loss(model, TOKENS[:1], length=9)
 
 
 def test_the_text_is_that_of_the_models_own_generation(model):
@@ -50,4 +75,4 @@ def test_a_model_whose_tokens_have_no_text_is_refused():
     decoder = TransformerLM(TransformerConfig(gate="none", d_model=16, num_layers=1, num_heads=2, vocab_size=300))
     other = language_model_of(decoder, name="m", derivatives=False)
     with pytest.raises(ValueError, match=r"300 tokens of which the text is not known.*tokenizer.json"):
-        text_loss(other, torch.zeros(1, 4, dtype=torch.int64))
+        text_loss(other, np.zeros(4, dtype=np.int64), length=4)

@@ -66,6 +66,7 @@ def test_digits_may_be_named():
     ("kind", "options", "words"),
     [
         ("image", {"tokenizer": "bpe:4096"}, "--tokenizer bpe:4096 has no meaning for --task image; leave it out"),
+        ("image", {"tokenizer": "bytes"}, "--tokenizer bytes has no meaning for --task image; leave it out"),
         ("image", {"field": "text"}, "--field text has no meaning for --task image"),
         ("image", {"length": 64}, "--length 64 has no meaning for --task image"),
         ("recall", {"tokenizer": "bpe:4096"}, "--tokenizer bpe:4096 has no meaning for --task recall"),

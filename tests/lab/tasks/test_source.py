@@ -231,8 +231,9 @@ def test_a_file_that_is_no_array_is_refused_and_never_unpickled(tmp_path):
 
 
 def test_tokens_admit_no_tokenizer_and_no_field(token_file):
-    with pytest.raises(DataError, match="--tokenizer bpe:300 is for text"):
-        text_task(str(token_file), tokenizer="bpe:300")
+    for tokenizer in ("bytes", "bpe:300"):
+        with pytest.raises(DataError, match=f"--tokenizer {tokenizer} is for text"):
+            text_task(str(token_file), tokenizer=tokenizer)
     with pytest.raises(DataError, match="--field text is for text"):
         text_task(str(token_file), field="text")
     with pytest.raises(DataError, match="holds tokens, not text"):

@@ -140,7 +140,7 @@ class TestAStop:
 
     def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        with pytest.raises(DataError, match="shards of another call: tokenizer differ"):
+        with pytest.raises(DataError, match=r"shards of another call: tokenizer differs\."):
             tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
         assert read_index(tmp_path / "out").tokenizer == "bytes"
 
@@ -205,6 +205,16 @@ class TestTheTask:
         # The remedy mends it.
         assert tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096) == whole
         assert text_task(str(out), length=16).load().tokenizer == pairs
+
+    def test_another_tokenizer_than_their_own_is_refused_with_both_and_the_remedy(self, text, tmp_path):
+        tokenize(str(text), tmp_path / "pairs", tokenizer="bpe:300")
+        tokenize(str(text), tmp_path / "bytes")
+        for folder, own, other in (("pairs", "bpe:300", "bytes"), ("bytes", "bytes", "bpe:300")):
+            data = str(tmp_path / folder)
+            message = rf"--tokenizer {other} .*{data} holds tokens already, made by {own}\. .*--tokenizer {other} --out"
+            with pytest.raises(DataError, match=message):
+                text_task(data, tokenizer=other)
+            assert text_task(data, tokenizer=own) == text_task(data)
 
     def test_what_is_for_text_is_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out")

@@ -136,6 +136,31 @@ def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
         executor_of("ray").require([run_of(task)])
 
 
+@pytest.mark.parametrize(
+    ("problem", "kind", "words"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        (
+            Exception("It timed out."),
+            ConnectionError,
+            r"Ray cannot be started or joined: It timed out\. Try again when",
+        ),
+    ],
+)
+def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monkeypatch, problem, kind, words):
+    done = []
+
+    def fail(**_):
+        raise problem
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", fail)
+    monkeypatch.setattr("ray.shutdown", lambda: done.append("shut down"))
+    with pytest.raises(kind, match=words):
+        executor_of("ray").require([run_of(task)])
+    assert done == ["shut down"]
+
+
 class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from tidegate._text import number_of
 from tidegate.lab.compare.request import Request
 from tidegate.lab.judging import detectable_difference, seeds_needed
 from tidegate.lab.training.records import Costs, Grid
@@ -33,8 +34,11 @@ def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[s
     tokens = {name: run.training.steps * run.training.batch_size * run.task.length for name, run in base.items()}
     seconds = request.num_seeds * (1 + trials) * sum(tokens[name] / speeds[name] for name in base)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    tuned = f"{trials * request.num_seeds * len(base)} runs to tune and " if trials else ""
-    yield f"This will train {tuned}{compared} runs to compare, for about {_duration(seconds / cores)} on {cores} cores."
+    tuned = f"{number_of(trials * request.num_seeds * len(base), 'run')} to tune and " if trials else ""
+    yield (
+        f"This will train {tuned}{number_of(compared, 'run')} to compare, for about {_duration(seconds / cores)} on "
+        f"{number_of(cores, 'core')}."
+    )
 
 
 def _power(request: Request) -> Iterator[str]:

@@ -46,7 +46,7 @@ def model_curvature(
         raise ValueError(f"windows must have at least two positions; got {tuple(windows.shape)}.")
     found: list[list[NDArray[np.float64]]] = [[] for _ in layers]
     rng = np.random.default_rng(sampling.seed)
-    for window in report_parts(windows.unbind(), tell, work="measuring", unit="sequences", describe=lambda _: ""):
+    for window in report_parts(windows.unbind(), tell, work="measuring", unit="sequence", describe=lambda _: ""):
         with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
             model.run(window[None])
         for layer, call in enumerate(calls):

@@ -12,7 +12,8 @@ from typing import Any, final
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.evaluator import simple_evaluate
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.evaluator import evaluate as harness_evaluate
 from lm_eval.tasks import TaskManager
 
 from tidegate.lab.models.language_models import LanguageModel
@@ -148,16 +149,24 @@ def evaluate_tasks(
     """
     adapter = HarnessModel(model, batch_size=batch_size, tell=tell)
     with _few_words():
-        manager, specifications = _find_tasks(tasks)
-        results: Any = simple_evaluate(
-            model=adapter,
-            tasks=specifications,
-            task_manager=manager,
-            limit=limit,
-            num_fewshot=num_fewshot,
-            log_samples=False,
-        )
+        # Not `simple_evaluate`: it asks git and pip about where it runs, which nobody reads here, and git complains
+        # outside of a repository.
+        loaded: Any = _load_tasks(tasks, num_fewshot)
+        results: Any = harness_evaluate(adapter, loaded, limit=limit, log_samples=False)
     return TaskScores(harness=version("lm-eval"), scores=tuple(_scores(results)))
+
+
+def _load_tasks(tasks: Sequence[str], num_fewshot: int | None) -> Any:
+    """The tasks as lm-eval evaluates them, with as many examples as asked for, drawn with its own seed."""
+    manager, specifications = _find_tasks(tasks)
+    loaded: Any = manager.load(specifications)
+    for task in loaded["tasks"].values():
+        told = task.get_config("num_fewshot")
+        # A task that says 0 itself means it.
+        if told is None or (num_fewshot is not None and told != 0):
+            task.set_config(key="num_fewshot", value=num_fewshot or 0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    return loaded
 
 
 def _find_tasks(tasks: Sequence[str]) -> tuple[TaskManager, list[Any]]:

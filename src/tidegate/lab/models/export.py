@@ -32,6 +32,23 @@ def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = 
     return type(exported).__name__
 
 
+def reading_code(folder: Path) -> str:
+    """The lines of Python that read an exported folder."""
+    kind = json.loads((folder / "config.json").read_bytes())["model_type"]
+    # Our own class is known to transformers after this import alone.
+    own = ["import tidegate.torch.hf"] if kind == "tidegate" else []
+    place = repr(str(folder))
+    lines = [
+        *own,
+        "from transformers import AutoModelForCausalLM",
+        f"model = AutoModelForCausalLM.from_pretrained({place})",
+    ]
+    if (folder / TOKENIZER_FILE).exists():
+        lines[-2] = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
+    return "\n".join(lines)
+
+
 def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
     """Write a folder with the same model as a Qwen3-Next; return the name of the class in it.
 

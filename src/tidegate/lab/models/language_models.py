@@ -1,14 +1,14 @@
 """Language models from disk, as measurements take them: a module, its blocks, and tokens of a text.
 
-One of ours is a file that `tidegate.torch.save_model` wrote, or a folder with one such file. A Hugging Face model is a
-folder with a `config.json`.
+One of ours is a file that `tidegate.torch.save_model` wrote, a folder with one such file, or a folder of our own class
+for transformers. A Hugging Face model is a folder with a `config.json`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -21,14 +21,17 @@ from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, says_gated, tokenize
+from tidegate.lab.tasks.documents import read_json
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.task import DataError
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer, slices
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
 Decode: TypeAlias = Callable[[list[int]], bytes]
 
+_ENCODED_BYTES = 1 << 20
+"""Of a text at once, about: the library keeps many bytes for each one that it encodes."""
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 """What blocks call their attention."""
 
@@ -47,12 +50,16 @@ class LanguageModel:
     vocab_size: int
     max_length: int | None
     """Positions that it knows; None has no limit."""
+    trained_length: int | None = None
+    """Tokens of the sequences that it was trained on; None if it does not say."""
     decode: Decode | None = None
     """The text of tokens; None if that is not known."""
     token_bytes: NDArray[np.int64] | None = None
     """(vocabulary,): bytes of text that a token stands for; None if that is not known."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
+    place: str = ""
+    """The path that it was loaded from; empty if it was not."""
 
     def attentions(self) -> tuple[nn.Module, ...]:
         """The attention of each block; a `ValueError` if a block has none by a known name."""
@@ -85,7 +92,7 @@ def load_language_model(
     if not place.exists():
         raise ValueError(f"MODEL {place} is not there. Name a file of save_model, or a folder with a model in it.")
     if place.is_dir() and (place / "config.json").is_file():
-        return _from_hugging_face(place, derivatives, gates)
+        return replace(_from_hugging_face(place, derivatives, gates), place=str(place))
     if gates is not None:
         raise ValueError(f"--gates {gates} is for a Hugging Face model; MODEL {place} has its own. Leave it out.")
     if place.is_dir():
@@ -98,7 +105,7 @@ def load_language_model(
             f"MODEL {place} must hold a config.json (Hugging Face) or one .safetensors file of save_model; it holds "
             f"{len(files)} such files."
         )
-    return _ours(files[0], derivatives)
+    return replace(_ours(files[0], derivatives), place=str(place))
 
 
 def language_model_of(
@@ -136,6 +143,7 @@ def language_model_of(
         encode=encode,
         vocab_size=copied.config.vocab_size,
         max_length=copied.config.max_length if copied.config.positions == "learned" else None,
+        trained_length=copied.config.max_length,
         decode=decode if known else None,
         token_bytes=reader.token_bytes if known else None,
     )
@@ -148,31 +156,55 @@ def token_windows(
 
     data : None for Python's own sources, or what `--data` of a comparison takes
     """
-    if model.max_length is not None and length > model.max_length:
-        raise DataError(f"--length {length} is more than the {model.max_length} positions that {model.name} knows.")
-    tokens = _tokens(model, data, field, enough=64 * length * count)
+    require_known_length(model, length)
+    tokens = text_tokens(model, data, field=field, enough=64 * length * count)
     if len(tokens) < length:
         raise DataError(
             f"--data {data} has {len(tokens):,} tokens and --length {length} needs as many. Give more text."
         )
-    if int(tokens.max()) >= model.vocab_size:
+    available = len(tokens) // length
+    rows = np.arange(min(count, available)) * available // min(count, available)
+    windows = np.stack([tokens[row * length : (row + 1) * length] for row in rows])
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def text_tokens(
+    model: LanguageModel, data: str | None, *, field: str | None = None, enough: int | None = None
+) -> NDArray[np.integer[Any]]:
+    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a `.npy` file mapped.
+
+    data   : None for Python's own sources, or what `--data` of a comparison takes
+    enough : how many are enough: the end of a long text is then left out; None takes all
+    """
+    source = resolve_source("stdlib" if data is None else data)
+    if source_kind(source) == "tokens":
+        tokens = read_tokens(source).tokens
+        _require_known_tokens(tokens, model, data)
+        return tokens
+    text = b"\n".join(document.content for document in read_corpus(source, field).documents)
+    if enough is not None:
+        # A token stands for at least one byte.
+        text = text[: 8 * enough]
+    parts: list[NDArray[np.integer[Any]]] = []
+    for piece in slices(text, _ENCODED_BYTES):
+        tokens = np.asarray(model.encode(text[piece]), dtype=np.int64)
+        _require_known_tokens(tokens, model, data)
+        parts.append(tokens.astype(np.min_scalar_type(model.vocab_size - 1)))
+    return np.concatenate(parts)
+
+
+def require_known_length(model: LanguageModel, length: int) -> None:
+    """Refuse sequences of more tokens than the model has positions for."""
+    if model.max_length is not None and length > model.max_length:
+        raise DataError(f"--length {length} is more than the {model.max_length} positions that {model.name} knows.")
+
+
+def _require_known_tokens(tokens: NDArray[np.integer[Any]], model: LanguageModel, data: str | None) -> None:
+    if len(tokens) and int(tokens.max()) >= model.vocab_size:
         raise DataError(
             f"--data {data} has the token {int(tokens.max()):,} and {model.name} knows {model.vocab_size:,}, from 0 "
             "on. Give tokens of the model's own vocabulary."
         )
-    available = len(tokens) // length
-    rows = np.arange(min(count, available)) * available // min(count, available)
-    return torch.from_numpy(np.stack([tokens[row * length : (row + 1) * length] for row in rows]))
-
-
-def _tokens(model: LanguageModel, data: str | None, field: str | None, *, enough: int) -> NDArray[np.int64]:
-    source = resolve_source("stdlib" if data is None else data)
-    if source_kind(source) == "tokens":
-        return read_tokens(source).tokens.astype(np.int64)
-    corpus = read_corpus(source, field)
-    text = b"\n".join(document.content for document in corpus.documents)
-    # A token stands for at least one byte: the beginning is enough, however long the text.
-    return np.asarray(model.encode(text[: 8 * enough]), dtype=np.int64)
 
 
 def _ours(path: Path, derivatives: bool) -> LanguageModel:
@@ -208,7 +240,7 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
     # It makes transformers know our own class.
-    import_module("tidegate.torch.hf")
+    hf: Any = import_module("tidegate.torch.hf")
     if gates is None and import_module("tidegate.torch.retrofit.folder").has_gates(folder):
         gates = folder
     exact = derivatives and gates is None
@@ -239,8 +271,11 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         except ValueError as problem:
             raise DataError(f"{problem} Put its files there, or give --data a .npy file of tokens.") from problem
 
+    name = folder.resolve().name
+    if gates is None and isinstance(model, hf.TidegateForCausalLM):
+        return _from_our_class(hf.to_transformer_lm(model), folder, name, encode, derivatives, unread)
     return LanguageModel(
-        name=folder.resolve().name,
+        name=name,
         module=model,
         run=lambda tokens: model(input_ids=tokens, use_cache=False, **fewer),
         blocks=_blocks(model, config.num_hidden_layers, folder),
@@ -249,6 +284,32 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         max_length=getattr(config, "max_position_embeddings", None),
         unread=unread,
     )
+
+
+def _from_our_class(
+    model: TransformerLM, folder: Path, name: str, encode: Encode, derivatives: bool, unread: tuple[str, ...]
+) -> LanguageModel:
+    """Wrap one of ours that was written for transformers; with a foreign tokenizer the text of tokens is not known."""
+    pairs = tokenizer_beside(folder / "model.safetensors", model) if _holds_byte_pairs(folder) else ""
+    own = replace(language_model_of(model, name=name, derivatives=derivatives, tokenizer=pairs), unread=unread)
+    if pairs:
+        return own
+    if any(folder.glob("tokenizer*")):
+        return replace(own, encode=encode, decode=None, token_bytes=None)
+    return replace(own, encode=encode)
+
+
+def _holds_byte_pairs(folder: Path) -> bool:
+    """Whether a folder has a tokenizer such as `tidegate export` writes: byte pairs, and no token besides."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return False
+    try:
+        found: Any = read_json(file.read_bytes())
+        kinds = found["model"]["type"], found["pre_tokenizer"]["type"], found["decoder"]["type"]
+        return kinds == ("BPE", "ByteLevel", "ByteLevel") and not found["added_tokens"] and not found["normalizer"]
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:

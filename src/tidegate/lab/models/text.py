@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from tidegate.lab.models.language_models import Decode, LanguageModel
+from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.generate import next_token_probabilities
@@ -29,6 +31,8 @@ class TextLoss:
     """That were predicted."""
     num_bytes: int
     """That they stand for."""
+    num_text_tokens: int
+    """Of the whole text, but for the first, which has nothing before it."""
 
     @property
     def perplexity(self) -> float:
@@ -104,17 +108,53 @@ def continue_tokens(
 
 
 @torch.no_grad()
-def text_loss(model: LanguageModel, windows: Tensor, *, batch_size: int = 4, tell: Tell = ignore) -> TextLoss:
-    """The loss of a model on windows of tokens (count, length): of every token but the first of each window."""
+def text_loss(
+    model: LanguageModel,
+    tokens: NDArray[np.integer[Any]],
+    *,
+    length: int,
+    count: int | None = None,
+    batch_size: int = 4,
+    tell: Tell = ignore,
+) -> TextLoss:
+    """The loss of a model on a text: in blocks, each token after those before it in its block.
+
+    A block reads `length` tokens and predicts the one after each of them; the next block begins where it ends. So every
+    token of the text but the first is predicted once. The last block may be shorter.
+
+    tokens : (n,), at least two
+    count  : blocks to take, evenly spread over the text; None takes all
+    """
     decoder, _ = _require_ours(model)
     assert model.token_bytes is not None
-    total, num_bytes, batches = 0.0, 0, windows.split(batch_size)
-    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
-        logits, targets = decoder(batch[:, :-1]), batch[:, 1:]
+    if len(tokens) < 2:
+        raise DataError(
+            f"--data must hold at least two tokens, one to predict the other from; got {len(tokens)}. Give more text."
+        )
+    total, num_tokens, num_bytes = 0.0, 0, 0
+    batches = _batches_of_blocks(len(tokens) - 1, length, count, batch_size)
+    for starts in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
+        size = min(length, len(tokens) - 1 - int(starts[-1]))
+        windows = torch.from_numpy(tokens[starts[:, None] + np.arange(size + 1)].astype(np.int64))
+        logits, targets = decoder(windows[:, :-1]), windows[:, 1:]
         total += F.cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), reduction="sum").item()
+        num_tokens += targets.numel()
         num_bytes += int(model.token_bytes[targets.numpy()].sum())
-    count = windows[:, 1:].numel()
-    return TextLoss(loss=total / count, num_tokens=count, num_bytes=num_bytes)
+    return TextLoss(
+        loss=total / num_tokens, num_tokens=num_tokens, num_bytes=num_bytes, num_text_tokens=len(tokens) - 1
+    )
+
+
+def _batches_of_blocks(
+    num_targets: int, length: int, count: int | None, batch_size: int
+) -> list[NDArray[np.integer[Any]]]:
+    """Where the blocks of each batch start; a block that is shorter than the others is a batch of its own."""
+    starts = np.arange(0, num_targets, length)
+    if count is not None and count < len(starts):
+        starts = starts[np.arange(count) * len(starts) // count]
+    num_whole = int((starts + length <= num_targets).sum())
+    cuts = [*range(batch_size, num_whole, batch_size), num_whole]
+    return [batch for batch in np.split(starts, cuts) if len(batch)]
 
 
 class Continuation(NamedTuple):
@@ -150,7 +190,7 @@ def continuations(
     windows.sort(key=lambda window: len(window[1]))
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
-    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batches"):
+    for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
         # Padding stands behind, where no token that counts sees it.
         padded = pad_sequence([torch.tensor(inputs) for _, inputs, _ in batch], batch_first=True)
         for (number, inputs, targets), logits in zip(batch, decoder(padded), strict=True):
@@ -175,8 +215,8 @@ def require_decoder(model: LanguageModel) -> TransformerLM:
     """Return a model's module; a `ValueError` if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
         raise ValueError(
-            f"MODEL {model.name} is a {type(model.module).__name__} of transformers, whose own tools do this. Give a "
-            "model of tidegate train or save_model."
+            f"MODEL {model.place} is a {type(model.module).__name__} of transformers, whose own tools do this. Give a "
+            "model of tidegate train or save_model; for an exported one, what it was exported from."
         )
     return model.module
 

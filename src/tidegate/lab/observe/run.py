@@ -43,4 +43,4 @@ def model_observation(
 
 
 def _progress(done: int, windows: Tensor) -> PartsDone:
-    return PartsDone(work="observing", done=done, total=len(windows), unit="sequences")
+    return PartsDone(work="observing", done=done, total=len(windows), unit="sequence")

@@ -15,7 +15,7 @@ def task_of(
     kind: TaskKind,
     data: str | None = None,
     *,
-    tokenizer: str = "bytes",
+    tokenizer: str | None = None,
     field: str | None = None,
     length: int | None = None,
     final_tokens: int | None = None,
@@ -32,18 +32,18 @@ def task_of(
         return task if final_tokens is None else replace(task, num_final_tokens=final_tokens)
     if kind not in get_args(TaskKind):
         raise DataError(f"--task must be one of {', '.join(get_args(TaskKind))}; got {kind!r}.")
-    _require_absent(kind, "tokenizer", tokenizer, "bytes")
-    _require_absent(kind, "field", field, None)
-    _require_absent(kind, "final-tokens", final_tokens, None)
+    _require_absent(kind, "tokenizer", tokenizer)
+    _require_absent(kind, "field", field)
+    _require_absent(kind, "final-tokens", final_tokens)
     if kind == "image":
-        _require_absent(kind, "length", length, None)
+        _require_absent(kind, "length", length)
         return image_task(data)
-    _require_absent(kind, "data", data, None)
+    _require_absent(kind, "data", data)
     return RecallTask() if length is None else _recall_task(length)
 
 
-def _require_absent(kind: TaskKind, option: str, value: str | int | None, default: str | None) -> None:
-    if value != default:
+def _require_absent(kind: TaskKind, option: str, value: str | int | None) -> None:
+    if value is not None:
         raise DataError(f"--{option} {value} has no meaning for --task {kind}; leave it out.")
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tidegate._text import number_of
 from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.holdout import Split, hold_out, num_held_out
 from tidegate.lab.tasks.shards import ShardedTokens, ShardIndex, open_shards, token_lengths, tokenizer_text
@@ -83,7 +84,7 @@ def shard_streams(folder: Path, index: ShardIndex) -> Streams:
         held_out=held_out,
         vocab_size=index.vocab_size,
         token_bytes=token_lengths(folder, index),
-        title=f"{len(index.shards)} shards of {index.title}",
+        title=f"{number_of(len(index.shards), 'shard')} of {index.title}",
         rule=f"the last {100 * len(held_out) / (len(training) + len(held_out)):.3g} % of each shard",
         num_documents=sum(shard.num_documents for shard in index.shards),
         tokenizer=tokenizer_text(folder, index),

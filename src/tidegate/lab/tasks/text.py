@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from tidegate.lab.tasks.seeding import draws
-from tidegate.lab.tasks.shards import read_index, require_whole_shards
-from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
+from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
+from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
 from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
@@ -71,25 +71,41 @@ class TextTask:
 
 
 def text_task(
-    data: str | None = None, *, tokenizer: str = "bytes", field: str | None = None, length: int = DEFAULT_LENGTH
+    data: str | None = None,
+    *,
+    tokenizer: str | None = None,
+    field: str | None = None,
+    length: int = DEFAULT_LENGTH,
 ) -> TextTask:
     """The task that `--data` names, found and fingerprinted; a `DataError` if there is no such text.
 
     data      : None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub
-    tokenizer : `.npy` files hold tokens already and admit none but the default
+    tokenizer : None reads bytes, and takes tokens as they are. What holds tokens already admits its own alone
     """
     source = resolve_source(EMBEDDED if data is None else data)
     kind = source_kind(source)
     if kind in ("tokens", "shards"):
-        if field is not None or tokenizer not in ("bytes", "none"):
-            option = f"--field {field}" if field is not None else f"--tokenizer {tokenizer}"
-            raise DataError(f"{option} is for text, and --data {data} holds tokens already; leave it out.")
-        task = TextTask(source=source, tokenizer="none", length=length)
+        if field is not None:
+            raise DataError(f"--field {field} is for text, and --data {data} holds tokens already; leave it out.")
         found = read_tokens(source) if kind == "tokens" else read_index(Path(source))
-        return replace(task, fingerprint=found.fingerprint)
+        _require_own_tokenizer(tokenizer, found, data)
+        return TextTask(source=source, tokenizer="none", length=length, fingerprint=found.fingerprint)
+    tokenizer = "bytes" if tokenizer is None else tokenizer
     num_merged_tokens(tokenizer)
     task = TextTask(source=source, field=field, tokenizer=tokenizer, length=length)
     return replace(task, fingerprint=read_corpus(source, field).fingerprint)
+
+
+def _require_own_tokenizer(tokenizer: str | None, found: TokenFile | ShardIndex, data: str | None) -> None:
+    """Refuse a tokenizer beside tokens that were made by another one."""
+    own = found.tokenizer.split()[0] if isinstance(found, ShardIndex) else ""
+    if tokenizer in (None, "none", own):
+        return
+    made_by = f", made by {own}" if own else ""
+    raise DataError(
+        f"--tokenizer {tokenizer} is for text, and --data {data} holds tokens already{made_by}. Leave it out, or make "
+        f"other shards of the text: tidegate tokenize TEXT --tokenizer {tokenizer} --out OTHER."
+    )
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -16,6 +17,7 @@ from tidegate.lab.tasks.task import DataError
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """(tokens,), in the smallest of uint8, uint16 and uint32 that holds the vocabulary."""
 
+_LOGGER = logging.getLogger(__name__)
 _SLICE = 1 << 16
 """Bytes after which a text is cut, at the next good place."""
 _SLICES_AT_ONCE = 16
@@ -84,9 +86,12 @@ def tokenizers_library(num_tokens: int) -> Any:
 def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokenizer:
     """Byte pairs merged until there are `num_tokens`, or until the documents have no pair that comes twice.
 
-    The same documents give the same merges. The text must be UTF-8: a `DataError` names a document that is not.
+    The same documents give the same merges. It is logged that they are learnt, which may take minutes. The text must be
+    UTF-8: a `DataError` names a document that is not.
     """
     library = tokenizers_library(num_tokens)
+    num_bytes = sum(len(document.content) for document in documents)
+    _LOGGER.info("learning up to %s byte pairs from %s bytes of text...", f"{num_tokens:,}", f"{num_bytes:,}")
     merges = library.Tokenizer(library.models.BPE())
     merges.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
@@ -122,23 +127,27 @@ def _ending(content: Content) -> bytes:
     return b"" if content[-1:] == b"\n" else b"\n"
 
 
+def slices(content: Content, num_bytes: int = _SLICE) -> Iterator[slice]:
+    """Cut a text into pieces of about so many bytes, at places across which byte pairs are seldom merged."""
+    start, stop = 0, -1
+    while stop < len(content):
+        stop = _slice_end(content, start, num_bytes)
+        yield slice(start, stop)
+        start = stop
+
+
 def _texts(documents: Iterable[Document]) -> Iterator[str]:
     """The documents, a slice at a time."""
     for document in documents:
-        content, start, stop = document.content, 0, -1
-        while stop < len(content):
-            stop = _slice_end(content, start)
-            text = _decode(document, start, stop)
-            yield text + _ending(content).decode() if stop == len(content) else text
-            start = stop
+        content = document.content
+        for piece in slices(content):
+            text = _decode(document, piece.start, piece.stop)
+            yield text + _ending(content).decode() if piece.stop == len(content) else text
 
 
-def _slice_end(content: Content, start: int) -> int:
-    """Choose where to cut: after a line break, else before a space, else before a character.
-
-    Pairs are seldom merged across those.
-    """
-    first, last = start + _SLICE, min(start + 2 * _SLICE, len(content))
+def _slice_end(content: Content, start: int, num_bytes: int) -> int:
+    """Choose where to cut: after a line break, else before a space, else before a character."""
+    first, last = start + num_bytes, min(start + 2 * num_bytes, len(content))
     if first >= len(content):
         return len(content)
     window = bytes(content[first:last])

@@ -186,8 +186,8 @@ class _Journal:
         before = lines[0] if lines else {"tokenizer": done.tokenizer} if done else {}
         if changed := [name for name, value in before.items() if begun[name] != value]:
             raise DataError(
-                f"--out {path.parent} has shards of another call: {', '.join(changed)} differ. Choose another --out, "
-                "or the same options."
+                f"--out {path.parent} has shards of another call: {', '.join(changed)} "
+                f"{'differs' if len(changed) == 1 else 'differ'}. Choose another --out, or the same options."
             )
         noted = [line[_PAIRS] for line in lines if _PAIRS in line]
         self.pairs_digest: str = noted[-1] if noted else done.tokenizer_digest if done else ""

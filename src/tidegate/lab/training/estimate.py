@@ -69,11 +69,16 @@ def training_hours(operations: float, *, flops: float, mfu: float) -> float:
     flops : operations a second that the hardware can do
     mfu   : the share of them that training reaches, above 0 and at most 1
     """
+    require_rate(flops, mfu)
+    return operations / (flops * mfu) / 3600
+
+
+def require_rate(flops: float, mfu: float) -> None:
+    """Refuse a rate, or a share of it, at which nothing would ever be done."""
     if not flops > 0:
         raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
     if not 0 < mfu <= 1:
         raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
-    return operations / (flops * mfu) / 3600
 
 
 def estimate_run(run: Run, *, measure: bool = True) -> Estimate:

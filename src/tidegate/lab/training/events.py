@@ -75,8 +75,8 @@ class PartsDone:
     """Names the work, such as "observing"."""
     done: int
     total: int
-    unit: str = "parts"
-    """What is counted, such as "sequences"."""
+    unit: str = "part"
+    """What is counted, in the singular, such as "sequence"."""
     item: str = ""
     """The part that was just done, in words; empty if its number says it all."""
 
@@ -93,7 +93,7 @@ def ignore(_event: Event) -> None:
 
 
 def report_parts(
-    items: Sequence[_Item], tell: Tell, *, work: str, describe: Callable[[_Item], str] = str, unit: str = "parts"
+    items: Sequence[_Item], tell: Tell, *, work: str, describe: Callable[[_Item], str] = str, unit: str = "part"
 ) -> Iterator[_Item]:
     """Yield the items one after another; report the beginning, and each item as done when the next is asked for.
 

@@ -61,6 +61,10 @@ class TrainingFolder:
         ended = [record for record in records if record.status != "failed"]
         return ended[-1] if ended and (ended[-1].status == "diverged" or self.model.exists()) else None
 
+    def has_begun(self) -> bool:
+        """Whether there is a record, or a checkpoint to go on from."""
+        return self.records.has_lines() or bool(self._checkpoint_files())
+
     def keep(self, run: Run, record: Record) -> None:
         """Write the trained model, if the run has one to give, and the record.
 

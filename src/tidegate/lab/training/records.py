@@ -280,6 +280,10 @@ class RecordFile:
         lines = self.path.read_bytes().split(b"\n")[:-1]
         return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
+    def has_lines(self) -> bool:
+        """Whether anything was recorded; to lock the file makes an empty one."""
+        return self.path.exists() and self.path.stat().st_size > 0
+
     @contextmanager
     def lock(self) -> Generator[None]:
         """Keep other processes from working on the same file; a `ValueError` says that one does already."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from tidegate._json import open_sealed, parse_json, read_as, seal, without_nan
+from tidegate._text import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,8 +146,8 @@ class Observation:
         rows = [("layer", "head", *(names[name] for name in statistics), *(f"{site} gate" for site in sites))]
         for layer in self.layers:
             rows += [_row(layer, head, statistics, sites) for head in range(layer.num_heads)]
-        batches = "batch" if self.num_batches == 1 else "batches"
-        return f"{self.num_batches} {batches}; mass, impact and contribution of {self.keys}\n{_align_columns(rows)}"
+        batches = number_of(self.num_batches, "batch")
+        return f"{batches}; mass, impact and contribution of {self.keys}\n{_align_columns(rows)}"
 
     def in_stretches(self, num_points: int) -> Observation:
         """Return the same with at most so many points a curve, each the mean of a stretch of positions around it."""

@@ -331,7 +331,19 @@ def _connect() -> None:
     """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; without one, start one here."""
     if not ray.is_initialized():
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        # Broken off, it leaves connections that wait at the end of the process for a cluster that is gone.
+        except Exception as problem:
+            ray.shutdown()
+            # It has no class of its own for this, and gives a new cluster thirty seconds.
+            raise ConnectionError(
+                f"Ray cannot be started or joined: {problem} Try again when this machine has less to do, or join a "
+                "cluster that runs: ray start --head, and RAY_ADDRESS."
+            ) from problem
+        except BaseException:
+            ray.shutdown()
+            raise
 
 
 def _require_answer(address: str) -> None:
