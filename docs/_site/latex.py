@@ -10,6 +10,8 @@ SPELLINGS = {
     # TeX takes one digit for an argument, the translator all that stand together.
     r"(\\[td]?frac)\s*(\d)": r"\1{\2}",
     r"(\\[td]?frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
+    # TeX sets an index beside a letter with an accent, the translator below it.
+    r"\\(bar|hat|tilde|dot|ddot)\s+([A-Za-z])(?=[_^])": r"{\\\1 \2{}}",
     # TeX sets a function's name apart from what stands beside it, the translator does not.
     rf"\\({FUNCTIONS})\s+(?=[\w\\])": r"\\\1\\, ",
     rf"(?<=[\w)}}])\s+\\({FUNCTIONS})\b": r"\\, \\\1",

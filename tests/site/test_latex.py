@@ -11,6 +11,7 @@ from latex import spell_out
         (r"x_1 \dots x_N, \dotsb", r"x_1 \ldots x_N, \dotsb"),
         (r"p_j \log p_j - \log(x) + \max_j x", r"p_j\, \log\, p_j - \log(x) + \max_j x"),
         (r"\Big( a \Big)", r"\Bigl( a \Bigr)"),
+        (r"\bar S_{ik} + \tilde V^1 + \bar V", r"{\bar S{}}_{ik} + {\tilde V{}}^1 + \bar V"),
     ],
 )
 def test_what_tex_reads_is_what_the_translator_reads(written, known):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from libraries import LIBRARIES
 
+from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import (
     attention_output,
     attention_scores,
@@ -21,7 +22,7 @@ from tidegate.tensors.attention import (
     scaled_dot_product_attention,
 )
 from tidegate.tensors.autodiff import gradients
-from tidegate.tensors.softmax import gibbs_distribution, partition_function
+from tidegate.tensors.softmax import gibbs_distribution, log_partition, partition_function
 
 BATCH, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 3, 5, 4, 6
 RNG = np.random.default_rng(0)
@@ -83,6 +84,21 @@ def test_outputs_lie_in_the_convex_hull_of_the_values(library, q, k, v):
 def test_the_order_of_keys_does_not_matter(library, q, k, v, mask, order):
     permuted = library.call(scaled_dot_product_attention, q, k[:, order], v[:, order], mask[..., order])
     assert_close(permuted, scaled_dot_product_attention(q, k, v, mask))
+
+
+@few
+@given(q=queries, k=keys, v=values)
+def test_attention_is_a_mean_of_the_first_key_and_of_attention_to_the_others(library, q, k, v):
+    def both(q, k, v):
+        mass = attention_weights(attention_scores(q, k))[..., :1]
+        others = log_partition(attention_scores(q, k[:, 1:]))
+        odds = activate("sigmoid", attention_scores(q, k)[..., 0] - others)
+        rest = scaled_dot_product_attention(q, k[:, 1:], v[:, 1:])
+        return scaled_dot_product_attention(q, k, v), mass * v[:, :1] + (1 - mass) * rest, mass[..., 0], odds
+
+    output, mean, mass, odds = library.call(both, q, k, v)
+    assert_close(output, mean)
+    assert_close(mass, odds)
 
 
 @few

@@ -10,7 +10,10 @@ from layers import CONTROLS, EXOTIC, GATES, TOGETHER, gate_parameters, make_laye
 
 from tidegate import Gate
 from tidegate.tensors import layer_gradients
+from tidegate.tensors.activations import activate
+from tidegate.tensors.attention import attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
+from tidegate.tensors.gradients import grad_output_wrt_A, grad_softmax
 from tidegate.tensors.layer_gradients import gate_backward, layer_backward, verify_layer_gradients
 from tidegate.tensors.rotary import Rotary
 
@@ -207,3 +210,18 @@ def test_a_gate_alone_has_pytorchs_gradients(text):
     assert set(found.parameters) == set(own)
     for name, gradient in found.parameters.items():
         assert_close(gradient, parameters[name].grad, what="gradient")
+
+
+def test_a_key_without_a_value_and_a_gate_of_a_head_have_the_slope_of_a_factor_of_the_output():
+    gate = Gate.parse("output:input:head")
+    value, weights = sample(1, S, h, seed=1), attention_weights(sample(1, T, S))
+    value[:, 0] = 0
+    # Token i reads its own row of the matrix, whose gradient is then that of token i's logit.
+    tokens, matrix = np.eye(T)[None], sample(1, T, 1, seed=2)
+    opening, E = activate("sigmoid", matrix), sample(1, T, h, seed=3)
+    along = (E * opening * (weights @ value)).sum(-1)
+
+    found = gate_backward(gate, E[None], (weights @ value)[None], GateSources(input=tokens), {"weight": matrix})
+    assert_close(found.parameters["weight"][..., 0], (1 - opening[..., 0]) * along, what="gradient")
+    dL_dS = grad_softmax(grad_output_wrt_A(E * opening, value), weights)
+    assert_close(dL_dS[..., 0], -weights[..., 0] * along, what="gradient")

@@ -152,6 +152,15 @@ def test_the_cap_by_hand_is_the_formula():
     assert_close(cap_chart(three_features())(weights[:2]), weights * torch.sigmoid(1 - weights))
 
 
+def test_the_middle_of_the_cap_by_hand_bends_by_the_second_derivative_of_the_gate():
+    middle = torch.full((2,), 1 / 3, dtype=torch.float64)
+    w = torch.tensor(1 / 3, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(w * torch.sigmoid(1 - w), w, create_graph=True)
+    (second,) = torch.autograd.grad(first, w)
+    found = gaussian_curvature(cap_chart(three_features()), middle)
+    assert_close(found, (second**2 / (3 * first**4)).detach(), what="gradient")
+
+
 def test_more_features_come_nearer_to_the_sphere():
     caps = [measure_cap("", cap_chart(cap_layer(width)), width, num_points=100) for width in (8, 16, 32)]
     distances = [cap.distance for cap in caps]
