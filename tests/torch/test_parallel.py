@@ -60,7 +60,7 @@ def test_all_else_lies_by_head_by_inner_channel_or_everywhere():
     ("options", "number", "message"),
     [
         ({"gate": "g1"}, 3, "3 processes cannot share the 4 heads of stack.blocks.0.attention .num_heads"),
-        ({"gate": "g1", "num_kv_heads": 1}, 2, "the 1 heads of .*num_kv_heads"),
+        ({"gate": "g1", "num_kv_heads": 1}, 2, "the 1 head of .*num_kv_heads"),
         ({"gate": "dense:input:w5"}, 2, "the 5 channels that the gate dense:input:w5"),
     ],
 )

@@ -187,5 +187,5 @@ def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_ou
     with pytest.raises(ValueError, match="reads the next"):
         require_parallel(run, "ddp", 2)
     grouped = run_of(task, model=replace(model_of("g1", **SIZES), num_kv_heads=1))
-    with pytest.raises(ValueError, match=r"the 1 heads of .*num_kv_heads"):
+    with pytest.raises(ValueError, match=r"the 1 head of .*num_kv_heads"):
         require_parallel(grouped, "tp", 2)
