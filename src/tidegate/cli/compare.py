@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 _DATA, _BUDGET, _WORK = "Data", "Budget and fairness", "Running"
 _WIDE = 160
+_G1, _BMA = "output:input:twosigmoid", "value:query:twosigmoid"
+DEFAULT_VARIANTS = (
+    f"none,g1-from-1={_G1},g1-shuffled={_G1}@placebo=shuffled,bma-from-1={_BMA},bma-shuffled={_BMA}@placebo=shuffled"
+)
+"""No gate; two gates that start at 1, so that they change no scale; and what these are without their mechanism."""
 
 
 def compare(
@@ -43,7 +48,7 @@ def compare(
             "fan-in, torch), d_ff, qk_norm (yes, no), params (another variant, to whose number of parameters it is "
             "widened); placebo (constant, shuffled)."
         ),
-    ] = "none,g1,bma",
+    ] = DEFAULT_VARIANTS,
     placebos: Annotated[
         bool,
         typer.Option(
@@ -147,10 +152,13 @@ def compare(
         ),
     ] = None,
     settings: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder of an earlier comparison with --tune on the same data: each variant gets the learning rate "
-            "and start that most of its blocks chose there, one that was not tuned the control's.",
+            "and start that most of its blocks chose there, one that was not tuned the control's. By default, settings "
+            "that come with the package for Python's own sources at the size tiny, if they have every variant, and "
+            "else the preset's; none takes the preset's always.",
+            metavar="FOLDER|none",
             rich_help_panel=_BUDGET,
             show_default=False,
         ),
@@ -241,8 +249,8 @@ def compare(
 ) -> None:
     """Train attention variants under equal conditions, and write a page that says what differs, and how surely.
 
-    With no options: no gate, two gates and their placebo, five seeds, byte-level models of Python's own sources, ten
-    minutes on two cores.
+    With no options: no gate, g1 and bma from 1 and their shuffled placebos, five seeds, byte-level models of Python's
+    own sources, about ten minutes on two cores.
 
     Ctrl-C stops; the same command goes on, and ends with the same numbers.
 
@@ -258,7 +266,7 @@ def compare(
     from tidegate.lab.compare.request import PRESETS, Request, grid_of, parse_variants
     from tidegate.lab.compare.run import Failed
     from tidegate.lab.compare.run import compare as run_comparison
-    from tidegate.lab.compare.settings import read_settings
+    from tidegate.lab.compare.settings import find_settings
     from tidegate.lab.compare.summary import summarise
     from tidegate.lab.judging import MARGIN
     from tidegate.lab.tasks.catalogue import task_of
@@ -279,17 +287,20 @@ def compare(
             length = PRESETS[task][preset].length if length is None else length
             with options_named(_OPTIONS):
                 asked = parse_variants(variants)
+                asked = with_constants(asked) if placebos else asked
+                data_task = task_of(
+                    task, data, tokenizer=tokenizer, field=field, length=length, final_tokens=final_tokens
+                )
+                grid = grid_of(rates, starts, search=search, chooses=tune) if tune or map_ else None
                 request = Request(
-                    variants=with_constants(asked) if placebos else asked,
-                    task=task_of(
-                        task, data, tokenizer=tokenizer, field=field, length=length, final_tokens=final_tokens
-                    ),
+                    variants=asked,
+                    task=data_task,
                     preset=preset,
                     num_seeds=seeds,
                     budget=tokens,
                     match=match,
-                    grid=grid_of(rates, starts, search=search, chooses=tune) if tune or map_ else None,
-                    settings=None if settings is None else read_settings(settings),
+                    grid=grid,
+                    settings=find_settings(settings, [v.plan() for v in asked], data_task, preset, grid),
                     device=device or ("cuda" if gpus_per_run else "cpu"),
                     margin=MARGIN if margin is None else margin,
                     command=command,

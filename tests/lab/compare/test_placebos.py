@@ -1,5 +1,6 @@
 import pytest
 
+from tidegate.cli.compare import DEFAULT_VARIANTS
 from tidegate.lab.compare.placebos import placebos_of, with_constants
 from tidegate.lab.compare.request import parse_variants
 
@@ -40,6 +41,8 @@ def placebos(text, name):
         (f"none,g1,{HALF}", "half", ()),
         ("none,gelu=output:output:gelu:replace", "gelu", ()),
         ("g1,none", "none", ()),
+        (DEFAULT_VARIANTS, "g1-from-1", ("g1-shuffled",)),
+        (DEFAULT_VARIANTS, "bma-from-1", ("bma-shuffled",)),
     ],
 )
 def test_a_placebo_has_all_of_the_gate_but_its_mechanism(variants, name, expected):

@@ -1,15 +1,30 @@
 """Settings that were tuned before: which are taken, for whom, and for what they are refused."""
 
+from dataclasses import replace
+from statistics import fmean, stdev
+
 import pytest
 from lab_lines import replanned, with_trials
 from lab_runs import request_of, text_of
+from standard_settings import made_from_records
 
+from tidegate.cli.compare import DEFAULT_VARIANTS
+from tidegate.lab.compare import settings as settings_module
 from tidegate.lab.compare.design import base_runs
 from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.compare.forecast import forecast
-from tidegate.lab.compare.settings import read_settings, settings_of_records
+from tidegate.lab.compare.request import PRESETS, parse_variants
+from tidegate.lab.compare.settings import (
+    decisive_facts,
+    find_settings,
+    read_settings,
+    settings_of_records,
+    standard_settings,
+    with_noise_of,
+)
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.tuning import Setting
+from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.training.records import Grid, RecordFile, VariantPlan, last_costs, records_path
 
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "torch"))
@@ -54,13 +69,41 @@ def test_a_variant_that_was_not_tuned_gets_the_controls(settings):
     assert settings.setting_of(wide) == Setting(lr=1e-2, init=0.02), "options of its own make it another variant"
 
 
-def test_noise_is_that_of_the_differences_and_for_strangers_the_largest(settings):
-    none, *others = settings.variants
+def test_noise_is_that_of_the_differences_and_for_strangers_the_largest(settings, compared):
+    none, g1, query = with_noise_of(settings, compared).variants
     assert none.noise is None
-    assert all(own.noise > 0 for own in others)
-    largest = max(own.noise for own in others)
-    assert settings.noise_of(VariantPlan(name="x", gate="vga")) == largest
-    assert settings.noise_of(VariantPlan(name="x", gate="g1")) == others[0].noise
+    assert g1.noise is None, "its runs were not made at its settings"
+    rows = {r.run["block"]: {} for r in compared if r.kind == "run"}
+    for record in (line for line in compared if line.kind == "run"):
+        rows[record.run["block"]][record.run["variant"]] = record.loss
+    differences = [row["bma-query"] - row["none"] for row in rows.values()]
+    assert query.noise == pytest.approx(stdev(differences) / fmean(row["none"] for row in rows.values()))
+    known = replace(settings, variants=(none, replace(g1, noise=0.5), query))
+    assert known.noise_of(VariantPlan(name="x", gate="vga")) == 0.5
+    assert known.noise_of(VariantPlan(name="x", gate="bma-query")) == query.noise
+
+
+class TestTheStandardSettings:
+    def test_are_those_of_the_records(self):
+        assert standard_settings() == made_from_records()
+
+    def test_fit_the_default_comparison_and_no_other(self, monkeypatch, tmp_path):
+        task = task_of("lm", None, length=PRESETS["lm"]["tiny"].length)
+        standard = replace(standard_settings(), task=decisive_facts(task.to_dict()))  # whatever Python's sources are
+        monkeypatch.setattr(settings_module, "standard_settings", lambda: standard)
+        asked = [variant.plan() for variant in parse_variants(DEFAULT_VARIANTS)]
+        assert find_settings(None, asked, task, "tiny", None) == standard
+        assert find_settings("none", asked, task, "tiny", None) is None
+        assert find_settings(None, asked, task, "tiny", GRID) is None, "a grid has its own"
+        assert find_settings(None, asked, task, "small", None) is None
+        assert find_settings(None, asked, text_of(tmp_path), "tiny", None) is None
+        assert find_settings(None, [*asked, VariantPlan(name="x", gate="vga")], task, "tiny", None) is None
+
+    def test_leave_the_default_variants_what_the_preset_has(self):
+        """So that it makes no difference to them whether the settings fit."""
+        preset = PRESETS["lm"]["tiny"]
+        asked = [variant.plan() for variant in parse_variants(DEFAULT_VARIANTS)]
+        assert {standard_settings().setting_of(plan) for plan in asked} == {Setting(lr=preset.lr, init=0.02)}
 
 
 @pytest.fixture
@@ -86,7 +129,7 @@ def test_runs_have_them_and_options_of_a_variants_own_win(request_for):
     ("options", "words"),
     [
         ({"preset": "small"}, "settings of there were tuned on other data or for another size"),
-        ({"grid": GRID}, "settings were tuned before, and tune chooses them anew"),
+        ({"grid": GRID}, "settings were tuned before, and --tune and --map try"),
     ],
 )
 def test_they_are_refused_for_another_size_and_beside_tuning(options, words, request_for):
@@ -146,7 +189,9 @@ class TestTheForecast:
             assert f"{number} runs to tune and 6 runs to compare" in said
 
     def test_names_the_difference_that_each_variant_will_show(self, lines, settings, request_for):
-        request = request_for("none,g1,bma-query", num_seeds=5)
+        none, g1, query = settings.variants
+        known = replace(settings, variants=(none, replace(g1, noise=0.01), replace(query, noise=0.02)))
+        request = replace(request_for("none,g1,bma-query", num_seeds=5), settings=known)
         said = forecast(request, base_runs(request), last_costs(lines))
         assert "By the scatter of earlier runs, 5 seeds show these differences to none" in said
         assert "g1 " in said

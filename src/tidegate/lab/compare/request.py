@@ -254,9 +254,10 @@ class Request:
             raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
         if len(self.variants) < 2:
             raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
-        chosen_here = self.grid is not None and self.grid.chooses
-        if chosen_here and self.settings is not None:
-            raise ValueError("settings were tuned before, and tune chooses them anew. Leave one of them out.")
+        if self.grid is not None and self.settings is not None:
+            raise ValueError(
+                "settings were tuned before, and --tune and --map try the same points for all. Leave one out."
+            )
         if self.settings is not None and not self.settings.fits(self.task, self.preset):
             raise ValueError(
                 f"settings of {self.settings.source} were tuned on other data or for another size: preset "

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, cast
 
+from tidegate._json import open_sealed, parse_json, read_as
 from tidegate.config import Init
 from tidegate.lab.compare.tuning import Setting, choose_settings
 from tidegate.lab.tasks.task import Task
-from tidegate.lab.training.records import Line, Plan, Record, RecordFile, VariantPlan, records_path
+from tidegate.lab.training.records import Grid, Line, Plan, Record, RecordFile, VariantPlan, records_path
 
+STANDARD_SETTINGS = Path(__file__).with_name("standard_settings.json")
+"""Settings of the standard task at its default size, which come with the package."""
 _DECISIVE = ("kind", "fingerprint", "tokenizer", "length", "validation_share")
 """Facts of a task that settings are tuned for."""
+_MIN_PAIRS = 3
+"""Fewer differences say little about how far they scatter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +36,8 @@ class TunedVariant:
     num_blocks: int
     """Blocks that chose this setting."""
     noise: float | None
-    """Standard deviation between seeds of its difference to the control, as a share of the control's loss; None for
-    the control."""
+    """Standard deviation between seeds of its difference to the control, both at these settings, as a share of the
+    control's loss; None for the control, and where too few blocks of both were trained at them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +59,10 @@ class TunedSettings:
         """The setting of a variant: its own if it was tuned, else the control's."""
         found = self._find(variant) or self.variants[0]
         return Setting(lr=found.lr, init=cast("Init", found.init))
+
+    def has_tuned(self, variant: VariantPlan) -> bool:
+        """Whether a variant has a setting of its own."""
+        return self._find(variant) is not None
 
     def noise_of(self, variant: VariantPlan) -> float | None:
         """The noise of a variant, or the largest that is known if it was not tuned; None if none is known."""
@@ -94,18 +103,44 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
     chosen = choose_settings(tried)
     if len(compared) < plan.num_seeds * len(plan.variants) or len(chosen) < len(compared):
         raise ValueError("the comparison is not complete")
-    losses = {name: _losses(compared, name) for name in (variant.name for variant in plan.variants)}
+    names = sorted((variant.name for variant in plan.variants), key=lambda name: name != plan.control)
+    tuned = {name: _prevailing(name, chosen, tried) for name in names}
+    losses = {name: _losses_at(setting, compared, name) for name, (setting, _) in tuned.items()}
+    plans = {variant.name: variant for variant in plan.variants}
     return TunedSettings(
         task=decisive_facts(plan.task),
         preset=plan.preset,
         budget=plan.budget,
         num_blocks=plan.num_seeds,
         variants=tuple(
-            _tuned(variant, chosen, tried, _noise(losses[variant.name], losses[plan.control]))
-            for variant in sorted(plan.variants, key=lambda variant: variant.name != plan.control)
+            TunedVariant(
+                gate=plans[name].gate,
+                overrides=plans[name].overrides,
+                lr=setting.lr,
+                init=setting.init,
+                num_blocks=num_blocks,
+                noise=None if name == plan.control else _noise(losses[name], losses[plan.control]),
+            )
+            for name, (setting, num_blocks) in tuned.items()
         ),
         source=source,
     )
+
+
+def with_noise_of(settings: TunedSettings, lines: Sequence[Line]) -> TunedSettings:
+    """The same settings with the noise of a later comparison that was made at them, where that has the variants."""
+    plan = next(line for line in lines if isinstance(line, Plan))
+    compared = [line for line in lines if isinstance(line, Record) and line.run["role"] == "comparison"]
+    losses = {v.name: _losses_at(settings.setting_of(v), compared, v.name) for v in plan.variants}
+    found = {
+        (variant.gate, tuple(variant.overrides.items())): _noise(losses[variant.name], losses[plan.control])
+        for variant in plan.variants
+        if variant.name != plan.control
+    }
+    variants = (
+        replace(own, noise=found.get((own.gate, tuple(own.overrides.items())), own.noise)) for own in settings.variants
+    )
+    return replace(settings, variants=tuple(variants))
 
 
 def read_settings(place: Path) -> TunedSettings:
@@ -119,18 +154,34 @@ def read_settings(place: Path) -> TunedSettings:
         raise ValueError(f"settings cannot be taken from {place}: {str(problem).rstrip('.')}.") from None
 
 
-def _tuned(
-    variant: VariantPlan,
-    chosen: Mapping[tuple[str, int], Setting],
-    tried: Iterable[Record],
-    noise: float | None,
-) -> TunedVariant:
-    own = {block: setting for (name, block), setting in chosen.items() if name == variant.name}
+def find_settings(
+    asked: str | None, variants: Iterable[VariantPlan], task: Task, preset: str, grid: Grid | None
+) -> TunedSettings | None:
+    """The settings that the command line asks for: of a folder, or `none`; by default the standard ones if they fit.
+
+    They fit the standard task at its default size, if every variant was tuned: settings of some alone would favour
+    them. A grid gives every variant the same points to try, so that nothing is set before.
+    """
+    if asked is not None:
+        return None if asked == "none" else read_settings(Path(asked))
+    standard = standard_settings()
+    fits = grid is None and standard.fits(task, preset) and all(map(standard.has_tuned, variants))
+    return standard if fits else None
+
+
+def standard_settings() -> TunedSettings:
+    """The settings that come with the package, for the standard task at its default size."""
+    return read_as(TunedSettings, open_sealed(parse_json(STANDARD_SETTINGS.read_text(encoding="utf-8"))))
+
+
+def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Iterable[Record]) -> tuple[Setting, int]:
+    """The setting that most blocks of a variant chose, and how many; of equally many, that of the lower mean loss."""
+    own = {block: setting for (variant, block), setting in chosen.items() if variant == name}
     counts = Counter(own.values())
     losses = {
         (record.run["block"], record.run["training"]["lr"], record.run["model"]["init"]): record.loss
         for record in tried
-        if record.run["variant"] == variant.name
+        if record.run["variant"] == name
     }
 
     def order(setting: Setting) -> tuple[float, float]:
@@ -139,24 +190,23 @@ def _tuned(
         return -counts[setting], fmean(known) if known else float("inf")
 
     best = min(counts, key=order)
-    return TunedVariant(
-        gate=variant.gate,
-        overrides=variant.overrides,
-        lr=best.lr,
-        init=best.init,
-        num_blocks=counts[best],
-        noise=noise,
-    )
+    return best, counts[best]
 
 
-def _losses(records: Iterable[Record], name: str) -> list[float | None]:
-    own = sorted((r for r in records if r.run["variant"] == name), key=lambda r: r.run["block"])
-    return [record.loss for record in own]
+def _losses_at(setting: Setting, records: Iterable[Record], name: str) -> dict[int, float]:
+    """The losses by block of a variant's runs that were trained at a setting, and did not diverge."""
+    return {
+        record.run["block"]: record.loss
+        for record in records
+        if record.loss is not None
+        and record.run["variant"] == name
+        and (record.run["training"]["lr"], record.run["model"]["init"]) == (setting.lr, setting.init)
+    }
 
 
-def _noise(own: Sequence[float | None], control: Sequence[float | None]) -> float | None:
-    """Deviation of the differences, as a share of the control's mean; None of the control, and of fewer than two."""
-    pairs = [(one, other) for one, other in zip(own, control, strict=True) if one is not None and other is not None]
-    if len(pairs) < 2 or own == control:
+def _noise(own: Mapping[int, float], control: Mapping[int, float]) -> float | None:
+    """Deviation of the differences, as a share of the control's mean; None with fewer than three blocks of both."""
+    blocks = sorted(own.keys() & control.keys())
+    if len(blocks) < _MIN_PAIRS:
         return None
-    return stdev(one - other for one, other in pairs) / fmean(other for _, other in pairs)
+    return stdev(own[block] - control[block] for block in blocks) / fmean(control[block] for block in blocks)

@@ -1,0 +1,26 @@
+"""Make the settings that come with the package, from the records in docs/records/compare.
+
+`python tests/support/standard_settings.py` writes them: learning rates and starts that the blocks of the first arm
+chose, and how far differences scattered at them in the second arm. A test makes them again.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from tidegate._files import write_content
+from tidegate._json import seal
+from tidegate.lab.compare.settings import STANDARD_SETTINGS, TunedSettings, settings_of_records, with_noise_of
+from tidegate.lab.training.records import RecordFile, records_path
+
+RECORDS = Path(__file__).parents[2] / "docs" / "records" / "compare"
+
+
+def made_from_records() -> TunedSettings:
+    tuned, compared = (RecordFile(records_path(RECORDS / name)).read() for name in ("first-arm", "second-arm"))
+    return with_noise_of(settings_of_records(tuned, source="the settings that come with Tidegate"), compared)
+
+
+if __name__ == "__main__":
+    write_content(STANDARD_SETTINGS, (json.dumps(seal(asdict(made_from_records())), indent=2) + "\n").encode())
+    print(f"wrote {STANDARD_SETTINGS}")
