@@ -9,15 +9,13 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from browser import launch_chromium  # noqa: E402
 
-_EDGE = 20
-"""Pixels of the page around the part."""
 
-
-def photograph(page: Path, part: str, picture: Path, *, width: int, height: int) -> None:
+def photograph(page: Path, part: str, picture: Path, *, width: int, height: int, edge: int) -> None:
     """Open the page from the disk with the network off, and write what is seen of the part as a PNG.
 
     part   : a CSS selector
     height : of the picture, at most
+    edge   : pixels of the page around the part
     """
     with launch_chromium() as browser:
         context = browser.new_context(viewport={"width": width, "height": 2 * height}, device_scale_factor=1)
@@ -30,10 +28,10 @@ def photograph(page: Path, part: str, picture: Path, *, width: int, height: int)
         if box is None:
             raise ValueError(f"{part} of {page} is not to be seen. Name another part.")
         clip = {
-            "x": box["x"] - _EDGE,
-            "y": box["y"] - _EDGE,
-            "width": box["width"] + 2 * _EDGE,
-            "height": min(height, box["height"] + 2 * _EDGE),
+            "x": box["x"] - edge,
+            "y": box["y"] - edge,
+            "width": box["width"] + 2 * edge,
+            "height": min(height, box["height"] + 2 * edge),
         }
         opened.screenshot(path=picture, clip=clip, full_page=True)
 
@@ -45,5 +43,6 @@ if __name__ == "__main__":
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1000, help="of the window")
     parser.add_argument("--height", type=int, default=900, help="of the picture, at most")
+    parser.add_argument("--edge", type=int, default=20, help="pixels of the page around the part")
     asked = parser.parse_args()
-    photograph(asked.page, asked.part, asked.picture, width=asked.width, height=asked.height)
+    photograph(asked.page, asked.part, asked.picture, width=asked.width, height=asked.height, edge=asked.edge)
