@@ -1,7 +1,8 @@
 """Make the settings that come with the package, from the records in docs/records/compare.
 
 `python tests/support/standard_settings.py` writes them: learning rates and starts that the blocks of the first arm
-chose, and how far differences scattered at them in the second arm. A test makes them again.
+chose, and how far differences scatter at them, in the default comparison or, of variants that it lacks, in the second
+arm. A test makes them again.
 """
 
 import json
@@ -17,8 +18,11 @@ RECORDS = Path(__file__).parents[2] / "docs" / "records" / "compare"
 
 
 def made_from_records() -> TunedSettings:
-    tuned, compared = (RecordFile(records_path(RECORDS / name)).read() for name in ("first-arm", "second-arm"))
-    return with_noise_of(settings_of_records(tuned, source="the settings that come with Tidegate"), compared)
+    tuned, longer, default = (
+        RecordFile(records_path(RECORDS / name)).read() for name in ("first-arm", "second-arm", "default")
+    )
+    settings = settings_of_records(tuned, source="the settings that come with Tidegate")
+    return with_noise_of(with_noise_of(settings, longer), default)
 
 
 if __name__ == "__main__":
