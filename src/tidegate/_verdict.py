@@ -9,5 +9,5 @@ VerdictWord: TypeAlias = Literal[
 ]
 """What a comparison says of a variant; `undecided` is a refusal to judge, `diverged` says that a run had no end."""
 
-Effect: TypeAlias = Literal["helps", "harms", "unproven"]
+Effect: TypeAlias = Literal["helps", "harms", "not shown"]
 """What is known of a mechanism: `helps` and `harms` hold against the control and against every placebo."""

@@ -85,10 +85,10 @@ class _Speed:
         self.peak = peak
 
     def of(self, event: RunProgress) -> str:
-        """Return words such as "12,000 tokens/s, 41 % of peak"."""
+        """Return words such as "12,000 tokens/s, 41 % of this machine's peak"."""
         if not event.seconds:
             return f"0 {self.examples}/s"
-        share = f", {event.flops / event.seconds / self.peak:.0%} of peak" if self.peak else ""
+        share = f", {event.flops / event.seconds / self.peak:.0%} of this machine's peak" if self.peak else ""
         return f"{event.tokens / event.seconds:,.0f} {self.examples}/s{share}"
 
 

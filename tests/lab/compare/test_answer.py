@@ -34,10 +34,10 @@ def summary(compared):
         ({"effect": "helps", "placebos": (PLACEBO,), "verdict": "better"}, "g1 helps; "),
         ({"effect": "harms", "placebos": (PLACEBO,), "verdict": "worse"}, "g1 harms; "),
         (
-            {"effect": "unproven", "placebos": (PLACEBO,), "verdict": "better"},
+            {"effect": "not shown", "placebos": (PLACEBO,), "verdict": "better"},
             "g1 is better than none, which its placebo may be as well; ",
         ),
-        ({"effect": "unproven", "placebos": (), "verdict": "worse"}, "g1 is worse than none; "),
+        ({"effect": "not shown", "placebos": (), "verdict": "worse"}, "g1 is worse than none; "),
         ({"verdict": "equivalent"}, "g1 does as well as none; "),
         ({"verdict": "inconclusive"}, "g1 is not told apart from none; "),
         ({"verdict": "diverged"}, "g1 diverged; "),
@@ -72,3 +72,7 @@ def test_a_loss_that_still_falls_by_more_than_the_margin_binds_it_to_the_budget(
 
 def test_without_a_verdict_it_says_why(compared):
     assert answer(summarise(with_seeds(compared, 1))).startswith("No verdict: a verdict needs at least 3 seeds")
+
+
+def test_a_violated_check_is_named(summary):
+    assert "Read it with care, a check is violated: Tokens for each parameter" in answer(summary)

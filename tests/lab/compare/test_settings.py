@@ -1,6 +1,7 @@
 """Settings that were tuned before: which are taken, for whom, and for what they are refused."""
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -12,7 +13,7 @@ from tidegate.cli.compare import DEFAULT_VARIANTS
 from tidegate.lab.compare import settings as settings_module
 from tidegate.lab.compare.design import base_runs
 from tidegate.lab.compare.fairness import fairness_checks
-from tidegate.lab.compare.forecast import forecast
+from tidegate.lab.compare.forecast import forecast, seeds_for_a_verdict
 from tidegate.lab.compare.request import PRESETS, parse_variants
 from tidegate.lab.compare.settings import (
     decisive_facts,
@@ -24,6 +25,7 @@ from tidegate.lab.compare.settings import (
 )
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.tuning import Setting
+from tidegate.lab.judging import seeds_needed
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.training.records import Grid, RecordFile, VariantPlan, last_costs, records_path
 
@@ -205,3 +207,19 @@ class TestTheForecast:
     def test_promises_nothing_with_two_seeds(self, lines, tmp_path, miniatures):
         request = request_of(text_of(tmp_path), "none,g1", num_seeds=2)
         assert "4 times in 5" not in forecast(request, base_runs(request), last_costs(lines))
+
+
+class TestWhatMoreSeedsWouldShow:
+    def test_names_those_that_were_not_told_apart(self, compared):
+        summary = summarise(compared)
+        unclear = [v.name for v in summary.variants if v.result.verdict == "inconclusive"]
+        said = seeds_for_a_verdict(summary)
+        assert all(name in said for name in unclear) == bool(said)
+        assert not any(f"{v.name} " in said for v in summary.variants if v.name not in unclear)
+
+    def test_counts_as_the_forecast_does(self):
+        lines = RecordFile(records_path(Path(__file__).parents[3] / "docs" / "records" / "compare" / "default")).read()
+        noise = {own.gate: own.noise for own in standard_settings().variants}["output:input:twosigmoid"]
+        assert f"g1-from-1 {seeds_needed(noise, 0.01, num_comparisons=4)} seeds" in seeds_for_a_verdict(
+            summarise(lines)
+        )

@@ -33,15 +33,15 @@ def test_there_is_none_where_a_run_diverged_nor_with_two_seeds(broken):
         (GOOD, BAD, "helps"),
         (BAD, GOOD, "harms"),
         # Better than no gate, but so is the placebo.
-        (GOOD, [value - 0.03 for value in GOOD], "unproven"),
-        (GOOD, [value + (-1) ** place * 0.02 for place, value in enumerate(GOOD)], "unproven"),
+        (GOOD, [value - 0.03 for value in GOOD], "not shown"),
+        (GOOD, [value + (-1) ** place * 0.02 for place, value in enumerate(GOOD)], "not shown"),
         # Better than the placebo, but not than no gate.
         (
             [value + (-1) ** place * 0.01 for place, value in enumerate(NONE)],
             [value + 0.2 for value in NONE],
-            "unproven",
+            "not shown",
         ),
-        (GOOD, [None, *BAD[1:]], "unproven"),
+        (GOOD, [None, *BAD[1:]], "not shown"),
     ],
 )
 def test_a_mechanism_helps_or_harms_if_control_and_placebo_agree(own, placebo, effect):
@@ -57,8 +57,8 @@ def test_where_more_is_better_the_other_side_helps():
 def test_every_placebo_must_agree_and_without_one_nothing_is_shown():
     result, (placebo,), _ = judged(GOOD, BAD)
     other = judge_placebo(GOOD, GOOD[::-1], name="other")
-    assert effect_of(result, (placebo, other)) == "unproven"
-    assert effect_of(result, ()) == "unproven"
+    assert effect_of(result, (placebo, other)) == "not shown"
+    assert effect_of(result, ()) == "not shown"
 
 
 def test_sentences_say_what_it_rests_on():
@@ -67,7 +67,7 @@ def test_sentences_say_what_it_rests_on():
     assert sentence.startswith("The gate of gate helps: its loss is below that of none (difference -0.0")
     assert " and below that of its placebo placebo (difference -0.0" in sentence
     assert sentence.endswith(" nats).")
-    assert effect_sentence(result, (), "unproven", comparison) == ""
+    assert effect_sentence(result, (), "not shown", comparison) == ""
 
 
 def test_a_gate_that_starts_as_the_control_is_told_so():
@@ -79,6 +79,6 @@ def test_a_gate_that_starts_as_the_control_is_told_so():
 
 def test_what_cannot_be_compared_is_told_so():
     result, placebos, comparison = judged(GOOD, [None, *BAD[1:]])
-    sentence = effect_sentence(result, placebos, "unproven", comparison)
+    sentence = effect_sentence(result, placebos, "not shown", comparison)
     assert "is not shown to help or to harm" in sentence
     assert "not comparable with that of its placebo placebo." in sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidegate.lab.compare.fairness import late_gain
+from tidegate.lab.compare.fairness import fairness_checks, late_gain
 from tidegate.lab.compare.summary import Summary, VariantSummary
 
 
@@ -14,7 +14,7 @@ def answer(summary: Summary) -> str:
     if comparison.refusal:
         return f"No verdict: {comparison.refusal}."
     found = "; ".join(_finding(variant, summary.plan.control) for variant in _of_interest(summary))
-    return f"In short: {found}. {_basis(summary)}"
+    return f"In short: {found}. {_basis(summary)}{_reservation(summary)}"
 
 
 def _of_interest(summary: Summary) -> Iterator[VariantSummary]:
@@ -25,7 +25,7 @@ def _of_interest(summary: Summary) -> Iterator[VariantSummary]:
 
 
 def _finding(variant: VariantSummary, control: str) -> str:
-    if variant.placebos and variant.effect != "unproven":
+    if variant.placebos and variant.effect != "not shown":
         return f"{variant.name} {variant.effect}"
     match variant.result.verdict:
         case "better" | "worse" as verdict:
@@ -53,3 +53,8 @@ def _basis(summary: Summary) -> str:
     )
     size = f"{record.num_parameters:,} parameters and {record.tokens:,} {summary.examples}"
     return f"This rests on {plan.num_seeds} seeds of models with {size}, {tuned}.{limit}"
+
+
+def _reservation(summary: Summary) -> str:
+    violated = [check.name for check in fairness_checks(summary) if check.state == "violated"]
+    return f" Read it with care, a check is violated: {'; '.join(violated)}." if violated else ""

@@ -31,7 +31,8 @@ def violations_in_words(checks: Sequence[Check]) -> tuple[str, ...]:
     if not violated:
         return ()
     words = "; ".join(f"{check.name} ({check.detail})" for check in violated)
-    return (f"{len(violated)} of {len(checks)} checks of fairness and training are violated: {words}.",)
+    num_checks = sum(check.state != "note" for check in checks)
+    return (f"{len(violated)} of {num_checks} checks of fairness and training are violated: {words}.",)
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:

@@ -1,12 +1,14 @@
-"""Before the runs: how many there will be, how long they take, and which differences they can show."""
+"""Before the runs: how many there will be, how long they take, and what they can show. After them: what more would."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from statistics import fmean, stdev
 
 from tidegate._text import number_of
 from tidegate.lab.compare.request import Request
+from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import detectable_difference, seeds_needed
 from tidegate.lab.training.records import Costs, Grid
 from tidegate.lab.training.run import Run
@@ -67,6 +69,29 @@ def _power(request: Request) -> Iterator[str]:
         f"By the scatter of earlier runs, {seeds} show these differences to {request.control.name} 4 times in 5 (in "
         f"brackets what {sought} needs): {', '.join(parts)}."
     )
+
+
+def seeds_for_a_verdict(summary: Summary) -> str:
+    """Say how many seeds would tell the variants apart that were not; empty if there are none."""
+    control, number = summary.control, len(summary.variants) - 1
+    needs = [
+        f"{variant.name} {_seeds(_scatter(variant, control), number)}"
+        for variant in summary.variants
+        if variant.result.verdict == "inconclusive"
+    ]
+    if not needs:
+        return ""
+    return (
+        f"What would tell them apart? By the scatter of these runs, a difference of {_percent(_SOUGHT)} is seen 4 times "
+        f"in 5 with: {', '.join(needs)}."
+    )
+
+
+def _scatter(variant: VariantSummary, control: VariantSummary) -> float:
+    """Standard deviation between seeds of a variant's difference to the control, as a share of the control's loss."""
+    losses = [(own.loss, other.loss) for own, other in zip(variant.records, control.records, strict=True)]
+    pairs = [(own, other) for own, other in losses if own is not None and other is not None]
+    return stdev(own - other for own, other in pairs) / fmean(other for _, other in pairs)
 
 
 def num_trials(grid: Grid) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tidegate.lab.compare.answer import answer
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
+from tidegate.lab.compare.forecast import seeds_for_a_verdict
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
 from tidegate.lab.compare.panels.curves import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.panels.gauge import gauge_panels
@@ -160,6 +161,8 @@ def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, .
     panels: list[Panel] = [Verdicts(items=items, rule=rule_text(comparison), unit="nats")]
     if effects := tuple(variant.effect_sentence for variant in summary.variants if variant.effect_sentence):
         panels.append(Prose(paragraphs=(_EFFECT_RULE, *effects)))
+    if advice := seeds_for_a_verdict(summary):
+        panels.append(Prose(paragraphs=(advice,)))
     if cautions := (*comparison.warnings, *violations_in_words(checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
     judged = tuple(item for item in items if item.low is not None)

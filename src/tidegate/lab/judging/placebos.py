@@ -48,7 +48,7 @@ def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower
     """What is known of a variant's mechanism."""
     signs = {side_of_zero(result.low, result.high), *(side_of_zero(placebo.low, placebo.high) for placebo in placebos)}
     if not placebos or len(signs) > 1 or signs == {0}:
-        return "unproven"
+        return "not shown"
     return "helps" if (signs == {-1}) == lower_is_better else "harms"
 
 

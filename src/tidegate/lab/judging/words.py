@@ -67,7 +67,7 @@ def effect_sentence(
             against = f"its placebo {placebo.placebo}{_interval(placebo.low, placebo.high, show)}"
             parts.append(f"{_side(placebo.low, placebo.high)} {against}")
     words = " and ".join(parts)
-    head = {"helps": "helps", "harms": "harms", "unproven": "is not shown to help or to harm"}[effect]
+    head = {"helps": "helps", "harms": "harms", "not shown": "is not shown to help or to harm"}[effect]
     last = "; at the start it is no different from the control" if placebos[0].placebo == control else ""
     return f"The gate of {variant.name} {head}: its loss is {words}{last}."
 

@@ -16,9 +16,8 @@ def gauge_panels(models: Mapping[str, Sequence[LayerGauge]]) -> tuple[Panel, ...
 
     models : by the name to show, the layers of each
     """
-    if not any(models.values()):
-        return ()
-    return (_table(models), _map(models), _fall(models))
+    measured = {name: layers for name, layers in models.items() if layers}
+    return (_table(measured), _map(measured), _fall(measured)) if measured else ()
 
 
 def _table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
@@ -59,9 +58,7 @@ def _map(models: Mapping[str, Sequence[LayerGauge]]) -> Maps:
         name: tuple(tuple(free / len(layer.singular_values[0]) for free in layer.free) for layer in layers)
         for name, layers in models.items()
     }
-    words = "; ".join(
-        f"{name} {min(map(min, rows)):.2f} to {max(map(max, rows)):.2f}" for name, rows in shares.items() if rows
-    )
+    words = "; ".join(f"{name} {min(map(min, rows)):.2f} to {max(map(max, rows)):.2f}" for name, rows in shares.items())
     return Maps(
         title=f"Share of the channels' mixtures that no output shows: {words}",
         alternative=f"Share of free directions by layer and key/value head: {words}.",
