@@ -82,7 +82,7 @@ def seeds_for_a_verdict(summary: Summary) -> str:
     if not needs:
         return ""
     return (
-        f"What would tell them apart? By the scatter of these runs, a difference of {_percent(_SOUGHT)} is seen 4 times "
+        f"What would tell them apart? By the scatter of these runs a difference of {_percent(_SOUGHT)} is seen 4 times "
         f"in 5 with: {', '.join(needs)}."
     )
 
