@@ -1,10 +1,12 @@
 import copy
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from damage import flip_inside
 from numpy.lib.stride_tricks import sliding_window_view
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -15,6 +17,7 @@ from tidegate.lab.observe.run import model_observation
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
+from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.torch import (
     TransformerConfig,
     TransformerLM,
@@ -268,3 +271,57 @@ def test_a_part_of_a_long_text_with_too_few_tokens_has_no_window(saved, tmp_path
     assert token_windows(model, str(path), length=8, count=2).tolist() == [list(range(8))]
     with pytest.raises(DataError, match=r"has 10 tokens and --length 16 needs as many\. Give more text"):
         token_windows(model, str(path), length=16, count=2)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Folders of shards of one text, several in each, by the tokenizer that has made them."""
+    place = tmp_path_factory.mktemp("shards")
+    (place / "notes.txt").write_bytes(LONG_TEXT)
+    for tokenizer in ("bytes", "bpe:300", "bpe:280"):
+        index = tokenize(str(place / "notes.txt"), place / tokenizer, tokenizer=tokenizer, shard_bytes=10_000)
+        assert len(index.shards) > 2
+    return place
+
+
+@pytest.fixture(scope="module")
+def pairs_model(shards, tmp_path_factory):
+    """A model whose tokens are those of the shards of 300 byte pairs, as `tidegate train` leaves it."""
+    place = tmp_path_factory.mktemp("pairs")
+    decoder = TransformerLM(TransformerConfig(d_model=16, num_layers=1, num_heads=2, vocab_size=300))
+    save_model(decoder, place / "model.safetensors")
+    (place / "tokenizer.json").write_bytes((shards / "bpe:300" / "tokenizer.json").read_bytes())
+    return place
+
+
+def test_shards_are_read_as_the_whole_text_by_a_model_of_the_same_tokenizer(shards, saved, pairs_model):
+    for model, tokenizer in ((saved, "bytes"), (pairs_model, "bpe:300")):
+        loaded = load_language_model(model, derivatives=False)
+        tokens = text_tokens(loaded, str(shards / tokenizer))
+        assert loaded.decode(tokens[np.arange(len(tokens))].tolist()) == LONG_TEXT
+        windows = token_windows(loaded, str(shards / tokenizer), length=24, count=4)
+        available = len(tokens) // 24
+        starts = np.arange(4) * available // 4 * 24
+        assert windows.tolist() == tokens[starts[:, None] + np.arange(24)].tolist()
+
+
+def test_shards_of_another_tokenizer_are_refused_with_the_remedy(shards, saved, pairs_model, llama):
+    refused = [
+        (saved, "bpe:300", r"Give the text itself, or .*tidegate tokenize TEXT --tokenizer bytes --out OTHER\."),
+        (pairs_model, "bytes", rf"--tokenizer {pairs_model / 'tokenizer.json'} --out OTHER\."),
+        (pairs_model / "model.safetensors", "bpe:280", rf"--tokenizer {pairs_model / 'tokenizer.json'} --out"),
+        (llama, "bytes", r"another tokenizer than that of MODEL .*Give the text itself\.$"),
+    ]
+    for model, tokenizer, message in refused:
+        with pytest.raises(DataError, match=message):
+            text_tokens(load_language_model(model, derivatives=False), str(shards / tokenizer))
+
+
+def test_shards_that_are_changed_are_refused_and_so_is_a_field_of_what_is_no_text(shards, saved, tmp_path):
+    copied = shutil.copytree(shards / "bytes", tmp_path / "copied")
+    model = load_language_model(saved)
+    with pytest.raises(DataError, match=r"--field body is for text, and .* holds tokens already; leave it out"):
+        text_tokens(model, str(copied), field="body")
+    flip_inside(copied / "00001.bin")
+    with pytest.raises(DataError, match=r"00001\.bin does not fit its digest"):
+        text_tokens(model, str(copied))

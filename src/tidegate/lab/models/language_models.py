@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from tidegate._files import irregular_kind
 from tidegate.lab.models.hugging_face import load_from_folder, load_tokenizer, require_regular_files, says_gated
 from tidegate.lab.tasks.documents import character_start, read_json
+from tidegate.lab.tasks.shards import open_whole_shards, read_index, require_whole_shards, tokenizer_text
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
+from tidegate.lab.tasks.streams import TokenStream
 from tidegate.lab.tasks.task import DataError
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer, slices
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, portable_tokenizer, read_tokenizer, slices
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
@@ -64,6 +66,8 @@ class LanguageModel:
     """The text of tokens; None if that is not known."""
     token_bytes: NDArray[np.int64] | None = None
     """(vocabulary,): bytes of text that a token stands for; None if that is not known."""
+    tokenizer: str | None = None
+    """The byte pairs of its tokens as JSON, empty where a token is a byte; None if its tokens are others."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
     place: str = ""
@@ -154,6 +158,7 @@ def language_model_of(
         trained_length=copied.config.max_length,
         decode=decode if known else None,
         token_bytes=reader.token_bytes if known else None,
+        tokenizer=tokenizer if known else None,
     )
 
 
@@ -168,8 +173,8 @@ def token_windows(
     """
     require_known_length(model, length)
     source = resolve_source("stdlib" if data is None else data)
-    if source_kind(source) == "tokens":
-        return spread_windows(text_tokens(model, data), data, length=length, count=count)
+    if source_kind(source) in ("tokens", "shards"):
+        return spread_windows(text_tokens(model, data, field=field), data, length=length, count=count)
     text = _read_text(source, field)
     if len(text) > _LONG_TEXT * length * count:
         windows = _windows_of_long_text(model, text, length=length, count=count)
@@ -179,7 +184,7 @@ def token_windows(
     return spread_windows(_encode_text(model, text, data), data, length=length, count=count)
 
 
-def spread_windows(tokens: NDArray[np.integer[Any]], data: str | None, *, length: int, count: int) -> Tensor:
+def spread_windows(tokens: TokenStream, data: str | None, *, length: int, count: int) -> Tensor:
     """Cut windows (count, length) of tokens (n,), evenly spread; fewer if they would overlap.
 
     data : where the tokens are from, for the error if there are too few for one window
@@ -211,17 +216,45 @@ def _tokens_after(model: LanguageModel, text: bytes, start: int, stop: int, leng
         num_bytes *= 2
 
 
-def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = None) -> NDArray[np.integer[Any]]:
-    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a `.npy` file mapped.
+def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = None) -> TokenStream:
+    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a file or of shards, mapped.
 
-    data : None for Python's own sources, or what `--data` of a comparison takes
+    data : None for Python's own sources, or what `--data` of a comparison takes; of shards that are made by the
+           model's own tokenizer all tokens, those that are held out in training among them
     """
     source = resolve_source("stdlib" if data is None else data)
-    if source_kind(source) == "tokens":
-        tokens = read_tokens(source).tokens
-        _require_known_tokens(tokens, model, data)
-        return tokens
-    return _encode_text(model, _read_text(source, field), data)
+    kind = source_kind(source)
+    if kind not in ("tokens", "shards"):
+        return _encode_text(model, _read_text(source, field), data)
+    if field is not None:
+        raise DataError(f"--field {field} is for text, and --data {data} holds tokens already; leave it out.")
+    if kind == "shards":
+        return _shard_tokens(model, Path(source), data)
+    tokens = read_tokens(source).tokens
+    _require_known_tokens(tokens, model, data)
+    return tokens
+
+
+def _shard_tokens(model: LanguageModel, folder: Path, data: str | None) -> TokenStream:
+    index = read_index(folder)
+    _require_own_tokenizer(model, tokenizer_text(folder, index), data)
+    require_whole_shards(folder, index)
+    return open_whole_shards(folder, index)
+
+
+def _require_own_tokenizer(model: LanguageModel, pairs: str, data: str | None) -> None:
+    """Refuse tokens that another tokenizer than the model's has made.
+
+    pairs : the byte pairs that have made them, as JSON; empty for bytes
+    """
+    own, remedy = model.tokenizer, "Give the text itself"
+    if own is not None:
+        if own == pairs or (own and pairs and portable_tokenizer(own) == portable_tokenizer(pairs)):
+            return
+        folder = Path(model.place) if Path(model.place).is_dir() else Path(model.place).parent
+        spelled = folder / "tokenizer.json" if own else "bytes"
+        remedy = f"{remedy}, or make other shards of it: tidegate tokenize TEXT --tokenizer {spelled} --out OTHER"
+    raise DataError(f"--data {data} has tokens of another tokenizer than that of MODEL {model.name}. {remedy}.")
 
 
 def _read_text(source: str, field: str | None) -> bytes:
@@ -342,7 +375,7 @@ def _from_our_class(
     if pairs:
         return own
     if any(folder.glob("tokenizer*")):
-        return replace(own, encode=encode, decode=None, token_bytes=None)
+        return replace(own, encode=encode, decode=None, token_bytes=None, tokenizer=None)
     return replace(own, encode=encode)
 
 

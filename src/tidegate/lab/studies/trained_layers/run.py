@@ -207,9 +207,9 @@ def _take_snapshot(
     model: TransformerLM, gate: str, seed: int, steps: int, data: TaskData, options: TrainedLayersOptions
 ) -> Snapshot:
     language_model = language_model_of(model, name=gate)
-    count = options.num_sequences
+    whole, count = text_tokens(language_model, None), options.num_sequences
     # The beginning of the sources, as in the record of the study.
-    tokens = text_tokens(language_model, None)[: 512 * options.window * count]
+    tokens = whole[np.arange(min(len(whole), 512 * options.window * count))]
     windows = spread_windows(tokens, None, length=options.window, count=count)
     with torch.no_grad():
         loss = float(batch_loss(model, data.probe()))
