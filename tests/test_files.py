@@ -64,10 +64,11 @@ def test_the_old_file_stands_until_the_new_one_is_on_the_disk(tmp_path, monkeypa
     assert path.read_text() == "new content"
 
 
-def test_files_may_be_read_by_whoever_the_mask_admits(tmp_path):
+@pytest.mark.parametrize("write", [lambda file: file.write_text("new"), lambda file: save_file(TENSORS, file)])
+def test_files_may_be_read_by_whoever_the_mask_admits(tmp_path, write):
     before = os.umask(0o027)
     try:
-        write_atomically(tmp_path / "a.txt", lambda file: file.write_text("new"))
+        write_atomically(tmp_path / "a.txt", write)
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640

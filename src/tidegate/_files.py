@@ -45,10 +45,11 @@ def write_atomically(
     """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
 
     After an error the new file is removed; the file that was there is in its place, or at `previous`. An `OSError`
-    names the file. Only a process that is killed leaves a `<name>.<random>.partial` behind.
+    names the file. Only a process that is killed leaves a `<name>.<random>.partial` behind. The file has the mode that
+    the umask gives to new files, whatever `write` makes.
 
     path      : in a folder that exists
-    write     : is called with the path to write to, which does not exist yet
+    write     : is called with the path to write to, an empty file that it may replace
     num_bytes : about how much will be written, for the error of a full disk
     previous  : where the file that was there goes; None drops it
     """
@@ -56,7 +57,12 @@ def write_atomically(
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with explain_os_errors(path, num_bytes):
+            temporary.touch()
+            mode = temporary.stat().st_mode
             write(temporary)
+            # safetensors replaces the file by one that its owner alone may read.
+            if temporary.stat().st_mode != mode:
+                temporary.chmod(stat.S_IMODE(mode))
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             reach(f"{kind}:before-move")
@@ -72,6 +78,15 @@ def write_atomically(
 def write_content(path: StrPath, content: bytes) -> None:
     """Write a file of this content as `write_atomically` does."""
     write_atomically(path, lambda file: file.write_bytes(content), num_bytes=len(content))
+
+
+def give_usual_modes(folder: StrPath) -> None:
+    """Give the weights that transformers wrote into a folder the mode of `config.json`, which it wrote beside them.
+
+    The library that writes them, safetensors, lets the owner alone read them.
+    """
+    for file in Path(folder).glob("model*.safetensors"):
+        shutil.copymode(Path(folder) / "config.json", file)
 
 
 @contextmanager

@@ -302,6 +302,19 @@ def test_a_text_is_evaluated_whole_and_a_sample_of_it_is_called_one(trained, tex
     assert f"g1 on a sample, {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
 
 
+def test_shards_are_evaluated_and_observed_as_their_text_is(trained, text, tmp_path):
+    model, shards, pairs = trained[0] / "g1", tmp_path / "shards", tmp_path / "pairs"
+    for verb in (["evaluate", model, "--json"], ["observe", model, "--out", tmp_path / "seen", "--json", "--quiet"]):
+        assert invoke("tokenize", text, "--out", shards, "--quiet").exit_code == 0
+        whole, of_shards = (invoke(*verb, "--data", data) for data in (text, shards))
+        assert of_shards.exit_code == 0, of_shards.output
+        assert of_shards.stdout == whole.stdout
+    assert invoke("tokenize", text, "--tokenizer", "bpe:300", "--out", pairs, "--quiet").exit_code == 0
+    refused = invoke("evaluate", model, "--data", pairs)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "another tokenizer than that of MODEL g1. Give the text itself, or make other shards" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -32,7 +32,8 @@ OwnModelArgument: TypeAlias = Annotated[
 DataOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="A text file, a folder, a quoted glob, .jsonl or .npy tokens. Without it: Python's own sources.",
+        help="A text file, a folder, a quoted glob, .jsonl, .npy tokens or shards of tidegate tokenize. Without it: "
+        "Python's own sources.",
         show_default=False,
     ),
 ]

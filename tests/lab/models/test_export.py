@@ -6,7 +6,7 @@ from closeness import assert_close
 from transformers import AutoModelForCausalLM
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.models.export import export_qwen3_next
+from tidegate.lab.models.export import export_hugging_face, export_qwen3_next
 from tidegate.torch import TransformerLM
 
 SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_length": 32, "qk_norm": True}
@@ -44,6 +44,15 @@ def test_a_model_that_fits_becomes_a_qwen3_next_with_equal_logits(gate, options,
     assert type(read).__name__ == "Qwen3NextForCausalLM"
     assert_close(read(TOKENS).logits, model(TOKENS))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("write", [export_hugging_face, export_qwen3_next])
+def test_exported_weights_may_be_read_by_whoever_may_read_the_other_files(write, tmp_path):
+    write(stirred("g1"), tmp_path / "out", tokenizer="{}")
+    (tmp_path / "usual").touch()
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in modes
+    assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,23 @@
 import copy
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from damage import flip_inside
+from numpy.lib.stride_tricks import sliding_window_view
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tidegate.lab.models.export import export_hugging_face
-from tidegate.lab.models.language_models import language_model_of, load_language_model, token_windows
+from tidegate.lab.models.language_models import language_model_of, load_language_model, text_tokens, token_windows
 from tidegate.lab.observe.run import model_observation
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
+from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.torch import (
     TransformerConfig,
     TransformerLM,
@@ -229,3 +234,94 @@ def test_a_model_without_a_tokenizer_reads_bytes_if_it_knows_256_tokens(tmp_path
         (bare / name).write_bytes((llama / name).read_bytes())
     with pytest.raises(DataError, match="no tokenizer that can be read"):
         token_windows(load_language_model(bare), str(tmp_path / "notes.txt"), length=1, count=1)
+
+
+LONG_TEXT = "".join(f"{number:05} rísing\n" for number in range(6000)).encode()
+"""Far more than four windows of 24 tokens, each of which has a number of its own."""
+
+
+def byte_pair_model(text):
+    pairs = portable_tokenizer(trained_tokenizer((Document("notes", text[:4000]),), 300).merges.to_str())
+    decoder = TransformerLM(TransformerConfig(d_model=16, num_layers=1, num_heads=2, vocab_size=300))
+    return language_model_of(decoder, name="pairs", tokenizer=pairs)
+
+
+@pytest.mark.parametrize("make", [lambda saved: load_language_model(saved), lambda _: byte_pair_model(LONG_TEXT)])
+def test_windows_of_a_long_text_are_windows_of_all_its_tokens_one_in_each_quarter(make, saved, tmp_path):
+    model, data = make(saved), str(tmp_path / "notes.txt")
+    (tmp_path / "notes.txt").write_bytes(LONG_TEXT)
+    windows = token_windows(model, data, length=24, count=4)
+    whole = text_tokens(model, data)
+    rows = [np.flatnonzero((sliding_window_view(whole, 24) == window).all(axis=1)) for window in windows.numpy()]
+    # Each stands in one place of the whole text, near the beginning of its quarter.
+    places = np.concatenate(rows) / len(whole)
+    assert len(windows) == len(places) == 4
+    assert np.abs(places - np.arange(4) / 4).max() < 0.05
+    assert torch.equal(windows, token_windows(model, data, length=24, count=4))
+
+
+def test_a_part_of_a_long_text_with_too_few_tokens_has_no_window(saved, tmp_path):
+    """A token of this tokenizer is a line, of whatever length."""
+    model = replace(load_language_model(saved), encode=lambda text: list(range(text.count(b"\n"))))
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"short\n" * 100 + b"x" * 40_000)
+    assert token_windows(model, str(path), length=8, count=2).tolist() == [list(range(16, 24))]
+    # The lines at the ends of the text are taken where nothing else is there.
+    path.write_bytes(b"short\n" * 10 + b"x" * 40_000)
+    assert token_windows(model, str(path), length=8, count=2).tolist() == [list(range(8))]
+    with pytest.raises(DataError, match=r"has 10 tokens and --length 16 needs as many\. Give more text"):
+        token_windows(model, str(path), length=16, count=2)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Folders of shards of one text, several in each, by the tokenizer that has made them."""
+    place = tmp_path_factory.mktemp("shards")
+    (place / "notes.txt").write_bytes(LONG_TEXT)
+    for tokenizer in ("bytes", "bpe:300", "bpe:280"):
+        index = tokenize(str(place / "notes.txt"), place / tokenizer, tokenizer=tokenizer, shard_bytes=10_000)
+        assert len(index.shards) > 2
+    return place
+
+
+@pytest.fixture(scope="module")
+def pairs_model(shards, tmp_path_factory):
+    """A model whose tokens are those of the shards of 300 byte pairs, as `tidegate train` leaves it."""
+    place = tmp_path_factory.mktemp("pairs")
+    decoder = TransformerLM(TransformerConfig(d_model=16, num_layers=1, num_heads=2, vocab_size=300))
+    save_model(decoder, place / "model.safetensors")
+    (place / "tokenizer.json").write_bytes((shards / "bpe:300" / "tokenizer.json").read_bytes())
+    return place
+
+
+def test_shards_are_read_as_the_whole_text_by_a_model_of_the_same_tokenizer(shards, saved, pairs_model):
+    for model, tokenizer in ((saved, "bytes"), (pairs_model, "bpe:300")):
+        loaded = load_language_model(model, derivatives=False)
+        tokens = text_tokens(loaded, str(shards / tokenizer))
+        assert loaded.decode(tokens[np.arange(len(tokens))].tolist()) == LONG_TEXT
+        windows = token_windows(loaded, str(shards / tokenizer), length=24, count=4)
+        available = len(tokens) // 24
+        starts = np.arange(4) * available // 4 * 24
+        assert windows.tolist() == tokens[starts[:, None] + np.arange(24)].tolist()
+
+
+def test_shards_of_another_tokenizer_are_refused_with_the_remedy(shards, saved, pairs_model, llama):
+    refused = [
+        (saved, "bpe:300", r"Give the text itself, or .*tidegate tokenize TEXT --tokenizer bytes --out OTHER\."),
+        (pairs_model, "bytes", rf"--tokenizer {pairs_model / 'tokenizer.json'} --out OTHER\."),
+        (pairs_model / "model.safetensors", "bpe:280", rf"--tokenizer {pairs_model / 'tokenizer.json'} --out"),
+        (llama, "bytes", r"another tokenizer than that of MODEL .*Give the text itself\.$"),
+    ]
+    for model, tokenizer, message in refused:
+        with pytest.raises(DataError, match=message):
+            text_tokens(load_language_model(model, derivatives=False), str(shards / tokenizer))
+
+
+def test_shards_that_are_changed_are_refused_and_so_is_a_field_of_what_is_no_text(shards, saved, tmp_path):
+    copied = shutil.copytree(shards / "bytes", tmp_path / "copied")
+    model = load_language_model(saved)
+    with pytest.raises(DataError, match=r"--field body is for text, and .* holds tokens already; leave it out"):
+        text_tokens(model, str(copied), field="body")
+    flip_inside(copied / "00001.bin")
+    with pytest.raises(DataError, match=r"00001\.bin does not fit its digest"):
+        text_tokens(model, str(copied))

@@ -35,6 +35,8 @@ def test_a_saved_gated_model_is_loaded_with_its_bits(tmp_path, family, dtype):
     assert again.dtype == dtype
     assert not again.training
     assert torch.equal(logits(again), logits(model))
+    # Weights are no more hidden from others than the configuration is.
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
 
 
 @pytest.mark.parametrize("model_type", ["bloom", "gemma3", "bart"])

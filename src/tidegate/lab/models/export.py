@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tidegate._files import give_usual_modes
 from tidegate.torch.decoder import TransformerLM
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -106,6 +107,7 @@ def _from_layer(name: str) -> tuple[int, str]:
 def _write(exported: Any, folder: Path, *, tokenizer: str, max_length: int) -> None:
     with _without_bars():
         exported.save_pretrained(folder)
+    give_usual_modes(folder)
     if tokenizer:
         (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}

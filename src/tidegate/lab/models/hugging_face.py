@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -118,14 +118,20 @@ def says_gated(folder: Path) -> bool:
     return weights_variant(folder) is not None or bool(_read_config(folder).get(RECORD_NAME))
 
 
-def tokenize(folder: Path, text: str) -> list[int]:
-    """Return the tokens of a text by the tokenizer in a model's folder; a `ValueError` if it has none."""
+def load_tokenizer(folder: Path) -> Callable[[str], list[int]]:
+    """Return what makes tokens of a text by the tokenizer in a model's folder; a `ValueError` if it has none."""
     from transformers import AutoTokenizer
 
-    with _quietly(), _transformers_errors(folder, "has no tokenizer that can be read"):
+    reading = "has no tokenizer that can be read"
+    with _quietly(), _transformers_errors(folder, reading):
         _require_own_files(folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def tokenize(text: str) -> list[int]:
+        with _quietly(), _transformers_errors(folder, reading):
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return tokenize
 
 
 def _require_own_files(folder: Path) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import import_module
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,11 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidegate._files import irregular_kind
-from tidegate.lab.models.hugging_face import load_from_folder, require_regular_files, says_gated, tokenize
-from tidegate.lab.tasks.documents import read_json
+from tidegate.lab.models.hugging_face import load_from_folder, load_tokenizer, require_regular_files, says_gated
+from tidegate.lab.tasks.documents import character_start, read_json
+from tidegate.lab.tasks.shards import open_whole_shards, read_index, require_whole_shards, tokenizer_text
 from tidegate.lab.tasks.source import read_corpus, read_tokens, resolve_source, source_kind
+from tidegate.lab.tasks.streams import TokenStream
 from tidegate.lab.tasks.task import DataError
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer, slices
+from tidegate.lab.tasks.tokenizer import byte_tokenizer, portable_tokenizer, read_tokenizer, slices
 from tidegate.torch import TransformerLM, load_model
 
 Encode: TypeAlias = Callable[[bytes], list[int]]
@@ -32,6 +36,12 @@ Decode: TypeAlias = Callable[[list[int]], bytes]
 
 _ENCODED_BYTES = 1 << 20
 """Of a text at once, about: the library keeps many bytes for each one that it encodes."""
+_BYTES_PER_TOKEN = 8
+"""More than tokens of most texts stand for, on average."""
+_LONG_TEXT = 64 * _BYTES_PER_TOKEN
+"""Bytes of a text, for each token that is wanted of it, from which on it is not encoded as a whole."""
+_CUT_TOKENS = 16
+"""At both ends of a piece of a text: between them its tokens are those of the whole text, wherever it was cut."""
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 """What blocks call their attention."""
 
@@ -56,6 +66,8 @@ class LanguageModel:
     """The text of tokens; None if that is not known."""
     token_bytes: NDArray[np.int64] | None = None
     """(vocabulary,): bytes of text that a token stands for; None if that is not known."""
+    tokenizer: str | None = None
+    """The byte pairs of its tokens as JSON, empty where a token is a byte; None if its tokens are others."""
     unread: tuple[str, ...] = ()
     """Tensors of its files that its class does not know, and that are no part of it."""
     place: str = ""
@@ -146,6 +158,7 @@ def language_model_of(
         trained_length=copied.config.max_length,
         decode=decode if known else None,
         token_bytes=reader.token_bytes if known else None,
+        tokenizer=tokenizer if known else None,
     )
 
 
@@ -154,37 +167,101 @@ def token_windows(
 ) -> Tensor:
     """Cut windows (count, length) of tokens, evenly spread over a text; fewer if they would overlap.
 
+    Of a long text nothing but the windows and what is around them is encoded.
+
     data : None for Python's own sources, or what `--data` of a comparison takes
     """
     require_known_length(model, length)
-    tokens = text_tokens(model, data, field=field, enough=64 * length * count)
+    source = resolve_source("stdlib" if data is None else data)
+    if source_kind(source) in ("tokens", "shards"):
+        return spread_windows(text_tokens(model, data, field=field), data, length=length, count=count)
+    text = _read_text(source, field)
+    if len(text) > _LONG_TEXT * length * count:
+        windows = _windows_of_long_text(model, text, length=length, count=count)
+        _require_known_tokens(windows.reshape(-1), model, data)
+        if len(windows):
+            return torch.from_numpy(windows)
+    return spread_windows(_encode_text(model, text, data), data, length=length, count=count)
+
+
+def spread_windows(tokens: TokenStream, data: str | None, *, length: int, count: int) -> Tensor:
+    """Cut windows (count, length) of tokens (n,), evenly spread; fewer if they would overlap.
+
+    data : where the tokens are from, for the error if there are too few for one window
+    """
     if len(tokens) < length:
         raise DataError(
             f"--data {data} has {len(tokens):,} tokens and --length {length} needs as many. Give more text."
         )
     available = len(tokens) // length
     rows = np.arange(min(count, available)) * available // min(count, available)
-    windows = np.stack([tokens[row * length : (row + 1) * length] for row in rows])
-    return torch.from_numpy(windows.astype(np.int64))
+    return torch.from_numpy(tokens[rows[:, None] * length + np.arange(length)].astype(np.int64))
 
 
-def text_tokens(
-    model: LanguageModel, data: str | None, *, field: str | None = None, enough: int | None = None
-) -> NDArray[np.integer[Any]]:
-    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a `.npy` file mapped.
+def _windows_of_long_text(model: LanguageModel, text: bytes, *, length: int, count: int) -> NDArray[np.int64]:
+    """Cut a text into equal stretches, and a window where each of them begins; none of one with too few tokens."""
+    bounds = [character_start(text, row * len(text) // count) for row in range(count + 1)]
+    found = [_tokens_after(model, text, start, stop, length) for start, stop in pairwise(bounds)]
+    windows = [tokens for tokens in found if len(tokens) == length]
+    return np.array(windows, dtype=np.int64).reshape(-1, length)
 
-    data   : None for Python's own sources, or what `--data` of a comparison takes
-    enough : how many are enough: the end of a long text is then left out; None takes all
+
+def _tokens_after(model: LanguageModel, text: bytes, start: int, stop: int, length: int) -> list[int]:
+    """Return `length` tokens that follow a place of a text before another place; fewer if there are fewer."""
+    num_bytes = _BYTES_PER_TOKEN * (length + 2 * _CUT_TOKENS)
+    while True:
+        tokens = model.encode(text[start : min(start + num_bytes, stop)])[_CUT_TOKENS:-_CUT_TOKENS]
+        if len(tokens) >= length or start + num_bytes >= stop:
+            return tokens[:length]
+        num_bytes *= 2
+
+
+def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = None) -> TokenStream:
+    """Return the tokens (count,) of a text in a dtype that just holds the vocabulary; of a file or of shards, mapped.
+
+    data : None for Python's own sources, or what `--data` of a comparison takes; of shards that are made by the
+           model's own tokenizer all tokens, those that are held out in training among them
     """
     source = resolve_source("stdlib" if data is None else data)
-    if source_kind(source) == "tokens":
-        tokens = read_tokens(source).tokens
-        _require_known_tokens(tokens, model, data)
-        return tokens
-    text = b"\n".join(document.content for document in read_corpus(source, field).documents)
-    if enough is not None:
-        # A token stands for at least one byte.
-        text = text[: 8 * enough]
+    kind = source_kind(source)
+    if kind not in ("tokens", "shards"):
+        return _encode_text(model, _read_text(source, field), data)
+    if field is not None:
+        raise DataError(f"--field {field} is for text, and --data {data} holds tokens already; leave it out.")
+    if kind == "shards":
+        return _shard_tokens(model, Path(source), data)
+    tokens = read_tokens(source).tokens
+    _require_known_tokens(tokens, model, data)
+    return tokens
+
+
+def _shard_tokens(model: LanguageModel, folder: Path, data: str | None) -> TokenStream:
+    index = read_index(folder)
+    _require_own_tokenizer(model, tokenizer_text(folder, index), data)
+    require_whole_shards(folder, index)
+    return open_whole_shards(folder, index)
+
+
+def _require_own_tokenizer(model: LanguageModel, pairs: str, data: str | None) -> None:
+    """Refuse tokens that another tokenizer than the model's has made.
+
+    pairs : the byte pairs that have made them, as JSON; empty for bytes
+    """
+    own, remedy = model.tokenizer, "Give the text itself"
+    if own is not None:
+        if own == pairs or (own and pairs and portable_tokenizer(own) == portable_tokenizer(pairs)):
+            return
+        folder = Path(model.place) if Path(model.place).is_dir() else Path(model.place).parent
+        spelled = folder / "tokenizer.json" if own else "bytes"
+        remedy = f"{remedy}, or make other shards of it: tidegate tokenize TEXT --tokenizer {spelled} --out OTHER"
+    raise DataError(f"--data {data} has tokens of another tokenizer than that of MODEL {model.name}. {remedy}.")
+
+
+def _read_text(source: str, field: str | None) -> bytes:
+    return b"\n".join(document.content for document in read_corpus(source, field).documents)
+
+
+def _encode_text(model: LanguageModel, text: bytes, data: str | None) -> NDArray[np.integer[Any]]:
     parts: list[NDArray[np.integer[Any]]] = []
     for piece in slices(text, _ENCODED_BYTES):
         tokens = np.asarray(model.encode(text[piece]), dtype=np.int64)
@@ -262,12 +339,15 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     # The logits are not needed, and may take more memory than all else.
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
+    # It is read when there is a text, and once.
+    tokenizer = cache(partial(load_tokenizer, folder))
+
     def encode(text: bytes) -> list[int]:
         # Without a tokenizer a vocabulary of 256 is one of bytes, as that of our own models.
         if config.vocab_size == 256 and not any(folder.glob("tokenizer*")):
             return list(text)
         try:
-            return tokenize(folder, text.decode("utf-8", errors="replace"))
+            return tokenizer()(text.decode("utf-8", errors="replace"))
         except ValueError as problem:
             raise DataError(f"{problem} Put its files there, or give --data a .npy file of tokens.") from problem
 
@@ -295,7 +375,7 @@ def _from_our_class(
     if pairs:
         return own
     if any(folder.glob("tokenizer*")):
-        return replace(own, encode=encode, decode=None, token_bytes=None)
+        return replace(own, encode=encode, decode=None, token_bytes=None, tokenizer=None)
     return replace(own, encode=encode)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from tidegate.lab.models.language_models import Decode, LanguageModel
+from tidegate.lab.tasks.streams import TokenStream
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch.decoder import TransformerLM
@@ -110,7 +111,7 @@ def continue_tokens(
 @torch.no_grad()
 def text_loss(
     model: LanguageModel,
-    tokens: NDArray[np.integer[Any]],
+    tokens: TokenStream,
     *,
     length: int,
     count: int | None = None,
@@ -145,9 +146,7 @@ def text_loss(
     )
 
 
-def _batches_of_blocks(
-    num_targets: int, length: int, count: int | None, batch_size: int
-) -> list[NDArray[np.integer[Any]]]:
+def _batches_of_blocks(num_targets: int, length: int, count: int | None, batch_size: int) -> list[NDArray[np.int64]]:
     """Where the blocks of each batch start; a block that is shorter than the others is a batch of its own."""
     starts = np.arange(0, num_targets, length)
     if count is not None and count < len(starts):

@@ -159,14 +159,21 @@ class ShardedTokens:
 
 def open_shards(folder: Path, index: ShardIndex) -> tuple[ShardedTokens, ShardedTokens]:
     """Map what is trained on and what is held out."""
-    maps = [
-        np.memmap(folder / shard.name, dtype=f"<{np.dtype(index.dtype).str[1:]}", mode="r") for shard in index.shards
-    ]
-    cuts = [shard.num_training for shard in index.shards]
+    maps, cuts = _map_shards(folder, index), [shard.num_training for shard in index.shards]
     return (
         ShardedTokens([tokens[:cut] for tokens, cut in zip(maps, cuts, strict=True)]),
         ShardedTokens([tokens[cut:] for tokens, cut in zip(maps, cuts, strict=True)]),
     )
+
+
+def open_whole_shards(folder: Path, index: ShardIndex) -> ShardedTokens:
+    """Map all tokens in the order of their text, those that are held out among them."""
+    return ShardedTokens(_map_shards(folder, index))
+
+
+def _map_shards(folder: Path, index: ShardIndex) -> list[npt.NDArray[np.unsignedinteger[Any]]]:
+    dtype = f"<{np.dtype(index.dtype).str[1:]}"
+    return [np.memmap(folder / shard.name, dtype=dtype, mode="r") for shard in index.shards]
 
 
 def smallest_dtype(vocab_size: int) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from tidegate._files import give_usual_modes
 from tidegate._text import echo
 from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, save_gates
 from tidegate.torch.retrofit.install import install_gates
@@ -60,6 +61,7 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
         )
     plain = {name: weight for name, weight in base.state_dict().items() if not _is_of_gates(name)}
     base.save_pretrained(directory, state_dict=plain, variant=VARIANT)
+    give_usual_modes(directory)
     save_gates(base, directory)
 
 

@@ -19,7 +19,7 @@ import torch
 from tidegate.config import TransformerConfig
 from tidegate.lab.judging import t_interval
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.language_models import language_model_of, token_windows
+from tidegate.lab.models.language_models import language_model_of, spread_windows, text_tokens
 from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
@@ -207,7 +207,10 @@ def _take_snapshot(
     model: TransformerLM, gate: str, seed: int, steps: int, data: TaskData, options: TrainedLayersOptions
 ) -> Snapshot:
     language_model = language_model_of(model, name=gate)
-    windows = token_windows(language_model, None, length=options.window, count=options.num_sequences)
+    whole, count = text_tokens(language_model, None), options.num_sequences
+    # The beginning of the sources, as in the record of the study.
+    tokens = whole[np.arange(min(len(whole), 512 * options.window * count))]
+    windows = spread_windows(tokens, None, length=options.window, count=count)
     with torch.no_grad():
         loss = float(batch_loss(model, data.probe()))
     curvature = model_curvature(language_model, windows, options.sampling)
