@@ -17,7 +17,7 @@ from running import running
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.lab.training.parallel import joined_processes
+from tidegate.lab.training.engine.parallel import joined_processes
 from tidegate.torch import load_model
 
 SIZES = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--lr=1e-2"]

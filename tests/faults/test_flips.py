@@ -27,11 +27,11 @@ from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.text import _load, text_task
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
-from tidegate.lab.training.distributed_checkpoint import load_latest
+from tidegate.lab.training.engine.distributed_checkpoint import load_latest
+from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.log import RunLog, log_path
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.parallel import Processes
 from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.train import make_optimizer
 from tidegate.torch import TransformerLM, add_gates, load_gates, load_model, observe, save_gates, save_model

@@ -12,10 +12,10 @@ import torch
 from lab_runs import model_of, run_of, text_of
 from safetensors.torch import save_file
 
+from tidegate.lab.training.engine.optimizers import make_optimizer
+from tidegate.lab.training.engine.parallel import Processes, joined_processes, whole_state
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.optimizers import make_optimizer
-from tidegate.lab.training.parallel import Processes, joined_processes, whole_state
 from tidegate.lab.training.train import RunContext, execute_run, train_step
 
 LONG, SHORT = 50, 8

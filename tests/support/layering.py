@@ -156,7 +156,7 @@ LAYERS: dict[str, Layer] = {
         allowed=(*VOCABULARY, "tidegate._json", "numpy", "scipy"),
     ),
     "lab/training": Layer(
-        about="Turns one `Run` into one `Record`: the loop, checkpoints, records, executors.",
+        about="Turns one `Run` into one `Record`: the loop, its engine, checkpoints, records, executors.",
         allowed=(*LIBRARY, "tidegate.lab.tasks", "torch", "numpy"),
         only_in={"checkpoint.py": ("safetensors",), "executors/ray.py": ("ray",)},
     ),

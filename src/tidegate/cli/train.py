@@ -270,7 +270,7 @@ def train(
             return
     require_writable(out)
     require_apart(out, data)
-    from tidegate.lab.training.parallel import joined_processes, num_processes_around, require_parallel
+    from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
 
     around = num_processes_around()
     if max(nproc, around) > 1:

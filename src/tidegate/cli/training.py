@@ -18,8 +18,8 @@ from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
+    from tidegate.lab.training.engine.parallel import Processes
     from tidegate.lab.training.outputs import TrainingFolder
-    from tidegate.lab.training.parallel import Processes
     from tidegate.lab.training.records import Record
     from tidegate.lab.training.run import Run
 
@@ -46,8 +46,8 @@ class Work:
 
 def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: int) -> None:
     """Start the processes of this very command, and say in one line if one of them is lost."""
-    from tidegate.lab.training.distributed_checkpoint import saved_step
-    from tidegate.lab.training.launch import ProcessLost, launch
+    from tidegate.lab.training.engine.distributed_checkpoint import saved_step
+    from tidegate.lab.training.engine.launch import ProcessLost, launch
     from tidegate.lab.training.outputs import TrainingFolder
 
     # Refused here once, and not by each of the processes.
@@ -131,8 +131,8 @@ def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None],
 
 def _end_with_others(record: Record) -> NoReturn:
     """End one of several processes: another was lost, or all have failed alike."""
-    from tidegate.lab.training.launch import LAUNCHED
-    from tidegate.lab.training.parallel import tells_of_lost_process
+    from tidegate.lab.training.engine.launch import LAUNCHED
+    from tidegate.lab.training.engine.parallel import tells_of_lost_process
 
     last = record.error.strip().splitlines()[-1]
     if LAUNCHED in os.environ and tells_of_lost_process(record.error):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.engine import compile_blocks
+from tidegate.lab.training.engine.loss import compile_blocks
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Cost, Costs

@@ -14,7 +14,7 @@ from tidegate.geometry import GeometryError
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.language_models import language_model_of
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.distributed_checkpoint import load_latest
+from tidegate.lab.training.engine.distributed_checkpoint import load_latest
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements

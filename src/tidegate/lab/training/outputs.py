@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tidegate._files import write_atomically
 from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
-from tidegate.lab.training.distributed_checkpoint import load_latest
+from tidegate.lab.training.engine.distributed_checkpoint import load_latest
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.lab.training.run import Run

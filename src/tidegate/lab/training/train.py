@@ -18,14 +18,16 @@ from torch import nn
 
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, save_checkpoint
-from tidegate.lab.training.distributed_checkpoint import forget_distributed, load_latest, save_distributed
-from tidegate.lab.training.engine import (
+from tidegate.lab.training.engine.distributed_checkpoint import forget_distributed, load_latest, save_distributed
+from tidegate.lab.training.engine.loss import (
     compile_blocks,
     in_precision,
     loss_parts,
     require_independent_rows,
     without_compilation,
 )
+from tidegate.lab.training.engine.optimizers import make_optimizer
+from tidegate.lab.training.engine.parallel import Processes, whole_state
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
@@ -38,8 +40,6 @@ from tidegate.lab.training.model import (
     training_flops,
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
-from tidegate.lab.training.optimizers import make_optimizer
-from tidegate.lab.training.parallel import Processes, whole_state
 from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
 from tidegate.lab.training.run import Run, run_label
 from tidegate.torch.gate import gate_parameters

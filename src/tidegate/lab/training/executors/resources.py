@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tidegate.lab.training.parallel import require_parallel
+from tidegate.lab.training.engine.parallel import require_parallel
 from tidegate.lab.training.run import Run
 from tidegate.sizes import require_size
 

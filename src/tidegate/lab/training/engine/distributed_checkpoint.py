@@ -30,9 +30,9 @@ from tidegate.lab.training.checkpoint import (
     load_checkpoint,
     previous_path,
 )
+from tidegate.lab.training.engine.optimizers import make_empty_state, make_optimizer
+from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.optimizers import make_empty_state, make_optimizer
-from tidegate.lab.training.parallel import Processes
 from tidegate.lab.training.run import Run
 
 _STATE = "state.json"

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from tidegate.gate import PRESETS
 from tidegate.lab.models.measure import measure_run
+from tidegate.lab.training.engine.parallel import require_parallel
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.outputs import trained_model
-from tidegate.lab.training.parallel import require_parallel
 
 # All gates over fifty steps, with --full, take minutes in the first test.
 pytestmark = pytest.mark.timeout(1500)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tidegate.lab.tasks.task import NO_TARGET, Batch
+from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.model import batch_loss, summed_loss
-from tidegate.lab.training.parallel import Processes
 from tidegate.lab.training.run import Training
 from tidegate.torch.parallel import local_weights
 from tidegate.torch.weights import Model
