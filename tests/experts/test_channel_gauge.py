@@ -12,7 +12,20 @@ from tidegate.experts.transform import random_gauge
 from tidegate.sizes import HeadShape
 from tidegate.torch import TransformerLM
 
-GATES = ("none", "g1", "g1-head", "g2", "bma", "bma-query", "g3", "g4", "g5", "g1+g5")
+GATES = (
+    "none",
+    "g1",
+    "g1-head",
+    "g2",
+    "bma",
+    "bma-query",
+    "g3",
+    "g4",
+    "g5",
+    "g1+g5",
+    "output:nothing",
+    "value:nothing+g5",
+)
 
 
 def inputs(*shape):
@@ -30,25 +43,44 @@ def test_all_free_directions_of_a_head_are_mixtures_of_its_channels(gate):
 
 
 @pytest.mark.parametrize("gate", ["none", "g1", "g2", "g5+bma"])
-def test_values_are_the_outputs_change_along_the_orbit(gate):
+def test_values_are_the_outputs_change_that_the_output_projection_cannot_undo(gate):
     rng = np.random.default_rng(3)
     layer = random_layer(gate, HeadShape.of(d_model=6, num_heads=4, num_kv_heads=2, head_dim=3), rng)
-    x, step = rng.standard_normal((2, 8, 6)), 1e-6
-    directions = np.eye(9).reshape(9, 3, 3)
+    x = rng.standard_normal((2, 8, 6))
 
-    def output(change):
-        basis = np.stack([np.eye(3) + change, np.eye(3)])
-        outward = np.repeat(np.linalg.inv(basis), 2, axis=0) @ layer.W_O
-        return replace(layer, W_V=layer.W_V @ basis, W_O=outward)(x)
+    def slopes(name, directions):
+        # The output is linear in each of the two projections.
+        moved = [replace(layer, **{name: getattr(layer, name) + change})(x) - layer(x) for change in directions]
+        return np.stack([change.ravel() for change in moved], axis=1)
 
-    moved = np.stack([(output(step * A) - output(-step * A)).ravel() / (2 * step) for A in directions], axis=1)
-    outward = layer.W_O[:2]
-    tangent = np.stack(
-        [np.concatenate([(layer.W_V[0] @ A).ravel(), -(A @ outward).ravel()]) for A in directions], axis=1
-    )
-    expected = np.linalg.svd(moved @ np.linalg.inv(np.linalg.qr(tangent, mode="r")), compute_uv=False)
+    mixtures = np.stack([layer.W_V[0] @ A for A in np.eye(9).reshape(9, 3, 3)])
+    by_value = slopes("W_V", np.stack([mixtures, 0 * mixtures], axis=1))
+    own = np.arange(layer.W_O.size) < layer.W_O.size // 2
+    by_output = slopes("W_O", np.eye(layer.W_O.size)[own].reshape(-1, *layer.W_O.shape))
+    left = by_value - by_output @ np.linalg.lstsq(by_output, by_value, rcond=1e-12)[0]
+    tangent = mixtures.reshape(9, -1).T
+    expected = np.linalg.svd(left @ np.linalg.inv(np.linalg.qr(tangent, mode="r")), compute_uv=False)
     scale = np.linalg.norm(np.swapaxes(layer.trace(x).heads[:, :2], 1, 2).reshape(16, -1), ord=2)
-    np.testing.assert_allclose(channel_gauge(layer, x).singular_values[0], expected / scale, atol=1e-8)
+    np.testing.assert_allclose(channel_gauge(layer, x).singular_values[0], expected / scale, atol=1e-10)
+
+
+@pytest.mark.parametrize(("gate", "free"), [("output:nothing", 16), ("value:nothing", 16), ("g1", 4), ("bma", 4)])
+def test_a_constant_gate_leaves_all_mixtures_free_and_one_that_moves_with_the_token_only_scalings(gate, free):
+    rng = np.random.default_rng(2)
+    layer = random_layer(gate, HeadShape.of(d_model=12, num_heads=3), rng)
+    assert channel_gauge(layer, rng.standard_normal((2, 16, 12))).free == (free,) * 3
+
+
+def test_a_constant_gate_in_a_model_is_told_from_one_that_moves_with_the_token():
+    torch.manual_seed(0)
+    tokens = torch.randint(40, (2, 32))
+    for gate, free in (("output:nothing", 16), ("g1", 4)):
+        config = TransformerConfig(gate=gate, d_model=16, num_layers=1, num_heads=4, vocab_size=40, max_length=32)
+        model = TransformerLM(config)
+        for name, weight in model.named_parameters():
+            if "gate" in name:
+                torch.nn.init.normal_(weight)
+        assert [layer.free for layer in model_gauge(model, tokens)] == [(free,) * 4]
 
 
 def test_free_directions_do_not_depend_on_the_point_of_the_orbit():
@@ -76,7 +108,7 @@ def test_a_model_is_taken_layer_by_layer_and_left_as_it_was(gate):
 def test_what_cannot_be_measured_says_why():
     with pytest.raises(ValueError, match="Gate vga reads what changes basis"):
         channel_gauge(make_layer("vga"), inputs(2, 5, 6))
-    with pytest.raises(ValueError, match="at least h = 4 positions in all; got 3"):
+    with pytest.raises(ValueError, match=r"at least \(R \+ 1\) h = 12 positions in all; got 3"):
         channel_gauge(make_layer("none"), inputs(1, 3, 6))
     with pytest.raises(ValueError, match="Linear has no GatedAttention layer"):
         model_gauge(torch.nn.Linear(2, 2), torch.zeros(1, 2))

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from covers import axis, over
 from layers import CONTROLS, EXOTIC, GATES, TOGETHER, make_layer
 
@@ -133,6 +134,40 @@ def test_each_group_has_its_own_free_directions(gate):
     wanted = {"none": 16, "g1": 4, "g1-head": 16, "bma": 4}.get(gate)
     assert found.predicted == wanted
     assert found.nullities == (wanted, wanted) if wanted else max(found.nullities) < 16
+
+
+def with_sides(layer, inward, outward):
+    """The layer with W_V M and N W_O, and all else as it is; M and N for each head."""
+    return replace(layer, W_V=layer.W_V @ inward, W_O=outward @ layer.W_O)
+
+
+def test_a_constant_gate_lets_the_output_projection_undo_any_mixture_and_a_gate_that_moves_does_not():
+    """M G N = G with N = G⁻¹ M⁻¹ G, for gates G that differ from channel to channel but not from token to token."""
+    rng = np.random.default_rng(0)
+    shape = HeadShape.of(d_model=6, num_heads=2)
+    x, M = rng.standard_normal((3, 5, 6)), rng.standard_normal((2, 3, 3))
+    constant = random_layer("output:nothing", shape, rng)
+    G = 1 / (1 + np.exp(-constant.gate_parameters["output"]["bias"]))[:, :, None]
+    N = np.linalg.inv(M) * np.swapaxes(G, 1, 2) / G
+    assert np.ptp(G) > 0.1
+    assert_close(with_sides(constant, M, N)(x), constant(x))
+    moving = random_layer("g1", shape, rng)
+    for outward in (np.linalg.inv(M), N):
+        assert np.abs(with_sides(moving, M, outward)(x) - moving(x)).max() > 0.1
+
+
+def test_two_channels_mix_if_the_ratio_of_their_gates_is_the_same_for_every_token():
+    """Constants k_c times a gate: k_0 γ(x), k_1 γ(x) and, for the third channel, k_2 γ'(x)."""
+    rng = np.random.default_rng(1)
+    shape, x = HeadShape.of(d_model=6, num_heads=2), rng.standard_normal((3, 8, 6))
+    layer = random_layer("value:nothing+g1", shape, rng)
+    assert head_gauge(layer, x).nullities == (3, 3)
+    weight = layer.gate_parameters["output"]["weight"].copy()
+    weight[:, :, 1] = weight[:, :, 0]
+    in_ratio = replace(layer, gate_parameters={**layer.gate_parameters, "output": {"weight": weight}})
+    assert np.ptp(in_ratio.gate_parameters["value"]["bias"], axis=-1).min() > 0.1
+    assert head_gauge(in_ratio, x).nullities == (2**2 + 1,) * 2
+    assert head_gauge(random_layer("value:nothing+g1-head", shape, rng), x).nullities == (9, 9)
 
 
 def test_gates_that_nearly_coincide_leave_no_clear_gap():

@@ -11,6 +11,7 @@ from layers import EXOTIC, GATES, WITH_MATRICES, make_layer
 from libraries import JAX, JAX_JIT, NUMPY, TORCH
 
 from tidegate import PRESETS, Gate
+from tidegate.tensors.gating import gate_reads, gate_values
 from tidegate.tensors.rotary import Rotary
 
 T = 5
@@ -132,6 +133,18 @@ def test_a_closed_gate_lets_nothing_through(gate):
 @pytest.mark.parametrize("site", ["value", "output", "dense"])
 def test_a_closed_gate_lets_nothing_through_on_any_library(library, site):
     assert (to_numpy(library.call(make_layer(Gate(site=site, bias=-1e4)), X)) == 0).all()
+
+
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.site == "output"], ids=str)
+def test_a_gate_of_the_output_shortens_a_head_to_its_largest_factor_or_less(gate):
+    layer = make_layer(gate)
+    trace, plain = layer.trace(X), make_layer().trace(X).heads
+    reads = gate_reads(gate, replace(trace.sources, output=plain) if gate.reads == "output" else trace.sources)
+    factors = gate_values(gate, reads, layer.gate_parameters[gate.path], num_heads=4)
+    assert_close(trace.heads, factors * plain)
+    lengths, bounds = np.linalg.norm(trace.heads, axis=-1), factors.max(axis=-1) * np.linalg.norm(plain, axis=-1)
+    assert (lengths <= bounds * (1 + 1e-12)).all()
+    assert (bounds < np.linalg.norm(plain, axis=-1)).all()
 
 
 @over_gates

@@ -9,7 +9,8 @@ from public_names import public_names
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "learn").glob("*.md"))
 DERIVATIONS = [page for page in PAGES if page.name != "index.md"]
-CAPTION = re.compile(r"Computed by (`\w+`(?:, `\w+`)*); checked by \[`(\w+)`\]\((\S+)\)\.")
+TEST_LINK = r"\[`(\w+)`\]\((\S+?)\)"
+CAPTION = re.compile(rf"Computed by (`\w+`(?:, `\w+`)*); checked by ({TEST_LINK}(?:, {TEST_LINK})*)\.")
 NAMES = {name.name for name in public_names()}
 
 
@@ -23,13 +24,14 @@ def complaint(caption: str, folder: Path) -> str | None:
     match = CAPTION.fullmatch(caption)
     if match is None:
         return f"names no function and no test: {caption}"
-    functions, test, file = match.groups()
+    functions, tests = match.group(1, 2)
     unknown = [name for name in re.findall(r"`(\w+)`", functions) if name not in NAMES]
     if unknown:
         return f"in no public package: {unknown}"
-    path = folder / file
-    if not path.is_file() or not re.search(rf"^ *def {test}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-        return f"{file} has no {test}"
+    for test, file in re.findall(TEST_LINK, tests):
+        path = folder / file
+        if not path.is_file() or not re.search(rf"^ *def {test}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            return f"{file} has no {test}"
     return None
 
 
@@ -64,6 +66,11 @@ TEST = "[`test_separation_is_the_smallest_gap_in_overlap`](../../tests/tensors/t
     ("caption", "fault"),
     [
         (f"Computed by `separation_quality`; checked by {TEST}.", None),
+        (f"Computed by `separation_quality`; checked by {TEST}, {TEST}.", None),
+        (
+            f"Computed by `separation_quality`; checked by {TEST}, {TEST.replace('test_separation_is', 'test_it_is')}.",
+            "../../tests/tensors/test_hopfield.py has no test_it_is_the_smallest_gap_in_overlap",
+        ),
         ("It follows that", "names no function and no test: It follows that"),
         (f"Computed by `separation_of`; checked by {TEST}.", "in no public package: ['separation_of']"),
         (

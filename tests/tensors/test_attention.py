@@ -150,6 +150,24 @@ def test_scores_with_the_scaled_identity_as_metric_are_the_scaled_scores(library
     )
 
 
+def test_scores_with_a_metric_are_the_forms_of_every_pair(library):
+    pairs = [[[q @ METRIC @ k for k in K[b]] for q in Q[b]] for b in range(BATCH)]
+    assert_close(library.call(attention_scores_with_metric, Q, K, METRIC), np.asarray(pairs))
+
+
+def test_turned_queries_and_keys_give_the_scores_of_their_distance(library):
+    """Query i is turned by R^i and key j by R^j: a common turn cancels, and i - j is left."""
+    angle, q, k = 0.7, Q[0, :1, :2], K[0, :1, :2]
+    turns = [
+        np.asarray([[math.cos(n * angle), math.sin(n * angle)], [-math.sin(n * angle), math.cos(n * angle)]])
+        for n in range(5)
+    ]
+    queries, keys = (np.concatenate([row @ turn for turn in turns]) for row in (q, k))
+    scores = to_numpy(library.call(attention_scores, queries, keys))
+    assert_close(scores[1:, 1:], scores[:-1, :-1])
+    assert abs(scores[1] - scores[0]).max() > 0.01
+
+
 def test_a_metric_acts_like_a_map_on_the_queries(library):
     output, weights = library.call(bilinear_attention, Q, K, V, METRIC, MASK, 0.7, return_weights=True)
     expected = gibbs_distribution(np.einsum("bia,ac,bjc->bij", Q, METRIC, K), 0.7, MASK)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tidegate.tensors.attention import attention_scores_with_metric
 from tidegate.tensors.bilinear import (
     bilinear_form,
     bilinear_form_batch,
@@ -81,6 +82,13 @@ def inner_products(u, v):
 def test_raising_and_lowering_undo_each_other(library, v, W):
     for back in library.call(there_and_back, v, well_conditioned(W)):
         assert_close(back, v)
+
+
+@settings(max_examples=8)
+@given(Q=vectors, K=matrices, W=matrices)
+def test_the_product_of_a_query_with_a_lowered_key_is_the_score(library, Q, K, W):
+    g = well_conditioned(W)
+    assert_close(Q @ to_numpy(library.call(lower_index, K, g)).T, attention_scores_with_metric(Q, K, g))
 
 
 @settings(max_examples=8)

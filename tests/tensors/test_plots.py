@@ -277,7 +277,7 @@ def test_a_single_pattern_has_a_plane():
 
 
 def test_success_has_a_curve_and_a_classical_mark_for_each_width():
-    counts, shares = [1, 10, 100], {8: [1.0, 0.5, 0.0], 32: np.asarray([1.0, 1.0, 0.25])}
+    counts, shares = [1, 10, 100], {16: [1.0, 0.5, 0.0], 32: np.asarray([1.0, 1.0, 0.25])}
     figure = plot_retrieval_success(counts, shares)
     axes = figure.axes[0]
     curves, marks = axes.lines[0:4:2], axes.lines[1:4:2]
@@ -285,8 +285,14 @@ def test_success_has_a_curve_and_a_classical_mark_for_each_width():
         np.testing.assert_array_equal(curve.get_data(), [counts, share])
         assert mark.get_xdata()[0] == classical_capacity(width)
         assert mark.get_color() == curve.get_color()
-    assert legend_texts(figure) == ["d = 8", "d = 32", "classical capacity, 0.138 d"]
+    assert legend_texts(figure) == ["d = 16", "d = 32", "classical capacity, 0.138 d"]
     assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "share retrieved")
+
+
+def test_a_width_at_which_a_classical_network_holds_less_than_two_patterns_has_no_mark():
+    curve, legend = plot_retrieval_success([1, 10], {8: [1.0, 0.5]}).axes[0].lines
+    np.testing.assert_array_equal(curve.get_data(), [[1, 10], [1.0, 0.5]])
+    assert len(legend.get_xdata()) == 0
 
 
 def test_each_metric_gets_the_weights_it_makes():

@@ -1,13 +1,16 @@
 r"""Count the free mixtures of a head's channels in layers of any size, along the directions of the gauge orbit alone.
 
-A small change of basis, $W_V \to W_V (1 + \epsilon A)$ and $W_O \to (1 - \epsilon A) W_O$, moves the output by
+A small mixture of the channels, $W_V \to W_V (1 + \epsilon A)$, moves the output by
 
-$$\epsilon \sum_{ab} A_{ab} \sum_r (\delta^r_{tb} P^r_{tab} - \delta^r_{ta} P^r_{taa})\, W^r_{O,bl}, \qquad
-  P^r_{tab} = \sum_j a^r_{tj} s_{jb}\, v_{ja},$$
+$$\epsilon \sum_{ab} A_{ab} \sum_r \delta^r_{tb} P^r_{tab}\, W^r_{O,bl}, \qquad
+  P^r_{tab} = \sum_j a^r_{tj} s_{jb}\, v_{ja}.$$
 
-which is 0 without gates between the two. With them, the singular values say how well the data tell channels apart.
+The output projection may change in any way to undo it: what is left is at right angles to all changes
+$\sum_{ra} X^r_{ta}\, dW^r_{O,al}$, where $X^r_{ta} = \delta^r_{ta} P^r_{taa}$ is the head's gated output. It is 0
+without gates between the two, or with gates that are constant, however they differ. With gates that move with the
+token, the singular values say how well the data tell channels apart.
 
-Shapes: `N` positions, `R` heads of a group, `h` channels, `d` model width.
+Shapes: `N` positions, `R` heads of a group, `h` channels, `d` model width, `q` features that the group can reach.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from tidegate.experts.gauge import FREE_BELOW
 from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
 from tidegate.experts.head_jacobian import evenly_spaced_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
+from tidegate.sizes import HeadShape
 
 _FEWEST_POSITIONS = 64
 
@@ -34,12 +38,12 @@ class ChannelGauge:
     """The layer's name in its model; empty for a layer alone."""
     gate: str
     free: tuple[int, ...]
-    """For each key/value group, how many of the h² directions are free."""
+    """For each key/value group, how many of the h² mixtures the output projection can undo."""
     predicted: int | None
     """The theory's number for every group: h² or h; None where it is silent."""
     singular_values: Floats
-    """(G, h²), falling: change of the output along the orbit for a unit change of the parameters, relative to the
-    largest change that a unit change of W_O causes."""
+    """(G, h²), falling: change of the output that W_O cannot undo, for a unit change of W_V, relative to the largest
+    change that a unit change of W_O causes."""
 
 
 def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
@@ -49,25 +53,25 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     attention outputs would have to follow the change of basis, and is refused.
 
     layer : `AttentionArrays`, or a layer whose `arrays()` gives them
-    x     : (..., T, d); outputs are taken at 2h positions, at least 64, evenly spread; there must be h
+    x     : (..., T, d); outputs are taken at (R + 2) h positions, at least 64, evenly spread; there must be (R + 1) h,
+            as the output projection can undo anything at fewer
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     shape = arrays.shape
     if followers := [str(gate) for gate in arrays.gates if reads_values(gate)]:
         raise ValueError(f"Gate {followers[0]} reads what changes basis. Use gauge_report, on a small layer.")
     inputs = inputs.reshape(-1, *inputs.shape[-2:])
-    if (positions := inputs.shape[0] * inputs.shape[1]) < shape.head_dim:
-        raise ValueError(f"x must hold at least h = {shape.head_dim} positions in all; got {positions}.")
-    parts, heads = decompose(arrays, inputs), arrays.trace(inputs).heads
-    chosen = evenly_spaced_positions(inputs.shape[:2], max(2 * shape.head_dim, _FEWEST_POSITIONS))
     size = shape.num_heads // shape.num_kv_heads
+    if (positions := inputs.shape[0] * inputs.shape[1]) < (needed := positions_needed(shape)):
+        raise ValueError(f"x must hold at least (R + 1) h = {needed} positions in all; got {positions}.")
+    parts = decompose(arrays, inputs)
+    chosen = evenly_spaced_positions(inputs.shape[:2], max((size + 2) * shape.head_dim, _FEWEST_POSITIONS))
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
-        moved = _output_changes(parts, own, arrays.W_O[own], chosen)
-        scale = np.linalg.norm(heads[:, own][chosen[0], :, chosen[1]].reshape(len(moved), -1), ord=2)
-        unit = moved.reshape(-1, shape.head_dim**2) @ _to_unit(arrays.W_V[group], arrays.W_O[own])
-        rows.append(_singular_values(unit) / max(float(scale), np.finfo(np.float64).tiny))
+        left, scale = _changes_left(parts, own, arrays.W_O[own], chosen)
+        unit = np.einsum("qnab,ac->qncb", left, _to_unit(arrays.W_V[group]), optimize=True)
+        rows.append(_singular_values(unit.reshape(-1, shape.head_dim**2)) / max(scale, np.finfo(np.float64).tiny))
     mixing = basis_gauge(arrays, "value-output")
     return ChannelGauge(
         layer=name,
@@ -76,6 +80,11 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
         predicted=None if why_unpredicted(arrays) else shape.head_dim ** (2 if mixing == "linear" else 1),
         singular_values=np.stack(rows),
     )
+
+
+def positions_needed(shape: HeadShape) -> int:
+    """Return the fewest positions at which a mixture of channels can be told from a change of W_O: (R + 1) h."""
+    return (shape.num_heads // shape.num_kv_heads + 1) * shape.head_dim
 
 
 def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
@@ -89,37 +98,35 @@ def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     return [channel_gauge(arrays, x, name=name) for name, arrays, x in attention_inputs(model, tokens)]
 
 
-def _output_changes(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> Floats:
-    """Return the change of the output at the chosen positions for each entry of A, (N, R h or d, h, h)."""
+def _changes_left(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> tuple[Floats, float]:
+    """Return what W_O cannot undo of the change for each entry of A, (q, N, h, h), and the largest change by W_O."""
     weights = parts.token_weights[:, own][chosen[0], :, chosen[1]]
     values = parts.linear_experts[:, own.start][chosen[0]]
     width = values.shape[-1]
     gate = np.ones((1, 1, width)) if parts.source_gate is None else parts.source_gate[:, own.start]
     gate = np.broadcast_to(gate, (len(parts.token_weights), *gate.shape[1:]))[chosen[0]] * np.ones(width)
-    passing = np.einsum("nrj,njb,nja->nrab", weights, np.broadcast_to(gate, values.shape), values, optimize=True)
-    opened = (
-        np.ones((*passing.shape[:2], width))
-        if parts.destination_gate is None
-        else parts.destination_gate[:, own][chosen[0], :, chosen[1]] * np.ones(width)
-    )
-    through = opened * np.einsum("nraa->nra", passing)
-    change = opened[:, :, None, :] * passing - through[:, :, :, None]
-    # The change lies in the span of W_O: an orthogonal basis of the span has fewer features and the same lengths.
-    outward = W_O.reshape(-1, W_O.shape[-1]).T[None]
-    outward = outward if parts.outside_gate is None else outward * parts.outside_gate[chosen][:, :, None]
-    turned: Any = np.linalg.qr(outward, mode="r")
-    turned = np.broadcast_to(turned, (len(change), *turned.shape[1:]))
-    turned = turned.reshape(*turned.shape[:2], *change.shape[1:2], width)
-    return np.einsum("nrab,nqrb->nqab", change, turned)
+    change = np.einsum("nrj,njb,nja->nrab", weights, np.broadcast_to(gate, values.shape), values, optimize=True)
+    if parts.destination_gate is not None:
+        change = change * (parts.destination_gate[:, own][chosen[0], :, chosen[1]] * np.ones(width))[:, :, None, :]
+    heads = np.einsum("nraa->nra", change).reshape(len(change), -1)
+    outward: Any = W_O.reshape(-1, W_O.shape[-1]).T
+    if parts.outside_gate is None:
+        # The change lies in the span of W_O: an orthogonal basis of the span has fewer features and the same lengths.
+        outward, outside = np.linalg.qr(outward, mode="r"), np.ones((1, len(change)))
+    else:
+        outside = parts.outside_gate[chosen].T
+    moved = np.einsum("nrab,qrb->qnab", change, outward.reshape(len(outward), -1, width), optimize=True)
+    moved = (moved * outside[:, :, None, None]).reshape(*moved.shape[:2], -1)
+    # Each feature has a column of W_O of its own, which adds any combination of the head's channels to it.
+    basis, sizes, _ = np.linalg.svd(outside[:, :, None] * heads, full_matrices=False)
+    basis = basis * (sizes > FREE_BELOW * sizes[:, :1])[:, None, :]
+    left = moved - basis @ (np.swapaxes(basis, 1, 2) @ moved)
+    return left.reshape(*left.shape[:2], width, width), float(np.linalg.norm(heads, ord=2))
 
 
-def _to_unit(W_V: Floats, W_O: Floats) -> Floats:
-    """Return the map (h², h²) after which changes A move the parameters by unit, orthogonal amounts."""
-    width = W_V.shape[1]
-    inward, outward = W_V.T @ W_V, np.einsum("rbl,rcl->bc", W_O, W_O)
-    by_inward = np.einsum("ac,bd->abcd", inward, np.eye(width))
-    by_outward = np.einsum("ac,bd->abcd", np.eye(width), outward)
-    sizes, turn = np.linalg.eigh((by_inward + by_outward).reshape(width**2, width**2))
+def _to_unit(W_V: Floats) -> Floats:
+    """Return the map (h, h) after which mixtures A move W_V by unit, orthogonal amounts."""
+    sizes, turn = np.linalg.eigh(W_V.T @ W_V)
     seen = sizes > FREE_BELOW * sizes[-1]
     return turn * np.where(seen, 1 / np.sqrt(np.where(seen, sizes, 1.0)), 0.0)
 

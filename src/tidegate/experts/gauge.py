@@ -48,7 +48,7 @@ class GaugeReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether theory and measurement are the same, for the layer and for its value block."""
+        """Whether theory and measurement are the same, for the layer and its value block; False without a theory."""
         found = (self.nullity, self.value_block_nullity)
         return found == (self.predicted, self.predicted_value_block)
 

@@ -275,7 +275,7 @@ def plot_retrieval_success(
 ) -> Any:
     """Measured retrieval success against the number of stored patterns, a curve for each width.
 
-    A dotted line in a curve's colour marks what a classical network of that width could store.
+    A dotted line in a curve's colour marks what a classical network of that width could store, if two patterns or more.
 
     num_patterns : the numbers of stored patterns, rising, each at least 1
     success      : from width d to the share retrieved at each of num_patterns, such as `retrieval_success` measures
@@ -291,7 +291,8 @@ def plot_retrieval_success(
         require_equal("number of entries", num_patterns=len(num_patterns), **{f"success[{width}]": len(curve)})
         colour = LINES[index % len(LINES)]
         axes.plot(num_patterns, curve, color=colour, marker="o", markersize=4, label=f"d = {width}")
-        axes.axvline(classical_capacity(width), color=colour, linestyle=":", linewidth=1.2)
+        if classical_capacity(width) >= 2:
+            axes.axvline(classical_capacity(width), color=colour, linestyle=":", linewidth=1.2)
     axes.plot([], [], color="0.4", linestyle=":", label="classical capacity, 0.138 d")
     axes.set(title=title, xscale="log", xlabel="stored patterns", ylabel="share retrieved", ylim=(-0.04, 1.04))
     figure.legend(loc="outside right upper")

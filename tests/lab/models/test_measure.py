@@ -78,7 +78,7 @@ def test_too_few_positions_are_a_reason():
     )
     assert measured.curvature is None
     assert measured.curvature_reason.startswith("the examples have a single position")
-    assert measured.gauge_reason == "the examples have 2 positions, fewer than the 8 channels of a head"
+    assert measured.gauge_reason == "the examples have 2 positions, fewer than the 16 that heads of 8 channels need"
 
 
 def test_a_degenerate_slice_is_a_reason(monkeypatch):
@@ -92,8 +92,8 @@ def test_a_degenerate_slice_is_a_reason(monkeypatch):
 
 
 def test_of_images_the_gauge_alone_is_measured():
-    images = build_model(VisionConfig(d_model=16, num_layers=2, num_heads=2, image_size=8, gate="g1"), seed=0)
-    pictures = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = build_model(VisionConfig(d_model=16, num_layers=2, num_heads=2, image_size=16, gate="g1"), seed=0)
+    pictures = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     measured = measure_layers(images, probe_of(pictures), run="")
     assert measured.curvature is None
     assert measured.curvature_reason == "curvature is measured on language models alone"

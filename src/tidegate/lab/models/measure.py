@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tidegate.experts import model_gauge
+from tidegate.experts.channel_gauge import positions_needed
 from tidegate.experts.gauge_theory import reads_values
 from tidegate.gates import Gates
 from tidegate.geometry import GeometryError
@@ -86,8 +87,10 @@ def _why_no_gauge(model: Model, examples: Tensor) -> str:
     if width > _WIDEST_HEAD:
         return f"heads of {width} channels are wider than the {_WIDEST_HEAD} up to which the measurement is quick"
     num_positions = examples.numel() if isinstance(model, TransformerLM) else len(examples) * model.config.num_tokens
-    if num_positions < width:
-        return f"the examples have {num_positions} positions, fewer than the {width} channels of a head"
+    if num_positions < (needed := positions_needed(model.config.shape)):
+        return (
+            f"the examples have {num_positions} positions, fewer than the {needed} that heads of {width} channels need"
+        )
     if any(map(reads_values, Gates.parse(model.config.gate))):
         return "its gate reads values or attention outputs, and so changes with their basis"
     return ""
