@@ -33,8 +33,8 @@ from harness import (
 from peers import llama
 from torch.nn import functional as F
 
-from tidegate.lab.compare.request import Variant
 from tidegate.lab.compare.single import single_run
+from tidegate.lab.compare.variants import Variant
 from tidegate.lab.training.events import Interrupted, RunEvent
 from tidegate.lab.training.machine import matrix_flops
 from tidegate.lab.training.model import build_model

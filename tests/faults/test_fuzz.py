@@ -25,7 +25,7 @@ from tidegate import Gate, Gates
 from tidegate._json import seal
 from tidegate.cli import app
 from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.lab.compare.request import parse_variants
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models.language_models import load_language_model
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.options import set_options, settings_of

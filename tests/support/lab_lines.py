@@ -9,8 +9,9 @@ from unittest.mock import patch
 from lab_runs import COARSE, cost_of
 
 from tidegate.lab.compare.page import comparison_page
-from tidegate.lab.compare.request import Preset, parse_variants
+from tidegate.lab.compare.presets import Preset
 from tidegate.lab.compare.summary import summarise
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models import measure
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask

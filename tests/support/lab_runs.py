@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.compare import run as compare_module
-from tidegate.lab.compare.request import PRESETS, Preset, Request, parse_variants
+from tidegate.lab.compare.presets import PRESETS, Preset
+from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.run import compare
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models import measure
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of

@@ -263,11 +263,13 @@ def compare(
         console.width = _WIDE
     from tidegate.lab.compare.page import comparison_page
     from tidegate.lab.compare.placebos import with_constants
-    from tidegate.lab.compare.request import PRESETS, Request, grid_of, parse_variants
+    from tidegate.lab.compare.presets import PRESETS
+    from tidegate.lab.compare.request import Request, grid_of
     from tidegate.lab.compare.run import Failed
     from tidegate.lab.compare.run import compare as run_comparison
     from tidegate.lab.compare.settings import find_settings
     from tidegate.lab.compare.summary import summarise
+    from tidegate.lab.compare.variants import parse_variants
     from tidegate.lab.judging import MARGIN
     from tidegate.lab.tasks.catalogue import task_of
     from tidegate.lab.training.executors.attempts import RETRIES
@@ -437,7 +439,8 @@ def _require_no_other_options(context: typer.Context) -> None:
 def _request_of_runs(function: str, *, margin: float, command: str) -> Request:
     """Return the request for given runs: their variants in order, the first the control."""
     from tidegate.gates import Gates
-    from tidegate.lab.compare.request import Request, Variant
+    from tidegate.lab.compare.request import Request
+    from tidegate.lab.compare.variants import Variant
 
     runs = _call_function(function)
     variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}

@@ -226,8 +226,8 @@ def train(
     Example: tidegate train --variant g1 --preset small --data notes/ --out notes-g1
     """
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    from tidegate.lab.compare.request import Variant
     from tidegate.lab.compare.single import single_run
+    from tidegate.lab.compare.variants import Variant
     from tidegate.lab.training.machine import require_device, use_threads
     from tidegate.lab.training.presets import SIZES
 

@@ -8,7 +8,7 @@ from lab_runs import model_of, run_of
 from tidegate.config import VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.compare.design import match_flops, match_parameters, match_time, num_parameters
-from tidegate.lab.compare.request import PRESETS
+from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.model import build_model, training_flops

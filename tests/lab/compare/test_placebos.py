@@ -2,7 +2,7 @@ import pytest
 
 from tidegate.cli.compare import DEFAULT_VARIANTS
 from tidegate.lab.compare.placebos import placebos_of, with_constants
-from tidegate.lab.compare.request import parse_variants
+from tidegate.lab.compare.variants import parse_variants
 
 HALF = "half=g1@placebo=constant"
 SHUFFLED = "noise=g1@placebo=shuffled"

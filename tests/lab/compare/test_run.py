@@ -9,9 +9,11 @@ from lab_runs import LENGTH, STEPS, cost_of, model_of, records_of, request_of, r
 from tidegate.lab.compare import cost, design
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.design import base_runs, make_plan, num_parameters
-from tidegate.lab.compare.request import GRID, PRESETS, Request, parse_variants
+from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.request import GRID, Request
 from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare, records_path
 from tidegate.lab.compare.summary import summarise
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Notice, Phase, Progress

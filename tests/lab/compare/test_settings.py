@@ -14,7 +14,7 @@ from tidegate.lab.compare import settings as settings_module
 from tidegate.lab.compare.design import base_runs
 from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.compare.forecast import forecast, seeds_for_a_verdict
-from tidegate.lab.compare.request import PRESETS, parse_variants
+from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.compare.settings import (
     decisive_facts,
     find_settings,
@@ -25,6 +25,7 @@ from tidegate.lab.compare.settings import (
 )
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.tuning import Setting
+from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.judging import seeds_needed
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.training.records import Grid, RecordFile, VariantPlan, last_costs, records_path

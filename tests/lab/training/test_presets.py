@@ -2,7 +2,7 @@ import pytest
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.compare.design import num_parameters
-from tidegate.lab.compare.request import PRESETS
+from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.training.presets import SIZES, learning_rate, token_budget
 
 

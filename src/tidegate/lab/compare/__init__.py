@@ -1,16 +1,18 @@
 """A request to runs, verdicts and a page: `tidegate compare`.
 
-Reads in one direction: `request` says what is asked for, `design` makes runs of it, `run` does them and records what
-came of them, `summary` judges the records, `fairness` checks them, `page` shows both.
+Reads in one direction: `variants` and `presets` are what a `request` is made of, `design` makes runs of it, `run` does
+them and records what came of them, `summary` judges the records, `fairness` checks them, `page` shows both.
 """
 
 from __future__ import annotations
 
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.page import comparison_page
-from tidegate.lab.compare.request import PRESETS, Preset, Request, Variant, parse_variants
+from tidegate.lab.compare.presets import PRESETS, Preset
+from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.run import Failed, compare
 from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
+from tidegate.lab.compare.variants import Variant, parse_variants
 from tidegate.lab.training.records import records_path
 
 __all__ = [

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tidegate._json import content_hash
-from tidegate.lab.compare.request import PRESETS, Request
+from tidegate.lab.compare.presets import PRESETS
+from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tidegate.gate import Gate
 from tidegate.gates import Gates
-from tidegate.lab.compare.request import Variant
+from tidegate.lab.compare.variants import Variant
 from tidegate.lab.training.records import VariantPlan
 
 

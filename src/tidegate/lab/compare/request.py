@@ -1,221 +1,22 @@
-"""What is asked for: variants as the command line spells them, sizes to start from, and the request itself."""
+"""What is asked for: variants to compare on a task, at a size, over seeds, and the grid to tune them over."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import dataclass
 
 from tidegate._text import echo
-from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.gates import Gates
+from tidegate.lab.compare.presets import PresetName
 from tidegate.lab.compare.settings import TunedSettings
+from tidegate.lab.compare.variants import Variant, parse_option
 from tidegate.lab.judging import MARGIN
-from tidegate.lab.tasks.task import Task, TaskData, TaskKind
+from tidegate.lab.tasks.task import Task
 from tidegate.lab.training.machine import require_device
-from tidegate.lab.training.presets import SIZES
-from tidegate.lab.training.records import Grid, Match, Search, VariantPlan
-from tidegate.lab.training.run import ModelConfig, Run, Training
-
-TRAINING_OPTIONS = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip", "first_seed")
-"""Numbers of the training that a variant may set for itself."""
-OPTIONS = (*TRAINING_OPTIONS, "init", "d_ff", "qk_norm", "params", "placebo")
-"""All that a variant may set for itself."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """A gate under a name, perhaps with options of its own."""
-
-    name: str
-    gates: Gates
-    training: dict[str, float] = field(default_factory=dict)
-    """Of `Training`."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """Of the model's configuration: `init`, `d_ff`, `qk_norm`."""
-    params: str | None = None
-    """A variant whose number of parameters it is widened to; None leaves its width."""
-    first_seed: int = 0
-    """Its seeds begin here; the control's begin at 0, and only equal seeds share initial values and batches."""
-
-    @classmethod
-    def parse(cls, text: str) -> Variant:
-        """Read one variant; a `ValueError` says what is wrong with it."""
-        spelled, *options = text.split("@")
-        name, named, gate = spelled.rpartition("=")
-        if named and not name.strip():
-            raise ValueError(f"The variant {echo(text)} has an empty name. Write name=gate, or the gate alone.")
-        given = dict(_option(option, text) for option in options)
-        gates = Gates.parse(gate.strip())
-        if placebo := given.pop("placebo", None):
-            gates = _as_placebo(gates, placebo, text)
-        return cls(
-            name=name.strip() or text.strip(),
-            gates=gates,
-            model={option: given.pop(option) for option in ("init", "d_ff", "qk_norm") if option in given},
-            params=given.pop("params", None),
-            first_seed=given.pop("first_seed", 0),
-            training=given,
-        )
-
-    @property
-    def options(self) -> dict[str, float | str]:
-        """All options of its own, as the records have them."""
-        apart: dict[str, float | str] = {} if self.params is None else {"params": self.params}
-        apart |= {"first_seed": self.first_seed} if self.first_seed else {}
-        apart |= {option: _as_word(value) for option, value in self.model.items()}
-        return {**self.training, **apart}
-
-    def plan(self) -> VariantPlan:
-        """As the records have it."""
-        return VariantPlan(name=self.name, gate=str(self.gates), overrides=self.options)
-
-
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Read a list of variants, parted by commas; the first is the control. Names must differ."""
-    variants = tuple(Variant.parse(part) for part in text.split(",") if part.strip())
-    if len(variants) < 2:
-        raise ValueError(f"variants must be at least two, the control first, such as none,bma; got {echo(text)}.")
-    _require_distinct([variant.name for variant in variants])
-    return variants
-
-
-def _option(option: str, text: str) -> tuple[str, Any]:
-    name, equals, value = option.partition("=")
-    name, value = name.strip().replace("-", "_"), value.strip()
-    if name not in OPTIONS or not equals:
-        raise ValueError(
-            f"{echo(option)} in {echo(text)} is no option of a variant. Write @name=value, name one of "
-            f"{', '.join(OPTIONS)}."
-        )
-    match name:
-        case "placebo" | "params":
-            return name, value
-        case "init" if value in ("fan-in", "torch"):
-            return name, value
-        case "qk_norm":
-            if value not in ("yes", "no"):
-                raise ValueError(f"qk_norm of the variant {echo(text)} must be yes or no; got {echo(value)}.")
-            return name, value == "yes"
-        case "first_seed" | "d_ff":
-            return name, _whole_number(name, value, text)
-        case _:
-            return name, _number(name, value, text)
-
-
-def _number(name: str, value: str, text: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} of the variant {echo(text)} must be a finite number; got {echo(value)}.")
-    return number
-
-
-def _whole_number(name: str, value: str, text: str) -> int:
-    number = _number(name, value, text)
-    if not number.is_integer() or number < 0:
-        raise ValueError(f"{name} must be a whole number of at least 0; got {number:g} in {echo(text)}.")
-    return int(number)
-
-
-def _as_word(value: Any) -> float | str:
-    return ("yes" if value else "no") if isinstance(value, bool) else value
-
-
-def _as_placebo(gates: Gates, placebo: str, text: str) -> Gates:
-    if not gates:
-        raise ValueError(f"The variant {echo(text)} has no gate, and so no placebo. Leave @placebo out.")
-    if any(gate.placebo is not None for gate in gates):
-        raise ValueError(f"The variant {echo(text)} names its placebo twice. Leave one of them out.")
-    return Gates(replace(gate, placebo=cast("Any", placebo)) for gate in gates)
-
-
-def _require_distinct(names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"Two variants are called {', '.join(twice)}. Name them apart, as in first=none,second=none.")
-
+from tidegate.lab.training.records import Grid, Match, Search
+from tidegate.lab.training.run import Run
 
 _MOST_SEEDS = 10_000
-
-PresetName: TypeAlias = Literal["tiny", "small", "base"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """A model's sizes and its training's."""
-
-    d_model: int
-    num_layers: int
-    num_heads: int
-    length: int | None = None
-    """Tokens of a training example; None leaves it to the task."""
-    batch_size: int
-    budget: int
-    """Tokens, or images, to train on."""
-    lr: float
-    patch_size: int = 4
-    """Of images."""
-
-    def model(self, task: Task, data: TaskData, gates: Gates) -> ModelConfig:
-        """The configuration of this size for a task."""
-        sizes: dict[str, Any] = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": self.num_heads}
-        if task.kind == "image":
-            size, channels = data.facts["image_size"], data.facts["channels"]
-            patch_size = self.patch_size if size % self.patch_size == 0 and size > 8 else 2 if size % 2 == 0 else 1
-            return VisionConfig(
-                gate=gates,
-                **sizes,
-                image_size=size,
-                patch_size=patch_size,
-                channels=channels,
-                num_classes=data.vocab_size,
-            )
-        return TransformerConfig(gate=gates, **sizes, vocab_size=data.vocab_size, max_length=task.length)
-
-    def training(self, task: Task, budget: int | None = None) -> Training:
-        """The training of this size: as many whole steps as the budget has, at least one."""
-        per_step = self.batch_size * task.length
-        return Training(
-            steps=max(1, round((self.budget if budget is None else budget) / per_step)),
-            batch_size=self.batch_size,
-            lr=self.lr,
-        )
-
-
-def _decoder(name: PresetName, *, budget: int, lr: float) -> Preset:
-    size = SIZES[name]
-    return Preset(
-        d_model=size.d_model,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        length=size.length,
-        batch_size=size.batch_size,
-        budget=budget,
-        lr=lr,
-    )
-
-
-PRESETS: dict[TaskKind, dict[PresetName, Preset]] = {
-    "lm": {
-        "tiny": _decoder("tiny", budget=1_638_400, lr=3e-3),
-        "small": _decoder("small", budget=20_971_520, lr=3e-3),
-        "base": _decoder("base", budget=301_989_888, lr=1e-3),
-    },
-    "image": {
-        "tiny": Preset(d_model=48, num_layers=2, num_heads=4, batch_size=64, budget=64_000, lr=2e-3, patch_size=2),
-        "small": Preset(d_model=96, num_layers=4, num_heads=4, batch_size=64, budget=320_000, lr=1e-3),
-        "base": Preset(d_model=192, num_layers=8, num_heads=6, batch_size=128, budget=6_400_000, lr=1e-3),
-    },
-    "recall": {
-        "tiny": Preset(d_model=64, num_layers=2, num_heads=2, batch_size=64, budget=4_608_000, lr=2e-3),
-        "small": Preset(d_model=128, num_layers=2, num_heads=4, batch_size=64, budget=18_432_000, lr=1e-3),
-        "base": Preset(d_model=256, num_layers=4, num_heads=8, batch_size=128, budget=98_304_000, lr=1e-3),
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,7 +92,7 @@ def grid_of(rates: str | None, starts: str | None, *, search: Search, chooses: b
 
 
 def _parse_starts(starts: str) -> tuple[float | str, ...]:
-    found = tuple(_option(f"init={start}", starts)[1] for start in starts.split(","))
+    found = tuple(parse_option(f"init={start}", starts)[1] for start in starts.split(","))
     if len(set(found)) < len(found):
         raise ValueError(f"starts must be different ones, such as 0.02,fan-in,torch; got {echo(starts)}.")
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.compare.design import num_parameters
-from tidegate.lab.compare.request import Variant
+from tidegate.lab.compare.variants import Variant
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.presets import ModelSize, learning_rate, token_budget
 from tidegate.lab.training.run import Run, Training

@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.gates import Gates
-from tidegate.lab.compare.request import TRAINING_OPTIONS, Variant, parse_variants
+from tidegate.lab.compare.variants import TRAINING_OPTIONS, Variant, parse_variants
 
 
 @pytest.mark.parametrize("gate", ["none", "g1", "bma-query", "g1+bma", "output:input:head:silu", "value:query:r8:b1.5"])

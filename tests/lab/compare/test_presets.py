@@ -7,7 +7,7 @@ from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.compare.design import num_parameters
 from tidegate.lab.compare.fairness import TOKENS_PER_PARAMETER
-from tidegate.lab.compare.request import PRESETS, Preset, PresetName
+from tidegate.lab.compare.presets import PRESETS, Preset, PresetName
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.task import TaskKind
 
