@@ -15,7 +15,7 @@ copyright = author  # noqa: A001
 root_doc = "README"
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "docs/**/*.md"]
 exclude_patterns = ["docs/_site", "docs/records"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "contents", "explore_page", "mathml", "reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "contents", "explore_page", "mathml", "reference", "search_words"]
 html_math_renderer = "mathml"
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]

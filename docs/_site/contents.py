@@ -1,4 +1,4 @@
-"""Make the README the start page: give it the site's table of contents, and serve it as `index.html` as well."""
+"""Make the README the start page: give it the site's table of contents, serve it as `index.html` and link to that."""
 
 import shutil
 from pathlib import Path
@@ -10,9 +10,21 @@ CONTENTS = Path(__file__).with_suffix(".md")
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
+    app.connect("builder-inited", link_to_index)
     app.connect("source-read", add_contents)
     app.connect("build-finished", copy_start_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def link_to_index(app: Sphinx) -> None:
+    """Let links to the README, that of the site's name among them, lead to `index.html`."""
+    if app.builder.format == "html":
+        target_of = app.builder.get_target_uri
+
+        def get_target_uri(page: str, typ: str | None = None) -> str:
+            return "index.html" if page == app.config.root_doc else target_of(page, typ)
+
+        app.builder.get_target_uri = get_target_uri
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
