@@ -32,6 +32,10 @@ def summary(compared):
     ("changes", "words"),
     [
         ({"effect": "helps", "placebos": (PLACEBO,), "verdict": "better"}, "g1 helps; "),
+        (
+            {"effect": "helps", "placebos": (PLACEBO,), "verdict": "equivalent"},
+            "g1 helps by less than the margin; ",
+        ),
         ({"effect": "harms", "placebos": (PLACEBO,), "verdict": "worse"}, "g1 harms; "),
         (
             {"effect": "not shown", "placebos": (PLACEBO,), "verdict": "better"},

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tidegate.lab.judging import compare_to_control, effect_of, effect_sentence, judge_placebo, t_interval
@@ -68,6 +70,12 @@ def test_sentences_say_what_it_rests_on():
     assert " and below that of its placebo placebo (difference -0.0" in sentence
     assert sentence.endswith(" nats).")
     assert effect_sentence(result, (), "not shown", comparison) == ""
+
+
+def test_a_gain_inside_the_margin_is_called_small():
+    result, placebos, comparison = judged(GOOD, BAD)
+    sentence = effect_sentence(replace(result, verdict="equivalent"), placebos, "helps", comparison)
+    assert sentence.startswith("The gate of gate helps by less than the margin: ")
 
 
 def test_a_gate_that_starts_as_the_control_is_told_so():

@@ -26,7 +26,8 @@ def _of_interest(summary: Summary) -> Iterator[VariantSummary]:
 
 def _finding(variant: VariantSummary, control: str) -> str:
     if variant.placebos and variant.effect != "not shown":
-        return f"{variant.name} {variant.effect}"
+        small = " by less than the margin" if variant.result.verdict == "equivalent" else ""
+        return f"{variant.name} {variant.effect}{small}"
     match variant.result.verdict:
         case "better" | "worse" as verdict:
             doubt = ", which its placebo may be as well" if variant.placebos else ""

@@ -68,6 +68,8 @@ def effect_sentence(
             parts.append(f"{_side(placebo.low, placebo.high)} {against}")
     words = " and ".join(parts)
     head = {"helps": "helps", "harms": "harms", "not shown": "is not shown to help or to harm"}[effect]
+    if effect != "not shown" and variant.verdict == "equivalent":
+        head += " by less than the margin"
     last = "; at the start it is no different from the control" if placebos[0].placebo == control else ""
     return f"The gate of {variant.name} {head}: its loss is {words}{last}."
 
