@@ -3,7 +3,12 @@
 Sphinx's search sorts pages of equal score by title. An entry of the index that equals the query comes first.
 """
 
-from sphinx.application import Sphinx
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 WORDS = {
     "docs/start/which-gate": (
