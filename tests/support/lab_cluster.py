@@ -22,8 +22,15 @@ from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.ray import RayExecutor
 from tidegate.lab.training.executors.resources import RunResources
 
-SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
-"""A machine that is gone is missed within a second, and not within half a minute."""
+SETTINGS = {
+    # A machine that is gone refuses the question at once, and is missed after ten; one that is busy has ten seconds for
+    # each.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_failure_threshold": 10,
+    # Beside other tests Ray's processes would wait for the cores that those leave.
+    "worker_niceness": 0,
+}
 LONG = 250
 """Steps of runs that something happens to."""
 TOGETHER = RunResources(processes=2)
@@ -42,7 +49,7 @@ class Machines:
 
     def __init__(self, place):
         # In Ray's own folder others would take it for the cluster of this machine.
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": SOON, "temp_dir": place}
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": SETTINGS, "temp_dir": place}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.other = self.cluster.add_node(num_cpus=1)
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -94,7 +101,7 @@ def crowded(machines, task, folder):
 
 
 def losses(machines, task, folder):
-    """Three runs on two machines: a process is killed on the first, then the second leaves with what it does."""
+    """Three runs on two machines: a process is killed on the first; when it is missed, the second leaves."""
     moments = []
 
     def happen(event):
@@ -102,12 +109,14 @@ def losses(machines, task, folder):
         if not moments and (workers := machines.workers("_run_alone", first)):
             os.kill(workers[0], signal.SIGKILL)
             moments.append("killed")
-        elif moments == ["killed"] and machines.workers("_run_alone", other):
+        elif moments == ["killed"] and isinstance(event, Notice):
+            moments.append("missed")
+        elif moments == ["killed", "missed"] and machines.workers("_run_alone", other):
             machines.lose_other()
             moments.append("left")
 
     answer = execute(long_runs(task), folder, happen)
-    assert moments == ["killed", "left"]
+    assert moments == ["killed", "missed", "left"]
     machines.replace_other()
     return answer
 
