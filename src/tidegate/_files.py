@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
@@ -66,9 +66,11 @@ def write_atomically(
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             reach(f"{kind}:before-move")
-            if previous is not None and path.exists():
-                path.replace(previous)
-                reach(f"{kind}:after-previous")
+            if previous is not None:
+                # Another process may move it too: that of a machine which is cut off, and whose run goes on elsewhere.
+                with suppress(FileNotFoundError):
+                    path.replace(previous)
+                    reach(f"{kind}:after-previous")
             temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -133,6 +133,31 @@ def test_one_that_was_not_written_to_its_end_leaves_those_before(task, trained, 
     assert sorted(two.parent.glob("a.*")) == [previous_path(two), two]
 
 
+class TestAnotherProcessThatStillSaves:
+    def test_while_it_is_read_gives_its_own_state_and_tensors(self, task, trained, path, monkeypatch):
+        _, model, optimizer = trained
+        save_checkpoint(path, model, optimizer, run="a", state=STATE)
+        load, later = checkpoint.load_file, advanced(task, steps=5)
+        saves = [lambda: save_checkpoint(path, *later[1:], run="a", state=replace(STATE, step=5))]
+
+        def load_late(file):
+            if saves:
+                saves.pop()()
+            return load(file)
+
+        monkeypatch.setattr(checkpoint, "load_file", load_late)
+        _, other, its_optimizer = advanced(task, steps=0)
+        loaded = load_checkpoint(path, other, its_optimizer, run="a")
+        assert loaded == LoadedCheckpoint(state=replace(STATE, step=5), problems=())
+        assert all(torch.equal(a, b) for a, b in zip(later[1].parameters(), other.parameters(), strict=True))
+
+    def test_while_it_is_saved_takes_nothing_from_it(self, task, trained, two, monkeypatch):
+        _, model, optimizer = trained
+        monkeypatch.setattr("tidegate._files.reach", lambda point: point.endswith("before-move") and two.unlink())
+        save_checkpoint(two, model, optimizer, run="a", state=replace(STATE, step=4))
+        assert loaded_step(two, task) == (4, ())
+
+
 @pytest.mark.parametrize(("point", "step"), [("before-move", 3), ("after-previous", 3), ("moved", 4)])
 def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch, point, step):
     _, model, optimizer = trained

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, dataclass, field
+from os.path import samestat
 from pathlib import Path
 from typing import TypeVar
 
@@ -147,6 +148,7 @@ def _read(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, run: str
 ) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
     """Read a checkpoint after checking that all of it can be used."""
+    file = path.stat()
     header = read_tensor_header(path, _FORMAT)
     if header.metadata["run"] != run:
         raise ValueError(f"{path} belongs to the run {shorten(header.metadata['run'])} and not to {run}.")
@@ -164,6 +166,9 @@ def _read(
         tensors = load_file(path)
     except (ValueError, SafetensorError) as problem:
         raise ValueError(f"{path} cannot be read: {problem}") from None
+    # A process of a machine that is cut off may still save: then the state is of one checkpoint, the tensors of another.
+    if not samestat(file, path.stat()):
+        return _read(path, model, optimizer, run)
     return state, {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
 
 
