@@ -112,6 +112,14 @@ class TestLines:
         # A quarter took half a minute, and a quarter is left.
         assert text.splitlines()[-1].endswith("about 0:30 left in all")
 
+    def test_count_the_runs_of_later_phases(self, clock):
+        text = written(
+            Phase(name="tuning", num_runs=2, num_later=3),
+            later(clock, 0, step_of(step=0)),
+            later(clock, 60, end_of()),
+        )
+        assert text.splitlines()[-1].endswith("(1 of 2, about 4:00 left in all)")
+
     def test_tell_hours_as_such(self, clock):
         text = written(
             Phase(name="comparing", num_runs=2),

@@ -100,18 +100,19 @@ class _Silence:
 
 @final
 class _Remaining:
-    """How long a phase still takes, judged by the work done since it began."""
+    """How long a phase and those after it still take, judged by the work done since it began."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.total = 0
+        self.later = 0
         self.ended = 0
         self.shares: dict[str, float] = {}
         self.begun: dict[str, float] = {}
 
     def phase(self, event: Phase) -> None:
         """Note that a phase begins."""
-        self.start, self.total, self.ended = time.monotonic(), event.num_runs, 0
+        self.start, self.total, self.later, self.ended = time.monotonic(), event.num_runs, event.num_later, 0
         self.shares.clear()
         self.begun.clear()
 
@@ -128,9 +129,9 @@ class _Remaining:
         self.ended += 1
 
     def seconds(self) -> float | None:
-        """Until the end of the phase; None before anything is known."""
+        """Until the end of all runs; None before anything is known."""
         done = sum(share - self.begun[run] for run, share in self.shares.items())
-        left = self.total - sum(self.shares.values())
+        left = self.total + self.later - sum(self.shares.values())
         return left * (time.monotonic() - self.start) / done if done > 0 else None
 
 
@@ -209,7 +210,7 @@ class _Bars:
     def _overall(self) -> None:
         assert self.overall is not None
         seconds = self.remaining.seconds()
-        left = "" if seconds is None else f", {_clock(seconds)} left"
+        left = "" if seconds is None else f", {_clock(seconds)} left in all"
         note = f"{self.remaining.ended} of {number_of(self.remaining.total, 'run')}{left}"
         self.bars.update(self.overall, completed=sum(self.remaining.shares.values()), note=note)
 

@@ -184,6 +184,18 @@ class TestTheForecast:
         said = forecast(request, base_runs(request), last_costs(lines))
         assert said.startswith("This will train 10 runs to compare, for about 1 min on ")
 
+    def test_counts_what_is_evaluated_at_a_third(self, lines, request_for, monkeypatch):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+        request = request_for("none,g1", num_seeds=5)
+        base, costs = base_runs(request), last_costs(lines)
+        slow = replace(costs, items=tuple(replace(cost, tokens_per_second=1.0) for cost in costs.items))
+        run = base["none"]
+        data, options = run.task.load(), run.training
+        rows = options.steps * options.batch_size
+        rows += sum(len(batch.inputs) for batch in [*options.num_evaluations * data.validation(), *data.final()]) / 3
+        hours, minutes = divmod(round(2 * 5 * rows * run.task.length / 60), 60)
+        assert f"for about {hours} h {minutes} min on 1 core" in forecast(request, base, slow)
+
     def test_counts_the_trials_of_each_search(self, lines, tmp_path, miniatures):
         for search, number in (("grid", 36), ("stepwise", 24)):
             grid = Grid(rates=GRID.rates, starts=GRID.starts, search=search)

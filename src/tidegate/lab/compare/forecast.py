@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from tidegate._text import number_of
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.lab.compare.tuning import as_trial
 from tidegate.lab.judging import detectable_difference, seeds_needed
 from tidegate.lab.training.records import Costs, Grid
 from tidegate.lab.training.run import Run
@@ -16,6 +17,8 @@ from tidegate.lab.training.run import Run
 TYPICAL_NOISE = 0.0065
 """Standard deviation between seeds of a variant's difference to the control on the standard task at its default size,
 as a share of the control's loss: assumed where nothing is known."""
+_FORWARD_SHARE = 1 / 3
+"""Time of a token that is only evaluated, of one that is trained on: the backward pass costs two forward passes."""
 _SOUGHT = 0.01
 """The difference, as a share of the loss, that seeds are counted for."""
 
@@ -33,14 +36,23 @@ def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[s
     trials = 0 if request.grid is None else num_trials(request.grid)
     compared = len(request.runs) or request.num_seeds * len(base)
     speeds = {cost.variant: cost.tokens_per_second for cost in costs.items}
-    tokens = {name: run.training.steps * run.training.batch_size * run.task.length for name, run in base.items()}
-    seconds = request.num_seeds * (1 + trials) * sum(tokens[name] / speeds[name] for name in base)
+    seconds = request.num_seeds * sum(
+        (_worth_in_tokens(run) + trials * _worth_in_tokens(as_trial(run))) / speeds[name] for name, run in base.items()
+    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     tuned = f"{number_of(trials * request.num_seeds * len(base), 'run')} to tune and " if trials else ""
     yield (
         f"This will train {tuned}{number_of(compared, 'run')} to compare, for about {_duration(seconds / cores)} on "
         f"{number_of(cores, 'core')}."
     )
+
+
+def _worth_in_tokens(run: Run) -> float:
+    """The training tokens of a run and, in as many as take as long, those that it is evaluated on."""
+    data, options = run.task.load(), run.training
+    at_points, at_end = (sum(len(batch.inputs) for batch in batches) for batches in (data.validation(), data.final()))
+    rows = options.steps * options.batch_size + _FORWARD_SHARE * (options.num_evaluations * at_points + at_end)
+    return rows * run.task.length
 
 
 def _power(request: Request) -> Iterator[str]:

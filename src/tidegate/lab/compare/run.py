@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
-from tidegate.lab.compare.forecast import forecast
+from tidegate.lab.compare.forecast import forecast, num_trials
 from tidegate.lab.compare.record_checks import require_plan
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
@@ -70,8 +70,10 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     chosen: dict[tuple[str, int], Setting] = {}
     if request.grid is not None:
         tried: list[Record] = []
+        num_runs = request.num_seeds * len(base) * (num_trials(request.grid) + 1)
         while trials := next_trials(base, request.grid, num_seeds=request.num_seeds, done=tried):
-            tried += work.run_missing("tuning" if request.grid.chooses else "mapping", trials)
+            phase = "tuning" if request.grid.chooses else "mapping"
+            tried += work.run_missing(phase, trials, num_later=num_runs - len(tried) - len(trials))
         chosen = choose_settings(tried) if request.grid.chooses else {}
     runs = list(request.runs) or design_runs(base, num_seeds=request.num_seeds, chosen=chosen)
     # One model of each variant is measured: it takes seconds, and the page shows one of each.
@@ -98,10 +100,13 @@ class _Work:
         self.file.append(line)
         self.lines.append(line)
 
-    def run_missing(self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = ()) -> list[Record]:
+    def run_missing(
+        self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = (), num_later: int = 0
+    ) -> list[Record]:
         """Return the records of these runs, running those that are missing.
 
-        keep : ids of runs whose last checkpoint is still needed if they finish
+        keep      : ids of runs whose last checkpoint is still needed if they finish
+        num_later : runs of the phases after this one
         """
         done = _ended_records(self.lines)
         missing = [run for run in runs if run.id not in done]
@@ -109,7 +114,8 @@ class _Work:
         for run in runs:
             if run.id in done and run.id not in keep:
                 forget_checkpoint(self.checkpoints, run.id)
-        self.tell(Phase(name=phase, num_runs=len(missing), num_done=len(runs) - len(missing)))
+        num_done = len(runs) - len(missing)
+        self.tell(Phase(name=phase, num_runs=len(missing), num_done=num_done, num_later=num_later))
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
             self.append(record)

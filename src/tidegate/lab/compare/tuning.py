@@ -40,23 +40,26 @@ def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Se
     done      : the records of all earlier trials
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
-    looked_at_once = {
-        name: replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
-        for name, run in base.items()
-    }
     best = choose_settings(done)
     wanted = [
         replace(
-            Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(run), block=block, seed=first + block
+            Setting(lr=run.training.lr * rate, init=cast("Init", start)).given_to(as_trial(run)),
+            block=block,
+            seed=first + block,
         )
         for block in range(num_seeds)
         for start in grid.starts
         for rate in grid.rates
-        for name, run in looked_at_once.items()
+        for name, run in base.items()
         if _is_tried(start, rate, grid, best.get((name, block)))
     ]
     known = {record.id for record in done}
     return [run for run in wanted if run.id not in known]
+
+
+def as_trial(run: Run) -> Run:
+    """The same run as one that only tunes: looked at once, at its end."""
+    return replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
 
 
 def _is_tried(start: float | str, rate: float, grid: Grid, best: Setting | None) -> bool:

@@ -22,6 +22,8 @@ class Phase:
     """Runs that are still to be done in it."""
     num_done: int = 0
     """Runs that were there already."""
+    num_later: int = 0
+    """Runs of the parts after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
