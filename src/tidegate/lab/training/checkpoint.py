@@ -166,7 +166,7 @@ def _read(
         tensors = load_file(path)
     except (ValueError, SafetensorError) as problem:
         raise ValueError(f"{path} cannot be read: {problem}") from None
-    # A process of a machine that is cut off may still save: then the state is of one checkpoint, the tensors of another.
+    # A process of a machine that is cut off may still save: state and tensors would be of two checkpoints.
     if not samestat(file, path.stat()):
         return _read(path, model, optimizer, run)
     return state, {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
