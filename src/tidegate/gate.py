@@ -129,6 +129,11 @@ class Gate:
         return _START[self.activation](self.bias or 0.0)
 
     @property
+    def changes_nothing(self) -> bool:
+        """Whether it multiplies by exactly 1 and always will, as the constant placebo of a gate from 1 does."""
+        return self.placebo == "constant" and self.op == "multiply" and self.starting_value == 1
+
+    @property
     def is_undone_by_norm(self) -> bool:
         """Whether it multiplies whole queries or keys by one positive number, which a norm of theirs divides out."""
         positive = self.activation in ("sigmoid", "softplus", "tanh1", "twosigmoid")

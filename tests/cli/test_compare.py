@@ -158,7 +158,20 @@ BAD = {
     "a tokenizer for images": (["--task", "image", "--tokenizer", "bpe:300"], "no meaning"),
     "rates that nothing tries": (["--rates", "1,2"], "--rates are those that --tune and --map try"),
     "rates that are none": (["--tune", "--rates", "1,fast"], "--rates must be different numbers above 0"),
-    "starts that are none": (["--map", "--starts", "0.02,warm"], "init of the variant '0.02,warm' must be"),
+    "starts that are none": (["--map", "--starts", "0.02,warm"], "--starts must be different ones"),
+    "a start of 0": (["--map", "--starts", "0"], "each fan-in, torch or a standard deviation above 0"),
+    "a start below 0": (["--tune", "--starts", "0.02,-1"], "--starts must be different ones"),
+    "a search for nothing": (["--search", "stepwise"], "--search is how --tune searches"),
+    "a start of its own on a map": (["--map", "--variants", "none,g1@init=torch"], "lr or init is set for g1@init"),
+    "an option twice": (["--variants", "none,g1@lr=1@lr=2"], "has lr twice"),
+    "two placebos": (["--variants", "none,g1@placebo=constant@placebo=shuffled"], "has placebo twice"),
+    "two widths": (["--variants", "none@params=g1@d_ff=8,g1"], "has its width by d_ff and by params"),
+    "parameters matched twice": (["--match", "params", "--variants", "none,none@params=g1,g1"], "--match params gives"),
+    "parameters of a widened one": (
+        ["--variants", "none,wide=none@params=mid,mid=g1@params=none"],
+        "must name another variant, one without params",
+    ),
+    "one sequence to shuffle": (["--data", "{one-sequence}"], "of this data a single one is held out. Give more"),
     "a start twice": (["--map", "--starts", "0.02,0.02"], "--starts must be different ones"),
     "a map of some points": (["--map", "--search", "stepwise"], "--map needs every pair"),
     "settings of no folder": (["--settings", "nowhere"], "--settings must be a folder with the records"),
@@ -188,9 +201,10 @@ BAD = {
 @pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
 def test_bad_input_gives_one_line_exit_code_2_and_leaves_nothing_behind(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    places = {name: tmp_path / name for name in ("empty", "short", "file", "texts")}
+    places = {name: tmp_path / name for name in ("empty", "short", "one-sequence", "file", "texts")}
     places["empty"].write_text("")
     places["short"].write_text("brief")
+    places["one-sequence"].write_text("a text " * 515)
     places["file"].write_text("x")
     places["numbers"] = tmp_path / "numbers.npy"
     np.save(places["numbers"], np.arange(4000) % 7 << 40 >> (np.arange(4000) > 1) * 40)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.lab.compare.request import Request
     from tidegate.lab.compare.summary import Summary, VariantSummary
     from tidegate.lab.training.executors.resources import RunResources
+    from tidegate.lab.training.records import Search
     from tidegate.lab.training.run import Run
 
 _DATA, _BUDGET, _WORK = "Data", "Budget and fairness", "Running"
@@ -279,11 +280,7 @@ def compare(
 
     try:
         if runs is None:
-            for option, given in (("--rates", rates), ("--starts", starts)):
-                if given is not None and not (tune or map_):
-                    raise ValueError(f"{option} are those that --tune and --map try. Add one of them, or leave it out.")
-            if map_ and search == "stepwise":
-                raise ValueError("--map needs every pair of rate and start. Leave --search stepwise out.")
+            _require_used(tune=tune, map_=map_, search=search, rates=rates, starts=starts)
             if length is not None and length < 2:
                 raise ValueError(f"--length must be at least 2; got {length}.")
             length = PRESETS[task][preset].length if length is None else length
@@ -335,12 +332,22 @@ def compare(
     console.print(f"The page: {written}", soft_wrap=True)
 
 
+def _require_used(*, tune: bool, map_: bool, search: Search, rates: str | None, starts: str | None) -> None:
+    """Refuse options of a search where nothing searches."""
+    for option, given in (("--rates", rates), ("--starts", starts)):
+        if given is not None and not (tune or map_):
+            raise ValueError(f"{option} are those that --tune and --map try. Add one of them, or leave it out.")
+    if search == "stepwise" and map_:
+        raise ValueError("--map needs every pair of rate and start. Leave --search stepwise out.")
+    if search == "stepwise" and not tune:
+        raise ValueError("--search is how --tune searches. Add --tune, or leave --search out.")
+
+
 _OPTIONS = {
     "variants": "--variants",
     "num_seeds": "--seeds",
     "budget": "--tokens",
     "margin": "--margin",
-    "tune": "--tune",
     "device": "--device",
     "settings": "--settings",
     "rates": "--rates",

@@ -155,7 +155,9 @@ class TestAWarning:
             ((9, 8, 7, 6, 5, 4, 3, 2, 1.999, 1.998), "holds"),
             ((9, 8, 7, 6, 5, 4, 3, 2, 1.99, 1.98), "warning"),
             ((9, 8, 7, 6, 5, 4, 3, 2, 1.8, 1.7), "violated"),
-            ((2, 1), "note"),
+            ((5, 4, 3, 2, 1.999, 1.998, 1.997, 1.996), "holds"),
+            ((5, 4, 3, 2, 1.999, 1.998, 1.5, 1.499), "violated"),
+            ((4, 3, 2, 1), "note"),
         ],
     )
     def test_of_a_loss_that_still_falls(self, compared, curve, state):
@@ -226,7 +228,19 @@ class TestANote:
         found = checks([*lines, *trials])["Tuned alike"]
         assert found.state == state
         assert "none lr 0.01, init 0.02; g1 lr 0.125, init 0.02; bma-query lr 0.01, init 0.02" in found.detail
-        assert ("g1 mostly at an end of the rates" in found.detail) == (state == "warning")
+        assert ("may lie beyond: g1 in 3 of 3 blocks" in found.detail) == (state == "warning")
+
+    def test_of_a_single_block_at_an_end_of_the_rates(self, compared):
+        lines = replanned(compared, grid=Grid(rates=(0.5, 1.0), starts=(0.02,)))
+        lines = tampered(lines, "g1", with_training(lr=0.125))
+        first = next(line for line in lines if isinstance(line, Record))
+        trials = [
+            with_training(lr=rate)(replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"}))
+            for rate in (0.001, 0.01, 0.125)
+        ]
+        found = checks([*lines, *trials])["Tuned alike"]
+        assert found.state == "warning"
+        assert found.detail.endswith("may lie beyond: g1 in 1 of 3 blocks")
 
     def test_of_the_gates_group(self, compared):
         assert "learning rate times 1, no weight decay" in checks(compared)["Gates' parameters"].detail

@@ -29,6 +29,11 @@ def placebos(text, name):
         (f"none,{ONE},{HALF}", "one", ("none",)),
         (f"none,{ONE},{ONE_SHUFFLED}", "one", ("one-noise",)),
         (f"none,{ONE},{SHUFFLED}", "one", ("none",)),
+        # The control stands for a constant 1 only if it differs in nothing else.
+        (f"g1,{ONE}", "one", ()),
+        (f"none,{ONE}@lr=1e-3", "one", ()),
+        (f"none,{ONE}@qk_norm=yes", "one", ()),
+        (f"none=none@lr=1e-3,{ONE}@lr=1e-3", "one", ("none",)),
         ("none,g1,free=output:nothing", "g1", ("free",)),
         ("none,bma,free=output:nothing", "bma", ()),
         ("none,sink,keys=sink@placebo=constant", "sink", ("keys",)),

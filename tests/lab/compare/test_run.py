@@ -572,6 +572,42 @@ def test_a_planted_effect_is_found_and_none_where_there_is_none(task, tmp_path, 
     assert [replace(r, **blank) for r in twins[0]] == [replace(r, **blank) for r in twins[1]]
 
 
+class TestAConstantOfExactly1:
+    VARIANTS = "none,one=output:input:twosigmoid@placebo=constant"
+
+    def test_is_the_control_bit_by_bit(self, task, tmp_path, miniatures):
+        base = base_runs(request_of(task, self.VARIANTS, budget=4 * STEP))
+        records = SerialExecutor().execute(list(base.values()), checkpoints=tmp_path, report=lambda _: None)
+        none, one = records
+        assert (one.status, one.loss, one.fingerprints) == ("finished", none.loss, none.fingerprints)
+
+    def test_has_the_controls_records_and_is_not_trained(self, task, tmp_path, miniatures):
+        trained = []
+
+        class Counting(SerialExecutor):
+            def execute(self, runs, *, checkpoints, report):
+                trained.extend(run.variant for run in runs)
+                yield from super().execute(runs, checkpoints=checkpoints, report=report)
+
+        request = request_of(task, self.VARIANTS, budget=4 * STEP, grid=replace(TRIED, chooses=True))
+        lines = compared(request, tmp_path / "out", executor=Counting())
+        assert set(trained) == {"none"}
+        own = {name: [r for r in records_of(lines).values() if r.run["variant"] == name] for name in ("none", "one")}
+        assert len(own["one"]) == len(own["none"]) == len(trained)
+        blank = {"id": "", "run": {}, "timing": None}
+        ordered = [[replace(r, **blank) for r in sorted(own[n], key=place)] for n in own]
+        assert ordered[0] == ordered[1]
+        assert len([line for line in lines if isinstance(line, LayerMeasurements)]) == 2
+        assert summarise(lines).comparison["one"].verdict == "identical"
+        again = compared(request, tmp_path / "out", executor=Counting())
+        assert (again, len(trained)) == (lines, len(own["none"]))
+
+
+def place(record):
+    run = record.run
+    return run["role"], run["block"], run["training"]["lr"], str(run["model"]["init"])
+
+
 def test_a_task_whose_facts_no_page_can_be_made_of_is_refused_before_the_first_run(tmp_path, monkeypatch):
     request = request_of(text_of(tmp_path))
     whole = compare_module.make_plan

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 from lab_lines import replanned, with_trials
 from lab_runs import request_of, text_of
@@ -13,7 +14,7 @@ from tidegate.cli.compare import DEFAULT_VARIANTS
 from tidegate.lab.compare import settings as settings_module
 from tidegate.lab.compare.design import base_runs
 from tidegate.lab.compare.fairness import fairness_checks
-from tidegate.lab.compare.forecast import forecast, seeds_for_a_verdict
+from tidegate.lab.compare.forecast import TUNED_NOISE, forecast, seeds_for_a_verdict
 from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.compare.settings import (
     decisive_facts,
@@ -30,6 +31,7 @@ from tidegate.lab.judging import seeds_needed
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.training.records import Grid, RecordFile, VariantPlan, last_costs, records_path
 
+RECORDS = Path(__file__).parents[3] / "docs" / "records" / "compare"
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "torch"))
 BEST = {"none": (1.0, 0.02), "g1": (2.0, "torch")}
 
@@ -217,6 +219,16 @@ class TestTheForecast:
         said = forecast(request, base_runs(request), last_costs(lines))
         assert "scatter by 0.65 % of the loss from seed to seed, as on the standard task" in said
 
+    def test_tuning_inside_blocks_is_assumed_to_scatter_as_it_did(self, lines, tmp_path, miniatures):
+        request = request_of(text_of(tmp_path), "none,g1", num_seeds=5, grid=GRID)
+        said = forecast(request, base_runs(request), last_costs(lines))
+        assert "scatter by 3.1 % of the loss from seed to seed, as on the standard task when it was tuned" in said
+        tuned = summarise(RecordFile(records_path(RECORDS / "first-arm")).read())
+        control = np.array([record.loss for record in tuned.control.records])
+        losses = np.array([[r.loss for r in v.records] for v in tuned.variants if v.name != "none"])
+        scatter = (losses - control).std(axis=1, ddof=1) / control.mean()
+        assert np.sqrt((scatter**2).mean()) == pytest.approx(TUNED_NOISE, rel=0.01)
+
     def test_promises_nothing_with_two_seeds(self, lines, tmp_path, miniatures):
         request = request_of(text_of(tmp_path), "none,g1", num_seeds=2)
         assert "4 times in 5" not in forecast(request, base_runs(request), last_costs(lines))
@@ -231,8 +243,8 @@ class TestWhatMoreSeedsWouldShow:
         assert not any(f"{v.name} " in said for v in summary.variants if v.name not in unclear)
 
     def test_counts_as_the_forecast_does(self):
-        lines = RecordFile(records_path(Path(__file__).parents[3] / "docs" / "records" / "compare" / "default")).read()
+        lines = RecordFile(records_path(RECORDS / "default")).read()
         noise = {own.gate: own.noise for own in standard_settings().variants}["output:input:twosigmoid"]
-        assert f"g1-from-1 {seeds_needed(noise, 0.01, num_comparisons=4)} seeds" in seeds_for_a_verdict(
+        assert f"g1-from-1 {seeds_needed(noise, 0.01, num_comparisons=4, pooled=False)} seeds" in seeds_for_a_verdict(
             summarise(lines)
         )

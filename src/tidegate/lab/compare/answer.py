@@ -44,8 +44,12 @@ def _finding(variant: VariantSummary, control: str) -> str:
 
 def _basis(summary: Summary) -> str:
     plan, record = summary.plan, summary.control.longest
-    before = "at settings tuned before" if plan.settings else "at one untuned setting"
-    tuned = "tuned alike" if plan.is_tuned else before
+    if plan.is_tuned:
+        tuned = "tuned alike"
+    elif plan.settings:
+        tuned = "at settings tuned before, whose luck the intervals leave out"
+    else:
+        tuned = "at one untuned setting"
     gain = late_gain(summary.control)
     limit = (
         f" The control's loss still fell by {gain:.1%} in the last fifth of its training: this holds at this budget."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from tidegate._json import content_hash
 from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting
+from tidegate.lab.compare.variants import Variant
+from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Plan
@@ -56,6 +58,7 @@ def base_runs(request: Request) -> dict[str, Run]:
         return {run.variant: run for run in reversed(request.runs)}
     data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
     training = preset.training(request.task, request.budget)
+    _require_neighbours(request.variants, data)
     runs: dict[str, Run] = {}
     for variant in request.variants:
         run = Run(
@@ -84,6 +87,16 @@ def base_runs(request: Request) -> dict[str, Run]:
         name: replace(run, model=match_parameters(run.model, targets[name])) if name in targets else run
         for name, run in runs.items()
     }
+
+
+def _require_neighbours(variants: Sequence[Variant], data: TaskData) -> None:
+    """Refuse variants that read another sequence of the batch if a single one is held out."""
+    reading = [variant.name for variant in variants if variant.gates.read_other_sequences]
+    if reading and len(data.probe().inputs) < 2:
+        raise ValueError(
+            f"{', '.join(reading)}: a shuffled gate reads the next sequence, and of this data a single one is held "
+            "out. Give more with --data, make sequences shorter with --length, or leave the shuffled out."
+        )
 
 
 def match_steps(request: Request, base: dict[str, Run], costs: Costs) -> dict[str, Run]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.compare.tuning import rate_of, spell_value, start_of
 from tidegate.lab.training.records import Record
@@ -14,7 +16,11 @@ from tidegate.report.page import Check
 
 _PARAMETER_SHARE = 0.001
 _FLOPS_SHARE = 0.01
+_LATE = 0.8
+"""Share of the training after which it is called late."""
 _LATE_GAIN = 0.05
+_EVALUATIONS_THAT_TELL = 5
+"""With fewer, evenly spread, none lies within a fifth of the training before the last fifth."""
 TOKENS_PER_PARAMETER = 5
 """A model that saw fewer is called under-trained."""
 _EPOCHS = 4
@@ -156,12 +162,17 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
 
 def late_gain(control: VariantSummary) -> float | None:
     """The share by which the loss fell in the last fifth of the training; None if too few evaluations tell."""
-    gains: list[float] = []
-    for record in control.finished:
-        late = [point for point in record.curve if point.tokens >= 0.79 * record.tokens]
-        if len(late) > 1 and late[0].loss and late[-1].loss:
-            gains.append(1 - late[-1].loss / late[0].loss)
+    gains = [gain for record in control.finished if (gain := _late_gain(record)) is not None]
     return fmean(gains) if gains else None
+
+
+def _late_gain(record: Record) -> float | None:
+    """Of one run; the loss at the beginning of the last fifth is read off between the evaluations around it."""
+    curve = [(point.tokens / record.tokens, point.loss) for point in record.curve if point.loss is not None]
+    if len(curve) < _EVALUATIONS_THAT_TELL:
+        return None
+    before = float(np.interp(_LATE, *zip(*curve, strict=True)))
+    return 1 - curve[-1][1] / before if before else None
 
 
 def _plateau(control: VariantSummary, margin: float) -> Check:
@@ -223,8 +234,9 @@ def _tuning(summary: Summary) -> Check:
         detail = f"{words}; --tune gives each variant its best of one grid"
         return Check(name="Not tuned", state="note", detail=detail)
     tried = [rate_of(record) for record in summary.tuning]
-    ends = [name for name, settings in chosen.items() if _is_at_end(settings, tried)]
-    advice = f". {_join(ends)} mostly at an end of the rates: a better one may lie beyond" if ends else ""
+    ends = {name: count for name, settings in chosen.items() if (count := _num_at_end(settings, tried))}
+    counts = _join(f"{name} in {count} of {summary.plan.num_seeds} blocks" for name, count in ends.items())
+    advice = f". At an end of the rates, so that a better one may lie beyond: {counts}" if ends else ""
     detail = f"one grid for all, inside each block, on seeds of its own. Blocks by what was chosen: {words}{advice}"
     return Check(name="Tuned alike", state="warning" if ends else "holds", detail=detail)
 
@@ -240,12 +252,11 @@ def _listed(settings: Counter[tuple[float, str]]) -> str:
     return ", ".join(parts)
 
 
-def _is_at_end(settings: Counter[tuple[float, str]], rates: Sequence[float]) -> bool:
-    """Whether more than half of a variant's blocks chose the lowest or the highest of several rates."""
+def _num_at_end(settings: Counter[tuple[float, str]], rates: Sequence[float]) -> int:
+    """How many of a variant's blocks chose the lowest or the highest of several rates."""
     if len(set(rates)) < 2:
-        return False
-    ends = sum(count for (lr, _), count in settings.items() if lr in (min(rates), max(rates)))
-    return 2 * ends > settings.total()
+        return 0
+    return sum(count for (lr, _), count in settings.items() if lr in (min(rates), max(rates)))
 
 
 def _check(name: str, holds: bool, good: str, bad: str) -> Check:

@@ -17,6 +17,8 @@ from tidegate.lab.training.run import Run
 TYPICAL_NOISE = 0.0065
 """Standard deviation between seeds of a variant's difference to the control on the standard task at its default size,
 as a share of the control's loss: assumed where nothing is known."""
+TUNED_NOISE = 0.031
+"""The same where each block chooses its own settings, which adds the luck of choosing: in the first arm on record."""
 _FORWARD_SHARE = 1 / 3
 """Time of a token that is only evaluated, of one that is trained on: the backward pass costs two forward passes."""
 _SOUGHT = 0.01
@@ -56,12 +58,17 @@ def _worth_in_tokens(run: Run) -> float:
 
 
 def _power(request: Request) -> Iterator[str]:
-    """Which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict."""
+    """Which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict.
+
+    Judged by each variant's own pairs: equal spreads would show smaller ones, but nobody knows before that they are.
+    """
     plans = [variant.plan() for variant in request.variants if variant is not request.control]
+    is_tuned = request.grid is not None and request.grid.chooses
+    typical = TUNED_NOISE if is_tuned else TYPICAL_NOISE
     noises: dict[str, float] = {}
     for plan in plans:
         known = None if request.settings is None else request.settings.noise_of(plan)
-        noises[plan.name] = TYPICAL_NOISE if known is None else known
+        noises[plan.name] = typical if known is None else known
     shown = {name: _difference(noise, request) for name, noise in noises.items()}
     if request.runs or None in shown.values():
         return
@@ -69,17 +76,19 @@ def _power(request: Request) -> Iterator[str]:
     if len(set(noises.values())) == 1:
         first = plans[0].name
         noise = noises[first]
-        whence = "as on the standard task" if noise == TYPICAL_NOISE else "as before"
+        whence = f"as on the standard task{' when it was tuned' * is_tuned}" if noise == typical else "as before"
         yield (
             f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, "
-            f"{whence}, {seeds} show one of {_percent(shown[first])} 4 times in 5, and one of {sought} needs "
-            f"{_seeds(noise, len(plans))}."
+            f"{whence}, {seeds} show one of {_percent(shown[first])} at least 4 times in 5, and one of {sought} needs "
+            f"{_seeds(noise, len(plans), pooled=False)}."
         )
         return
-    parts = (f"{name} {_percent(shown[name])} ({_seeds(noise, len(plans))})" for name, noise in noises.items())
+    parts = (
+        f"{name} {_percent(shown[name])} ({_seeds(noise, len(plans), pooled=False)})" for name, noise in noises.items()
+    )
     yield (
-        f"By the scatter of earlier runs, {seeds} show these differences to {request.control.name} 4 times in 5 (in "
-        f"brackets what {sought} needs): {', '.join(parts)}."
+        f"By the scatter of earlier runs, {seeds} show these differences to {request.control.name} at least 4 times in "
+        f"5 (in brackets what {sought} needs): {', '.join(parts)}."
     )
 
 
@@ -87,7 +96,7 @@ def seeds_for_a_verdict(summary: Summary) -> str:
     """Say how many seeds would tell the variants apart that were not; empty if there are none."""
     control, number = summary.control, len(summary.variants) - 1
     needs = [
-        f"{variant.name} {_seeds(_scatter(variant, control), number)}"
+        f"{variant.name} {_seeds(_scatter(variant, control), number, pooled=summary.comparison.pooled)}"
         for variant in summary.variants
         if variant.result.verdict == "inconclusive"
     ]
@@ -113,11 +122,12 @@ def num_trials(grid: Grid) -> int:
 
 
 def _difference(noise: float, request: Request) -> float | None:
-    return detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=len(request.variants) - 1)
+    number = len(request.variants) - 1
+    return detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
 
 
-def _seeds(noise: float, num_comparisons: int) -> str:
-    needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons)
+def _seeds(noise: float, num_comparisons: int, *, pooled: bool) -> str:
+    needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons, pooled=pooled)
     return "more than a thousand seeds" if needed is None else f"{needed} seeds"
 
 

@@ -195,7 +195,8 @@ def main_table(summary: Summary) -> Table:
         Column(
             title="starts at",
             digits=3,
-            help="What the gate multiplies the attention branch by at the start; empty where that depends on the keys.",
+            help="What the gate multiplies the attention branch by at the start; empty where that is no one number, as "
+            "for a sink or a function in the gate's place.",
         ),
         Column(title="held-out loss", unit="nats", digits=4, better="low"),
         Column(title="± sd", unit="nats", digits=4, help="Between seeds, which all variants share."),

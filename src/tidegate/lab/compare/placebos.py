@@ -15,7 +15,8 @@ def placebos_of(variant: VariantPlan, variants: Sequence[VariantPlan], *, contro
     """Name the variants that have all of a gate but its mechanism, under the same options.
 
     They are its shuffled self, a trained constant at its site, and a constant that scales the branch as much as the
-    gate does at the start: the control where that is exactly 1. A variant that is a placebo itself has none.
+    gate does at the start: the control, if it has no gate, where that is exactly 1. A variant that is a placebo itself
+    has none.
     """
     gates = Gates.parse(variant.gate)
     if not gates or variant.name == control or any(_is_placebo(gate) for gate in gates):
@@ -25,7 +26,9 @@ def placebos_of(variant: VariantPlan, variants: Sequence[VariantPlan], *, contro
         for other in variants
         if other.overrides == variant.overrides and _stands_for(Gates.parse(other.gate), gates)
     ]
-    starts_as_control = _can_be_scaled(gates) and gates.branch_scale == 1
+    bare = next(other for other in variants if other.name == control)
+    is_alike = not Gates.parse(bare.gate) and bare.overrides == variant.overrides
+    starts_as_control = is_alike and _can_be_scaled(gates) and gates.branch_scale == 1
     return (control,) if starts_as_control and not names else tuple(names)
 
 

@@ -60,14 +60,17 @@ class Request:
                 "settings were tuned before, and --tune and --map try the same points for all. Leave one out."
             )
         if self.settings is not None and not self.settings.fits(self.task, self.preset):
+            facts = ", ".join(f"{name} {value}" for name, value in self.settings.task.items())
             raise ValueError(
                 f"settings of {self.settings.source} were tuned on other data or for another size: preset "
-                f"{self.settings.preset}, {self.settings.task}. Tune anew with --tune, or leave --settings out."
+                f"{self.settings.preset}, {facts}. Tune anew with --tune, or leave --settings out."
             )
         if self.grid is not None and (own := [v.name for v in self.variants if {"lr", "init"} & set(v.options)]):
-            raise ValueError(f"tune chooses rates and starts, which {', '.join(own)} has set. Leave one of them out.")
-        for variant in self.variants:
-            _require_sense(variant, [other.name for other in self.variants])
+            raise ValueError(
+                f"--tune and --map give all variants the same rates and starts; lr or init is set for "
+                f"{', '.join(own)}. Leave it out there, or leave --tune and --map out."
+            )
+        _require_widths(self.variants, self.match)
         _require_design(self.runs)
         require_device(self.device)
 
@@ -92,9 +95,15 @@ def grid_of(rates: str | None, starts: str | None, *, search: Search, chooses: b
 
 
 def _parse_starts(starts: str) -> tuple[float | str, ...]:
-    found = tuple(parse_option(f"init={start}", starts)[1] for start in starts.split(","))
-    if len(set(found)) < len(found):
-        raise ValueError(f"starts must be different ones, such as 0.02,fan-in,torch; got {echo(starts)}.")
+    try:
+        found = tuple(parse_option(f"init={start}", starts)[1] for start in starts.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(isinstance(start, str) or start > 0 for start in found) or len(set(found)) < len(found):
+        raise ValueError(
+            "starts must be different ones, each fan-in, torch or a standard deviation above 0, such as "
+            f"0.02,fan-in,torch; got {echo(starts)}."
+        )
     return found
 
 
@@ -112,19 +121,21 @@ GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))
 """What `--tune` tries."""
 
 
-def _require_sense(variant: Variant, names: Sequence[str]) -> None:
-    """Refuse a variant that cannot differ from another, or that refers to none."""
-    if variant.params is not None and variant.params not in (name for name in names if name != variant.name):
-        raise ValueError(
-            f"params of the variant {variant.name} must name another variant whose parameters it is to have; got "
-            f"{echo(variant.params)}."
-        )
-    undone = [str(gate) for gate in variant.gates if gate.is_undone_by_norm]
-    if undone and variant.model.get("qk_norm"):
-        raise ValueError(
-            f"The variant {variant.name} normalises queries and keys, which undoes its gate {undone[0]}: a factor of a "
-            "whole query or key. Use grain 'element', another site, or leave qk_norm out."
-        )
+def _require_widths(variants: Sequence[Variant], match: Match) -> None:
+    """Refuse a variant that is to have the parameters of none that keeps its own."""
+    for variant in variants:
+        if variant.params is None:
+            continue
+        if match == "params":
+            raise ValueError(
+                f"--match params gives all variants the control's number of parameters, and {variant.name} asks for "
+                f"that of {echo(variant.params)}. Leave one of them out."
+            )
+        if variant.params not in (other.name for other in variants if other.params is None):
+            raise ValueError(
+                f"params of the variant {variant.name} must name another variant, one without params, whose number of "
+                f"parameters it is to have; got {echo(variant.params)}."
+            )
 
 
 def _require_design(runs: Sequence[Run]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tidegate.gates import Gates
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
 from tidegate.lab.compare.forecast import forecast, num_trials
@@ -103,13 +104,14 @@ class _Work:
     def run_missing(
         self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = (), num_later: int = 0
     ) -> list[Record]:
-        """Return the records of these runs, running those that are missing.
+        """Return the records of these runs, running those that are missing and not known from others.
 
         keep      : ids of runs whose last checkpoint is still needed if they finish
         num_later : runs of the phases after this one
         """
-        done = _ended_records(self.lines)
-        missing = [run for run in runs if run.id not in done]
+        done, repeated = _ended_records(self.lines), _repeated(runs)
+        known = done.keys() | repeated.keys()
+        missing = [run for run in runs if run.id not in known]
         # A command that was killed right after it had written a record left the checkpoints of that run.
         for run in runs:
             if run.id in done and run.id not in keep:
@@ -137,7 +139,24 @@ class _Work:
             last = failed[-1].error.strip().splitlines()[-1]
             raise Failed(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
         done = _ended_records(self.lines)
+        for run in runs:
+            if run.id not in done:
+                done[run.id] = replace(done[repeated[run.id]], id=run.id, run=run.to_dict(), timing=None)
+                self.append(done[run.id])
         return [done[run.id] for run in runs]
+
+
+def _repeated(runs: Sequence[Run]) -> dict[str, str]:
+    """The ids of runs whose gates change nothing, each with that of the run without them: the same but for its name."""
+    unnamed = {replace(run, variant="").id: run.id for run in runs}
+    found: dict[str, str] = {}
+    for run in runs:
+        gates = Gates.parse(run.model.gate)
+        acting = Gates(gate for gate in gates if not gate.changes_nothing)
+        bare = replace(run, variant="", model=replace(run.model, gate=str(acting)))
+        if acting != gates and bare.id in unnamed:
+            found[run.id] = unnamed[bare.id]
+    return found
 
 
 def _ended_records(lines: Sequence[Line]) -> dict[str, Record]:
@@ -177,9 +196,10 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
 
     before : ids of runs that were on record when the command began; the models of others are here, or out of reach
     """
-    measured = {line.id for line in work.lines if isinstance(line, LayerMeasurements)}
+    measured = {line.id: line for line in work.lines if isinstance(line, LayerMeasurements)}
+    repeated = _repeated(runs)
     finished = {record.id for record in _ended_records(work.lines).values() if record.status == "finished"}
-    missing = [run for run in runs if run.id in finished - measured]
+    missing = [run for run in runs if run.id in finished - measured.keys() - repeated.keys()]
     lost = [run for run in missing if run.id in before and not has_checkpoint(work.checkpoints, run.id)]
     if lost:
         work.tell(Phase(name="training again what is to be measured", num_runs=len(lost)))
@@ -188,7 +208,11 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     if missing:
         work.tell(Phase(name="measuring layers", num_runs=0))
     for run in missing:
-        work.append(measure_run(run, work.checkpoints))
+        measured[run.id] = measure_run(run, work.checkpoints)
+        work.append(measured[run.id])
+    for own, other in repeated.items():
+        if other in measured and own not in measured:
+            work.append(replace(measured[other], id=own))
     for run in runs:
         forget_checkpoint(work.checkpoints, run.id)
 

@@ -77,7 +77,8 @@ class TunedSettings:
 
     def in_words(self) -> str:
         """Where they come from, for the page."""
-        return f"{self.source}, tuned on this data at {self.budget:,} examples in {self.num_blocks} blocks"
+        examples = "images" if self.task["kind"] == "image" else "tokens"
+        return f"{self.source}, tuned on this data at {self.budget:,} {examples} in {self.num_blocks} blocks"
 
     def _find(self, variant: VariantPlan) -> TunedVariant | None:
         pairs = ((own, (own.gate, own.overrides)) for own in self.variants)

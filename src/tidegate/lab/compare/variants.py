@@ -32,6 +32,18 @@ class Variant:
     first_seed: int = 0
     """Its seeds begin here; the control's begin at 0, and only equal seeds share initial values and batches."""
 
+    def __post_init__(self) -> None:
+        if self.params is not None and "d_ff" in self.model:
+            raise ValueError(
+                f"The variant {self.name} has its width by d_ff and by params, which chooses it. Leave one out."
+            )
+        undone = [str(gate) for gate in self.gates if gate.is_undone_by_norm]
+        if undone and self.model.get("qk_norm"):
+            raise ValueError(
+                f"The variant {self.name} normalises queries and keys, which undoes its gate {undone[0]}: a factor of "
+                "a whole query or key. Use grain 'element', another site, or leave qk_norm out."
+            )
+
     @classmethod
     def parse(cls, text: str) -> Variant:
         """Read one variant; a `ValueError` says what is wrong with it."""
@@ -39,7 +51,12 @@ class Variant:
         name, named, gate = spelled.rpartition("=")
         if named and not name.strip():
             raise ValueError(f"The variant {echo(text)} has an empty name. Write name=gate, or the gate alone.")
-        given = dict(parse_option(option, text) for option in options)
+        given: dict[str, Any] = {}
+        for option in options:
+            own, value = parse_option(option, text)
+            if own in given:
+                raise ValueError(f"The variant {echo(text)} has {own} twice. Leave one of them out.")
+            given[own] = value
         gates = Gates.parse(gate.strip())
         if placebo := given.pop("placebo", None):
             gates = _as_placebo(gates, placebo, text)

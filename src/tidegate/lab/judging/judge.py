@@ -33,8 +33,8 @@ Row: TypeAlias = tuple[float | None, ...]
 MARGIN = 0.002
 """Differences below this share of the control's loss do not matter, unless somebody says otherwise.
 
-The gain that is reported for gates of this kind is 0.42 % of the loss, ln(221.1/216.2) of 5.40 nats. Half of what is
-claimed is the widest margin that cannot call that claim no difference.
+The gain that is reported for gates of this kind is 0.42 % of the loss, ln(221.1/216.2) of 5.40 nats. What is called
+equivalent by this margin has less than half of that.
 """
 MIN_BLOCKS = 3
 """With fewer seeds, no verdict is given."""

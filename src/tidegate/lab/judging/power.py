@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import math
 
-from tidegate.lab.judging.distributions import detectable_noncentrality, dunnett_critical_value
+from tidegate.lab.judging.distributions import (
+    detectable_noncentrality,
+    dunnett_critical_value,
+    student_critical_value,
+)
 from tidegate.lab.judging.judge import MIN_BLOCKS, POWER
 
 _MOST_SEEDS = 1_000
 
 
 def detectable_difference(
-    deviation: float, *, num_blocks: int, num_comparisons: int, confidence: float = 0.95
+    deviation: float, *, num_blocks: int, num_comparisons: int, confidence: float = 0.95, pooled: bool = True
 ) -> float | None:
     """The difference that a comparison sees 4 times in 5; None with too few seeds for a verdict.
 
     deviation       : standard deviation of a variant's difference to the control between seeds
     num_comparisons : variants beside the control, whose intervals hold at once
+    pooled          : whether the runs of all variants tell the noise, as they do if spreads are equal; otherwise each
+                      variant's own pairs do
     """
     if num_blocks < MIN_BLOCKS:
         return None
-    degrees = num_comparisons * (num_blocks - 1)
-    critical = dunnett_critical_value(num_comparisons, degrees, confidence)
+    if pooled:
+        degrees = num_comparisons * (num_blocks - 1)
+        critical = dunnett_critical_value(num_comparisons, degrees, confidence)
+    else:
+        degrees = num_blocks - 1
+        critical = student_critical_value(degrees, (1 - confidence) / num_comparisons)
     return deviation / math.sqrt(num_blocks) * detectable_noncentrality(critical, degrees, POWER)
 
 
-def seeds_needed(deviation: float, difference: float, *, num_comparisons: int, confidence: float = 0.95) -> int | None:
+def seeds_needed(
+    deviation: float, difference: float, *, num_comparisons: int, confidence: float = 0.95, pooled: bool = True
+) -> int | None:
     """The fewest seeds with which a difference is seen 4 times in 5; None if more than a thousand are needed."""
     for num_blocks in range(MIN_BLOCKS, _MOST_SEEDS + 1):
         seen = detectable_difference(
-            deviation, num_blocks=num_blocks, num_comparisons=num_comparisons, confidence=confidence
+            deviation, num_blocks=num_blocks, num_comparisons=num_comparisons, confidence=confidence, pooled=pooled
         )
         if seen is not None and seen <= difference:
             return num_blocks
