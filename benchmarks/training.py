@@ -56,6 +56,8 @@ MARKS = {"none": 1.0, "g1": 0.95, "bma": 0.95, "none --compile": 1.1, "bma --com
 """Tokens a second over the peer's, at least; those of `--compile` if it pays."""
 SLOW_PRESET = "base"
 """Its steps take so long that fewer rounds must do."""
+STEPS = {"tiny": 8, "small": 2}
+"""Steps of a round, one elsewhere: a round takes a second or so, and what disturbs it a small part of that."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -141,6 +143,16 @@ def contender(preset: str, name: str) -> Callable[[], None]:
     return plain_loop(run_of(preset, "none"), threads) if name == PEER else Trainer(run_of(preset, name), threads)
 
 
+def several(step: Callable[[], None], count: int) -> Callable[[], None]:
+    """Make some steps at once."""
+
+    def steps() -> None:
+        for _ in range(count):
+            step()
+
+    return steps
+
+
 def names_at(preset: str, asked: list[str], *, half_helps: bool) -> list[str]:
     """The peer and all that is asked for; on a processor without units for half precision that at `tiny` alone."""
     return [PEER, *(name for name in asked if "bf16" not in name or half_helps or preset == "tiny")]
@@ -163,15 +175,18 @@ def measure(presets: list[str], asked: list[str], rounds: int, keep: Callable[[d
         print(f"{preset}: {len(names)} contenders, {count} rounds on {SIZES[preset].num_threads} threads", flush=True)
         steps = {name: contender(preset, name) for name in names}
         # What is compiled is compiled in the first step.
-        timings = interleave(steps, rounds=count, warmups=1)
+        number = STEPS.get(preset, 1)
+        rounds_of = {name: several(step, number) for name, step in steps.items()}
+        timings = interleave(rounds_of, rounds=count, warmups=1)
         for step in steps.values():
             if isinstance(step, Trainer):
                 step.close()
         steps.clear()
-        tokens = SIZES[preset].batch_size * SIZES[preset].length
+        tokens = number * SIZES[preset].batch_size * SIZES[preset].length
         peaks = {name: in_fresh_process(__file__, "--peak", preset, name) for name in names}
         record["presets"][preset] = {
             "rounds": count,
+            "steps": number,
             "threads": SIZES[preset].num_threads,
             "rows": {
                 name: {
@@ -257,7 +272,7 @@ def report(record: dict[str, Any]) -> str:
         for name, row in found["rows"].items()
     ]
     each = ", ".join(
-        f"{preset} {found['rounds']} rounds on {found['threads']} threads"
+        f"{preset} {found['rounds']} rounds of {found['steps']} on {found['threads']} threads"
         for preset, found in record["presets"].items()
     )
     parts = [

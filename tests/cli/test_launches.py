@@ -23,6 +23,7 @@ from tidegate.torch import load_model
 SIZES = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--lr=1e-2"]
 TRAIN = ["-m", "tidegate", "train", *SIZES]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+FULL = pytest.mark.full
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -153,6 +154,34 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_
     assert (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("start", "going_on"),
+    [
+        pytest.param([sys.executable, *TRAIN, "--nproc=2"], "Go on with: tidegate train", id="nproc"),
+        pytest.param([*TORCHRUN, *TRAIN], "Go on with: the same torchrun command", id="torchrun", marks=FULL),
+    ],
+)
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="terminated", marks=FULL)]
+)
+def test_processes_that_are_stopped_say_once_how_to_go_on(text, tmp_path, start, going_on, sent):
+    command = [*start, "--data", text, "--tokens=1920000", "--save-seconds=0", "--out", tmp_path]
+    job = subprocess.Popen(
+        command, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while not list(tmp_path.glob("checkpoints/*.step-*")):
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.05)
+    # A terminal sends Ctrl-C to all of them; who ends a job, to its parent.
+    os.killpg(job.pid, sent) if sent == signal.SIGINT else job.send_signal(sent)
+    output, _ = job.communicate()
+    assert output.count("stopped: ") == output.count(going_on) == 1, output
+    if "--nproc=2" in start:
+        assert (job.returncode, "Traceback" in output) == (130, False), output
+    assert list(tmp_path.glob("checkpoints/*.step-*"))
+
+
 def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
     with taken_port() as port:
         around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}
@@ -169,6 +198,9 @@ def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
         (["--nproc", "8", "--parallel", "tp"], "8 processes cannot share the 4 heads"),
         (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "2 processes cannot share the 1 head of"),
         (["--nproc", "3"], "--nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
+        (["--nproc", "3", "--dry-run"], "--nproc must divide the rows of a part of a batch"),
+        (["--parallel", "tp"], "--parallel tp is for several processes. Add --nproc"),
+        (["--max-restarts", "2"], "--max-restarts is for the processes of --nproc"),
     ],
 )
 def test_more_processes_than_can_share_the_work_are_refused_before_any_starts(text, tmp_path, options, message):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tidegate.cli import app
 from tidegate.config import TransformerConfig
-from tidegate.lab.training.records import RecordFile
+from tidegate.lab.training.records import Record, RecordFile
 from tidegate.torch import TransformerLM, add_gates, load_model
 
 TEXT = "".join(f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(300))
@@ -186,6 +186,10 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         (["--lr", "-1"], "--lr must be a finite number above 0"),
         (["--num-heads", 3], "num_heads"),
         (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must lie above 0"),
+        (["--flops", "nan"], "--flops must be a number"),
+        (["--mfu", "3"], "--mfu must lie above 0"),
+        (["--variant", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
+        (["--variant", "key:input:head@qk_norm=yes"], "which undoes its gate"),
     ],
 )
 def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):
@@ -193,6 +197,31 @@ def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message)
     assert done.exit_code == 2
     assert message in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_several_processes_says_what_each_holds(text):
+    def said(*options):
+        done = invoke("train", "--data", text, *SIZES, "--dry-run", "--json", *options)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    alone, rows, shards = said(), said("--nproc", 2), said("--nproc", 2, "--parallel", "fsdp")
+    weights, activations = alone["weight_bytes"], alone["activation_bytes"]
+    assert alone["bytes_in_each_process"] == weights + activations
+    assert rows["bytes_in_each_process"] == pytest.approx(weights + activations / 2, abs=1)
+    assert shards["bytes_in_each_process"] == pytest.approx((weights + activations) / 2, abs=1)
+    heads = said("--nproc", 2, "--parallel", "tp")["bytes_in_each_process"]
+    assert activations + weights / 2 < heads < activations + weights
+    output = invoke("train", "--data", text, *SIZES, "--dry-run", "--nproc", 2).output
+    assert "memory in each" in output
+
+
+def test_a_run_that_failed_does_not_keep_its_folder(trained, text, tmp_path):
+    (other,) = RecordFile(trained[0] / "g1" / "records.jsonl").read()
+    failed = Record(id=other.id, run=other.run, status="failed", error="out of memory")
+    RecordFile(tmp_path / "records.jsonl").append(failed)
+    done = invoke("train", "--data", text, "--out", tmp_path, *SIZES)
+    assert done.exit_code == 0, done.output
 
 
 def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monkeypatch):

@@ -6,6 +6,7 @@ Then it goes on with runs that one process has begun, and begins others.
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from tidegate.lab.training.train import RunContext, execute_run, train_step
 LONG, SHORT = 50, 8
 """Steps of a case."""
 KINDS = ("ddp", "fsdp", "tp")
-SIZES = {"num_layers": 1, "num_heads": 4}
+SIZES = {"num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 STOP = 5
 
 
@@ -74,6 +75,11 @@ def main():
             except Interrupted:
                 continue
             raise AssertionError("the run was to be stopped")
+        with suppress(Interrupted):
+            context = RunContext(
+                folder=folder / "damaged", processes=first, checkpoint_seconds=0, **stopped_after(STOP)
+            )
+            execute_run(run_with(task, "g1"), context)
 
 
 if __name__ == "__main__":

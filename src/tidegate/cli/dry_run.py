@@ -12,27 +12,33 @@ from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 
 if TYPE_CHECKING:
+    from tidegate.lab.training.engine.parallel import Parallel
     from tidegate.lab.training.estimate import Estimate
     from tidegate.lab.training.run import Run, Training
 
 
-def print_estimate(run: Run, *, flops: float | None, mfu: float, as_json: bool = False) -> None:
-    """Print what a run would take here, and at a rate of operations if one is given."""
-    from tidegate.lab.training.estimate import estimate_run, require_rate
+def print_estimate(
+    run: Run, *, flops: float | None, mfu: float, parallel: Parallel, num_processes: int, as_json: bool = False
+) -> None:
+    """Print what a run would take here, in each of its processes, and at a rate of operations if one is given."""
+    from tidegate.lab.training.estimate import estimate_run
 
-    if flops is not None:
-        # Before anything is measured.
-        require_rate(flops, mfu)
     estimate = estimate_run(run)
+    in_each = estimate.bytes_in_each(parallel, num_processes)
     if as_json:
         there = None if flops is None else estimate.hours_at(flops, mfu)
-        print_json({**asdict(estimate), "lr": run.training.lr, "hours": estimate.hours, "hours_there": there})
+        more = {"bytes_in_each_process": in_each, "lr": run.training.lr, "hours": estimate.hours, "hours_there": there}
+        print_json({**asdict(estimate), **more})
         return
     table = Table(box=SIMPLE, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for row in _estimate_rows(estimate, run.training, flops=flops, mfu=mfu):
+    rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
+    if num_processes > 1:
+        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top, and hours are of one"
+        rows.append(("memory in each", _memory(in_each), how))
+    for row in rows:
         table.add_row(*row)
     new_console().print(table)
 

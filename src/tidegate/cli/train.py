@@ -14,11 +14,10 @@ import typer
 
 from tidegate.cli.console import new_console
 from tidegate.cli.dry_run import print_estimate
-from tidegate.cli.errors import stop_interrupted
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import JsonOption, QuietOption, options_named
 from tidegate.cli.progress import display
-from tidegate.cli.training import Work, do_training, launch_training
+from tidegate.cli.training import Work, do_training, launch_training, require_launch, stop_training
 
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
 
@@ -228,6 +227,8 @@ def train(
     command = shlex.join(["tidegate", *sys.argv[1:]])
     from tidegate.lab.compare.single import single_run
     from tidegate.lab.compare.variants import Variant
+    from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
+    from tidegate.lab.training.estimate import require_rate
     from tidegate.lab.training.machine import require_device, use_threads
     from tidegate.lab.training.presets import SIZES
 
@@ -243,7 +244,10 @@ def train(
     size = replace(SIZES[preset], **{name: value for name, value in given.items() if value is not None})
     if threads is None:
         threads = size.num_threads
+    around = num_processes_around()
     with options_named(_OPTIONS):
+        require_launch(nproc=nproc, parallel=parallel, max_restarts=max_restarts, num_around=around)
+        require_rate(1.0 if flops is None else flops, mfu)
         require_device(device)
         # Of several processes the first speaks.
         with display(new_console(stderr=True), quiet=quiet or os.environ.get("RANK", "0") != "0"):
@@ -264,18 +268,14 @@ def train(
                     "device": device,
                 },
             )
-        if dry_run:
-            use_threads(threads)
-            print_estimate(run, flops=flops, mfu=mfu, as_json=as_json)
-            return
+        if max(nproc, around) > 1:
+            require_parallel(run, parallel, max(nproc, around))
+    if dry_run:
+        use_threads(threads)
+        print_estimate(run, flops=flops, mfu=mfu, parallel=parallel, num_processes=max(nproc, around), as_json=as_json)
+        return
     require_writable(out)
     require_apart(out, data)
-    from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
-
-    around = num_processes_around()
-    if max(nproc, around) > 1:
-        with options_named(_OPTIONS):
-            require_parallel(run, parallel, max(nproc, around))
     try:
         if nproc > 1 and around == 1:
             launch_training(run, out, num_processes=nproc, max_restarts=max_restarts)
@@ -294,13 +294,12 @@ def train(
             )
             do_training(work)
     except KeyboardInterrupt:
-        from tidegate.lab.training.outputs import TrainingFolder
-
-        stop_interrupted(command, begun=TrainingFolder(out).has_begun())
+        stop_training(out, command, num_around=around)
 
 
 _OPTIONS = {
-    name: f"--{name}" for name in ("variant", "device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel")
+    name: f"--{name.replace('_', '-')}"
+    for name in ("variant", "device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel", "max_restarts")
 }
 """The options by what their checks call them."""
 

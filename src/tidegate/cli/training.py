@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from tidegate.cli.console import new_console, print_json
-from tidegate.cli.errors import FAILED, INTERRUPTED, stop
+from tidegate.cli.errors import FAILED, INTERRUPTED, stop, stop_interrupted
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
-    from tidegate.lab.training.engine.parallel import Processes
+    from tidegate.lab.training.engine.parallel import Parallel, Processes
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.records import Record
     from tidegate.lab.training.run import Run
@@ -32,6 +32,7 @@ class Work:
     out: Path
     threads: int
     peak: float | None
+    """Operations a second that all devices together can do; None measures it."""
     tensorboard: bool
     as_json: bool
     quiet: bool
@@ -60,6 +61,33 @@ def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: in
         step = saved_step(TrainingFolder(out).checkpoints, run.id)
         where = "There is no checkpoint yet" if step is None else f"The checkpoint of step {step} is kept"
         stop(f"{problem} {where}; the same command goes on.", code=FAILED)
+
+
+def require_launch(*, nproc: int, parallel: Parallel, max_restarts: int, num_around: int) -> None:
+    """Refuse options of several processes where there is one, and a number that is not torchrun's.
+
+    num_around : processes that torchrun has started
+    """
+    if num_around > 1 and nproc not in (1, num_around):
+        raise ValueError(f"nproc {nproc} is not the number that torchrun has started, {num_around}. Leave it out.")
+    if nproc == 1 and parallel != "ddp" and "WORLD_SIZE" not in os.environ:
+        raise ValueError(f"parallel {parallel} is for several processes. Add --nproc, or start them by torchrun.")
+    if nproc == 1 and max_restarts:
+        raise ValueError("max_restarts is for the processes of --nproc. Add that, or give it to torchrun.")
+
+
+def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
+    """End after Ctrl-C. Of several processes one says how to go on: who started them, or the first.
+
+    num_around : processes that torchrun, or `launch_training`, has started
+    """
+    from tidegate.lab.training.engine.launch import LAUNCHED
+    from tidegate.lab.training.outputs import TrainingFolder
+
+    if LAUNCHED in os.environ or os.environ.get("RANK", "0") != "0":
+        raise typer.Exit(INTERRUPTED)
+    own = command if num_around == 1 else "the same torchrun command"
+    stop_interrupted(own, begun=TrainingFolder(out).has_begun())
 
 
 def do_training(work: Work) -> None:
@@ -114,7 +142,8 @@ def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None],
     from tidegate.lab.training.machine import matrix_flops
 
     training = work.run.training
-    peak = work.peak or matrix_flops(training.device, half=training.precision == "bf16")
+    num_devices = 1 if work.processes is None else work.processes.size
+    peak = work.peak or num_devices * matrix_flops(training.device, half=training.precision == "bf16")
     quiet = work.quiet or not work.is_first
     shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
     if not work.is_first:

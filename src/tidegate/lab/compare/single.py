@@ -9,6 +9,7 @@ from tidegate.config import TransformerConfig
 from tidegate.lab.compare.design import num_parameters
 from tidegate.lab.compare.variants import Variant
 from tidegate.lab.tasks.text import text_task
+from tidegate.lab.training.engine.loss import require_independent_rows
 from tidegate.lab.training.presets import ModelSize, learning_rate, token_budget
 from tidegate.lab.training.run import Run, Training
 
@@ -53,13 +54,7 @@ def single_run(
         **variant.training,
         **(engine or {}),
     }
-    return Run(
-        variant=variant.name,
-        block=0,
-        seed=seed,
-        model=config,
-        task=task,
-        training=Training(
-            steps=max(1, round(tokens / (size.batch_size * size.length))), batch_size=size.batch_size, **training
-        ),
-    )
+    steps = max(1, round(tokens / (size.batch_size * size.length)))
+    options = Training(steps=steps, batch_size=size.batch_size, **training)
+    require_independent_rows(config, options)
+    return Run(variant=variant.name, block=0, seed=seed, model=config, task=task, training=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from tidegate.config import TransformerConfig
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.engine.loss import compile_blocks, in_precision, loss_parts
 from tidegate.lab.training.engine.optimizers import hidden_matrices, make_optimizer
+from tidegate.lab.training.engine.parallel import Parallel
 from tidegate.lab.training.machine import available_bytes
 from tidegate.lab.training.model import batch_loss, build_model, training_flops
 from tidegate.lab.training.run import Run, Training
@@ -30,6 +32,8 @@ class Estimate:
 
     num_parameters: int
     num_gate_parameters: int
+    num_hidden_parameters: int
+    """In matrices between hidden features, which tensor parallelism shares out."""
     steps: int
     tokens: int
     flops: float
@@ -47,6 +51,13 @@ class Estimate:
     def bytes(self) -> int:
         """All memory that is counted."""
         return self.weight_bytes + self.activation_bytes
+
+    def bytes_in_each(self, parallel: Parallel, num_processes: int) -> int:
+        """Memory that is counted in one of several processes; what they exchange comes on top."""
+        shared = {"ddp": 0.0, "fsdp": 1.0, "tp": self.num_hidden_parameters / self.num_parameters}[parallel]
+        weights = self.weight_bytes * (1 - shared + shared / num_processes)
+        rows = 1 if parallel == "tp" else num_processes
+        return round(weights + self.activation_bytes / rows)
 
     @property
     def hours(self) -> float | None:
@@ -75,7 +86,7 @@ def training_hours(operations: float, *, flops: float, mfu: float) -> float:
 
 def require_rate(flops: float, mfu: float) -> None:
     """Refuse a rate, or a share of it, at which nothing would ever be done."""
-    if not flops > 0:
+    if not 0 < flops < math.inf:
         raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
     if not 0 < mfu <= 1:
         raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
@@ -91,15 +102,15 @@ def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
     with torch.device("meta"):
         model = build_model(run.model)
     tokens = run.training.steps * run.training.batch_size * run.task.length
+    num_hidden = sum(matrix.numel() for matrix in hidden_matrices(model))
     counted = Estimate(
         num_parameters=model.num_parameters(),
         num_gate_parameters=sum(gate.numel() for gate in gate_parameters(model)),
+        num_hidden_parameters=num_hidden,
         steps=run.training.steps,
         tokens=tokens,
         flops=training_flops(model) * tokens,
-        weight_bytes=_weight_bytes(
-            model.num_parameters(), sum(w.numel() for w in hidden_matrices(model)), run.training
-        ),
+        weight_bytes=_weight_bytes(model.num_parameters(), num_hidden, run.training),
         activation_bytes=_activation_bytes(run.model, run.training, run.task.length),
         step_seconds=None,
     )

@@ -52,13 +52,13 @@ class TrainingFolder:
         records = [line for line in lines if isinstance(line, Record)]
         if len(records) < len(lines):
             raise ValueError(f"--out {self.path} holds a comparison. Choose another place.")
-        others = {record.id for record in records} | {file.name.split(".")[0] for file in self._checkpoint_files()}
+        ended = [record for record in records if record.status != "failed"]
+        others = {record.id for record in ended} | {file.name.split(".")[0] for file in self._checkpoint_files()}
         if others - {run.id}:
             raise ValueError(
                 f"--out {self.path} belongs to another training, {sorted(others - {run.id})[0]}, and this one is "
                 f"{run.id}: options or data differ. Go on with the options of that one, or choose another --out."
             )
-        ended = [record for record in records if record.status != "failed"]
         return ended[-1] if ended and (ended[-1].status == "diverged" or self.model.exists()) else None
 
     def has_begun(self) -> bool:

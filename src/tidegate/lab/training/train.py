@@ -121,7 +121,7 @@ class _Trainer:
         self.model = build_model(run.model, seed=run.seed)
         self.weights = weight_fingerprints(self.model)
         self.model.to(self.device)
-        require_independent_rows(self.model, run.training)
+        require_independent_rows(run.model, run.training)
         self.num_parameters = self.model.num_parameters()
         self.num_gate_parameters = sum(gate.numel() for gate in gate_parameters(self.model))
         self.flops_per_token = training_flops(self.model)

@@ -38,6 +38,10 @@ def cases_of(full):
     return [*whole, *single, *(("float64", "g1-head", kind, 2, SHORT) for kind in KINDS)]
 
 
+DAMAGED = (998, 999)
+"""Steps of checkpoints that hold nothing."""
+
+
 def launch(folder, cases, script=lab_processes.__file__):
     """Two processes that know one another."""
     with socket.socket() as free:
@@ -65,6 +69,8 @@ def folder(request, tmp_path_factory):
     for kind in KINDS:
         with suppress(Interrupted):
             executed(run_with(task, "g1"), folder=place / f"from-one-{kind}", **stopped_after(STOP))
+    for step in DAMAGED:
+        (place / "damaged" / f"{run_with(task, 'g1').id}.step-{step:09}").mkdir(parents=True)
     processes = launch(place, cases_of(request.config.getoption("--full")))
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
@@ -165,6 +171,12 @@ def test_a_checkpoint_that_was_damaged_is_told_of_and_the_run_begins_anew(folder
     told.clear()
     assert executed(own, folder=tmp_path, report=told.append).status == "finished"
     assert "does not fit its digest" in told[0].text
+
+
+def test_checkpoints_that_were_damaged_do_not_stand_in_the_way_of_new_ones(folder):
+    left = sorted(int(place.name.rpartition("-")[2]) for place in (folder / "damaged").glob("*.step-*"))
+    assert len(left) == 2
+    assert left[1] == left[0] + 1 <= STOP
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,10 @@ def save_distributed(
         place = folder / f"{run}.step-{state.step:09}"
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
-        for old in _places(folder, run)[_KEPT:]:
+        places = _places(folder, run)
+        # The training would have gone on from a later one if that were whole.
+        last = places.index(place)
+        for old in (*places[:last], *places[last + _KEPT :]):
             shutil.rmtree(old)
         # What a process alone has saved is older than this.
         for file in (path := checkpoint_path(folder, run), previous_path(path)):

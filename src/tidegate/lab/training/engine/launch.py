@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -30,6 +31,7 @@ def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -
 
     Raises:
         ProcessLost: after one of them has ended early, and all others were ended.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when all of them have saved what they had and ended.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -48,6 +50,8 @@ def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -
     os.environ[LAUNCHED] = "1"
     try:
         elastic_launch(config, sys.executable)("-m", "tidegate", *arguments)
+    except SignalException:
+        raise KeyboardInterrupt from None
     except ChildFailedError as problem:
         rank, failure = problem.get_first_failure()
         how = f"by {failure.signal_name()}" if failure.exitcode < 0 else f"with code {failure.exitcode}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.model import batch_loss, summed_loss
-from tidegate.lab.training.run import Training
+from tidegate.lab.training.run import ModelConfig, Training
 from tidegate.torch.parallel import local_weights
 from tidegate.torch.weights import Model
 
@@ -78,10 +78,10 @@ def split_rows(batch: Batch, num_parts: int) -> Iterator[Batch]:
     return map(Batch, batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts))
 
 
-def require_independent_rows(model: Model, training: Training) -> None:
+def require_independent_rows(config: ModelConfig, training: Training) -> None:
     """Refuse parts in which a gate that reads the next sequence would find another one than in the whole batch."""
-    if training.accumulate > 1 and model.config.gates.read_other_sequences:
+    if training.accumulate > 1 and config.gates.read_other_sequences:
         raise ValueError(
-            f"accumulate must be 1 with the gate {model.config.gate}, which reads the next sequence of a batch; got "
+            f"accumulate must be 1 with the gate {config.gate}, which reads the next sequence of a batch; got "
             f"{training.accumulate}."
         )
