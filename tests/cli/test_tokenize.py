@@ -1,6 +1,11 @@
+from collections import Counter
+from functools import partial
+
 from typer.testing import CliRunner
 
+from tidegate import _faults
 from tidegate.cli import app
+from tidegate.lab.tasks import tokenizing
 
 runner = CliRunner()
 
@@ -30,6 +35,36 @@ def test_bad_input_is_one_line(tmp_path):
     wrong = runner.invoke(app, ["tokenize", "stdlib", "--tokenizer", "words", "--out", str(tmp_path / "shards")])
     assert wrong.exit_code == 2
     assert "--tokenizer must be" in wrong.output
+
+
+def test_finished_shards_of_another_text_are_refused_in_one_line(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"{name}\n" * 400)
+    options = ["--out", str(tmp_path / "shards"), "--processes", "1", "--quiet"]
+    assert runner.invoke(app, ["tokenize", str(tmp_path / "a.txt"), *options]).exit_code == 0
+    refused = runner.invoke(app, ["tokenize", str(tmp_path / "b.txt"), *options])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"error: --out {tmp_path / 'shards'} has shards of another call: source was ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_an_encoder_that_is_killed_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))
+    monkeypatch.setattr(tokenizing, "tokenize", partial(tokenizing.tokenize, shard_bytes=512))
+    command = ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes"]
+    with monkeypatch.context() as patch:
+        # This process writes the journal alone before one of the encoders comes to its second shard.
+        patch.setattr(_faults, "_reached", Counter())
+        patch.setenv(_faults.VARIABLE, "file:before-move:2:kill")
+        lost = runner.invoke(app, [*command, "2", "--quiet"])
+    assert lost.exit_code == 1
+    assert lost.stderr == (
+        "error: A process that encodes was ended, possibly for lack of memory. "
+        "Nothing is lost: run the command again to go on, or give fewer --processes.\n"
+    )
+    assert runner.invoke(app, [*command, "1"]).exit_code == 0
+    assert b"".join(file.read_bytes() for file in sorted((tmp_path / "shards").glob("*.bin"))) == text.read_bytes()
 
 
 def test_learning_byte_pairs_is_announced_unless_they_are_there(tmp_path, monkeypatch):

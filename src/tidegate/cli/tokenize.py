@@ -11,7 +11,7 @@ import typer
 
 from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
-from tidegate.cli.errors import INTERRUPTED, stop
+from tidegate.cli.errors import FAILED, INTERRUPTED, stop
 from tidegate.cli.folders import require_apart, require_writable
 from tidegate.cli.options import FieldOption, JsonOption, QuietOption
 from tidegate.cli.progress import display
@@ -47,6 +47,7 @@ def tokenize(
 
     Example: tidegate tokenize 'corpus/*.jsonl' --field body --tokenizer bpe:32768 --out shards
     """
+    from tidegate.lab.tasks.tokenizing import EncoderLost
     from tidegate.lab.tasks.tokenizing import tokenize as write_shards
 
     require_writable(out)
@@ -69,6 +70,8 @@ def tokenize(
             )
     except KeyboardInterrupt:
         stop("nothing is lost. Run the command again to go on.", code=INTERRUPTED)
+    except EncoderLost as problem:
+        stop(f"{problem} Nothing is lost: run the command again to go on, or give fewer --processes.", code=FAILED)
     if as_json:
         print_json({"folder": str(out), **asdict(index)})
         return

@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from damage import flip_inside
 from datasets import Dataset
 
+from tidegate._json import open_sealed, parse_json, seal
 from tidegate.lab.tasks import tokenizing
 from tidegate.lab.tasks.documents import file_documents
 from tidegate.lab.tasks.shards import ShardedTokens, open_shards, read_index
@@ -27,6 +29,18 @@ def text(tmp_path):
     path.parent.mkdir()
     path.write_text(TEXT)
     return path
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Numbers of the shards that are encoded."""
+    numbers, write = [], tokenizing._write_shard
+    monkeypatch.setattr(tokenizing, "_write_shard", lambda *job: numbers.append(job[0].number) or write(*job))
+    return numbers
+
+
+def files_in(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def all_tokens(folder):
@@ -138,11 +152,123 @@ class TestAStop:
         assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
         assert not left.exists()
 
+    def test_a_journal_that_a_kill_left_half_written_is_no_obstacle(self, text, tmp_path):
+        whole = tokenize(str(text), tmp_path / "whole")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / f"progress.jsonl.{'0' * 16}.partial").write_text("{")
+        assert tokenize(str(text), tmp_path / "out") == whole
+
     def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        with pytest.raises(DataError, match=r"shards of another call: tokenizer differs\."):
-            tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
+        with pytest.raises(DataError, match=r"another call: tokenizer was bytes and is bpe:300\. Choose another --out"):
+            tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        with pytest.raises(DataError, match=r"shards of another call: shard_bytes was 4096 and is 2048\."):
+            tokenize(str(text), tmp_path / "out", shard_bytes=2048)
         assert read_index(tmp_path / "out").tokenizer == "bytes"
+
+    def test_a_call_that_ended_before_its_first_shard_is_no_obstacle_to_another(self, text, tmp_path, monkeypatch):
+        other = text.with_name("other.txt")
+        other.write_text(TEXT.upper())
+        expected = tokenize(str(text), tmp_path / "whole", tokenizer="bpe:300")
+
+        def stopped(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizing, "_write_shard", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                tokenize(str(other), tmp_path / "out", tokenizer="bpe:300")
+        assert set(files_in(tmp_path / "out")) == {"progress.jsonl", "tokenizer.json"}
+        assert tokenize(str(text), tmp_path / "out", tokenizer="bpe:300") == expected
+        assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+
+
+class TestFinishedShards:
+    def test_of_another_source_are_refused_and_left_as_they_were(self, text, tmp_path):
+        other = text.with_name("other.txt")
+        other.write_text(TEXT.upper())
+        tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
+        before = files_in(tmp_path / "out")
+        message = rf"^--out .*out has .*: source was {text} and is {other}\. Choose another --out, or the same options"
+        with pytest.raises(DataError, match=message):
+            tokenize(str(other), tmp_path / "out", tokenizer="bpe:300")
+        assert files_in(tmp_path / "out") == before
+
+    def test_of_another_field_are_refused_and_left_as_they_were(self, tmp_path):
+        lines = tmp_path / "lines.jsonl"
+        lines.write_text("".join(json.dumps({"text": line, "body": line.upper()}) + "\n" for line in LINES))
+        tokenize(str(lines), tmp_path / "out")
+        before = files_in(tmp_path / "out")
+        with pytest.raises(DataError, match=r"--out .*: field was None and is body\. Choose another --out"):
+            tokenize(str(lines), tmp_path / "out", field="body")
+        assert files_in(tmp_path / "out") == before
+
+    def test_are_kept_by_the_same_call_with_a_relative_path(self, text, tmp_path, monkeypatch, made):
+        monkeypatch.chdir(text.parent)
+        whole = tokenize(text.name, tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        before = files_in(tmp_path / "out")
+        made.clear()
+        assert tokenize(text.name, tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096) == whole
+        assert made == []
+        assert files_in(tmp_path / "out") == before
+
+    def test_of_a_text_that_has_grown_keep_their_byte_pairs_and_what_has_not_changed(self, text, tmp_path, made):
+        before = tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        made.clear()
+        text.write_text(TEXT + "ONE MORE LINE\n" * 400)
+        after = tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
+        assert after.tokenizer_digest == before.tokenizer_digest
+        assert after.shards[:3] == before.shards[:3]
+        assert made == list(range(3, len(after.shards)))
+
+    def test_of_an_older_version_are_read_and_known_by_the_name_of_their_source(self, text, tmp_path, made):
+        out, other = tmp_path / "out", text.with_name("other.txt")
+        other.write_text(TEXT)
+        whole = tokenize(str(text), out, shard_bytes=4096)
+        older = open_sealed(parse_json((out / "index.json").read_bytes()))
+        for name in ("source", "field", "shard_bytes"):
+            del older[name]
+        (out / "index.json").write_text(json.dumps(seal(older), indent=1))
+        assert read_index(out).fingerprint == whole.fingerprint
+        assert text_task(str(out), length=16).load().num_training_examples > 0
+        with pytest.raises(DataError, match=rf"another call: source was sums\.txt and is {other}\."):
+            tokenize(str(other), out, shard_bytes=4096)
+        made.clear()
+        assert tokenize(str(text), out, shard_bytes=4096) == whole
+        assert made == []
+
+
+class TestASourceThatCannotBeOpened:
+    @pytest.fixture
+    def unreachable(self, monkeypatch):
+        """A hub that has no dataset."""
+
+        def refuse(*_, **__):
+            raise datasets.exceptions.DatasetNotFoundError("It doesn't exist on the Hub.")
+
+        monkeypatch.setattr(datasets, "load_dataset", refuse)
+
+    @pytest.mark.usefixtures("unreachable")
+    def test_leaves_no_folder_so_that_the_corrected_call_works(self, text, tmp_path):
+        with pytest.raises(DataError, match="cannot be had from the Hugging Face hub"):
+            tokenize("hf:mistyped", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert tokenize(str(text), tmp_path / "out").title == "sums.txt"
+
+    def test_or_that_holds_no_text_leaves_finished_shards_as_they_were(self, text, tmp_path):
+        tokenize(str(text), tmp_path / "out")
+        before = files_in(tmp_path / "out")
+        text.write_text("")
+        with pytest.raises(DataError, match="holds no text"):
+            tokenize(str(text), tmp_path / "out")
+        assert files_in(tmp_path / "out") == before
+
+    def test_because_of_its_field_leaves_no_folder(self, tmp_path):
+        lines = tmp_path / "lines.jsonl"
+        lines.write_text(json.dumps({"body": TEXT}) + "\n")
+        with pytest.raises(DataError, match="has no field 'text'"):
+            tokenize(str(lines), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_processes_write_what_one_process_does(text, tmp_path):
@@ -171,8 +297,10 @@ class TestTheTask:
         for name in ("a", "b"):
             tokenize(str(text), tmp_path / name, shard_bytes=2048)
         tokenize(str(text), tmp_path / "c", tokenizer="bpe:300", shard_bytes=2048)
-        a, b, c = (text_task(str(tmp_path / name)) for name in "abc")
-        assert a.to_dict(location=False) == b.to_dict(location=False)
+        moved = text.rename(tmp_path / "moved.txt")
+        tokenize(str(moved), tmp_path / "d", shard_bytes=2048)
+        a, b, c, d = (text_task(str(tmp_path / name)) for name in "abcd")
+        assert a.to_dict(location=False) == b.to_dict(location=False) == d.to_dict(location=False)
         assert a.fingerprint != c.fingerprint
         assert c.load().tokenizer
 

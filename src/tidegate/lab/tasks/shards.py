@@ -24,6 +24,8 @@ INDEX, TOKENIZER = "index.json", "tokenizer.json"
 JOURNAL = "progress.jsonl"
 """There until all shards are."""
 _REMEDY = "Run tidegate tokenize again with the same options: it makes anew what is missing or damaged."
+_ORIGIN = ("source", "field", "shard_bytes")
+"""Fields of an index that say how it came about, and nothing of its tokens."""
 _DTYPES = ("uint8", "uint16", "uint32")
 
 
@@ -54,13 +56,20 @@ class ShardIndex:
     dtype: Literal["uint8", "uint16", "uint32"]
     title: str
     """The text that they were made of."""
+    source: str = ""
+    """Where that text was, as `resolve_source` gives it; empty in the index of an older version."""
+    field: str | None = None
+    """The `--field` that it was read from."""
+    shard_bytes: int = 0
+    """Text of a shard, about; 0 in the index of an older version."""
     shards: tuple[Shard, ...]
     kind: Literal["shards"] = "shards"
 
     @property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that stand for all tokens, their order and what is held out."""
-        return content_hash({**asdict(self), "title": "", "shards": [asdict(shard) for shard in self.shards]})
+        content = {name: value for name, value in asdict(self).items() if name not in _ORIGIN}
+        return content_hash({**content, "title": "", "shards": [asdict(shard) for shard in self.shards]})
 
 
 def shard_name(number: int) -> str:

@@ -10,8 +10,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -59,6 +61,10 @@ _OWN_FILE = re.compile(
 )
 
 
+class EncoderLost(RuntimeError):  # noqa: N818, it tells of a process that is gone
+    """One of the processes that encode was ended; shards that are done are kept."""
+
+
 class _Job(NamedTuple):
     """The text of one shard."""
 
@@ -86,41 +92,53 @@ def tokenize(
     """Write a text as shards of tokens, or go on with it; return the index.
 
     Shards that are there, whole and made of the same text, are kept. Byte pairs are learnt from the first 64 MiB.
+    Where the text of the same source has changed, its shards are made anew, with the byte pairs that are there.
 
     data          : what `--data` of a comparison takes; files are read a piece at a time, datasets are streamed
     tokenizer     : `bytes`, `bpe:N`, or the path of a `tokenizer.json` that was written here
     num_processes : that encode
     shard_bytes   : text of a shard, about
     report        : is told after each shard how many there are, and how many tokens they have
+
+    A `DataError` says that the folder has shards of another source, field, tokenizer or `shard_bytes`, or that the
+    source cannot be opened; the folder is then as it was.
+
+    Raises:
+        EncoderLost: after a process that encodes was killed.
     """
     source = resolve_source("stdlib" if data is None else data)
-    folder.mkdir(parents=True, exist_ok=True)
     _require_own_folder(folder)
     given = _read_pairs(tokenizer) if tokenizer.endswith(".json") else ""
     num_tokens = None if given else num_merged_tokens(tokenizer)
     spelled = f"bpe:{_vocab_size(given)} {_digest(given)}" if given else tokenizer
-    journal = _Journal(
-        folder / JOURNAL, {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
-    )
+    options: dict[str, Any] = {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
+    journal = _Journal(folder / JOURNAL, options)
+    jobs = _jobs(source, field, shard_bytes)
+    # Read before anything is written: a source that cannot be opened must not change the folder.
+    if (first := next(jobs, None)) is None:
+        raise DataError(
+            f"--data {data} holds no text. Name a file with text in it, a folder of such files, or hf:NAME."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    journal.begin()
     pairs = given or (_learn_pairs(source, field, folder, num_tokens, journal.pairs_digest) if num_tokens else "")
     if given:
         write_content(folder / TOKENIZER, given.encode())
     journal.note_pairs(pairs)
     shards: list[Shard] = []
-    with _encoders(num_processes, pairs) as pool:
-        for shard in _encode_all(pool, _jobs(source, field, shard_bytes), journal, folder, 2 * num_processes):
-            shards.append(shard)
-            report(len(shards), sum(one.num_tokens for one in shards))
-    if not shards:
-        raise DataError(
-            f"--data {data} holds no text. Name a file with text in it, a folder of such files, or hf:NAME."
-        )
+    try:
+        with _encoders(num_processes, pairs) as pool:
+            for shard in _encode_all(pool, chain([first], jobs), journal, folder, 2 * num_processes):
+                shards.append(shard)
+                report(len(shards), sum(one.num_tokens for one in shards))
+    except BrokenProcessPool as problem:
+        raise EncoderLost("A process that encodes was ended, possibly for lack of memory.") from problem
     index = ShardIndex(
-        tokenizer=spelled,
+        **options,
         tokenizer_digest=_digest(pairs) if pairs else "",
         vocab_size=_vocab_size(pairs),
         dtype=smallest_dtype(_vocab_size(pairs)),
-        title=Path(source).name or source,
+        title=_title(source),
         shards=tuple(shards),
     )
     # Shards of a text that was longer before, and what kills have left half written.
@@ -134,9 +152,10 @@ def tokenize(
 
 def _require_own_folder(folder: Path) -> None:
     """Refuse a folder with files that are not of shards: some would be written over."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     others = [name for name in names if not _OWN_FILE.fullmatch(name)]
-    has_shards = any(name == JOURNAL or _SHARD_FILE.fullmatch(name) for name in names)
+    # A kill at the very beginning leaves a journal that is half written.
+    has_shards = any(name.startswith(JOURNAL) or _SHARD_FILE.fullmatch(name) for name in names)
     if others or (names and not has_shards and _done_index(folder / INDEX) is None):
         raise DataError(
             f"--out {folder} has files that are not of shards: {list_some(others or names)}. Choose another --out."
@@ -178,27 +197,32 @@ def _encode_all(
 
 
 class _Journal:
-    """The shards that are done, a sealed line each, until there is an index."""
+    """The shards that are done, a sealed line each, until there is an index. `begin` is the first to write."""
 
-    def __init__(self, path: Path, begun: dict[str, Any]) -> None:
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self._path = path
         lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
-        before = lines[0] if lines else {"tokenizer": done.tokenizer} if done else {}
-        if changed := [name for name, value in before.items() if begun[name] != value]:
-            raise DataError(
-                f"--out {path.parent} has shards of another call: {', '.join(changed)} "
-                f"{'differs' if len(changed) == 1 else 'differ'}. Choose another --out, or the same options."
-            )
+        kept = [read_as(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
+        before = lines[0] if lines else _options_of(done, options) if done else {}
+        if changed := [name for name, value in before.items() if options[name] != value]:
+            if kept:
+                differences = ", ".join(f"{name} was {before[name]} and is {options[name]}" for name in changed)
+                raise DataError(
+                    f"--out {path.parent} has shards of another call: {differences}. "
+                    "Choose another --out, or the same options."
+                )
+            # Another call ended before its first shard: there is nothing to lose.
+            lines, done = [], None
         noted = [line[_PAIRS] for line in lines if _PAIRS in line]
         self.pairs_digest: str = noted[-1] if noted else done.tokenizer_digest if done else ""
         """SHA-256 of the byte pairs of a call before this one; empty if there are none."""
-        kept = [read_as(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
         self._shards = {shard.name: shard for shard in kept}
-        if not lines:
-            for line in (begun, {_PAIRS: self.pairs_digest}, *map(asdict, kept)):
-                self._append(line)
-        # Until all shards are checked there is none.
-        (path.parent / INDEX).unlink(missing_ok=True)
+        self._lines = lines or [options, {_PAIRS: self.pairs_digest}, *map(asdict, kept)]
+
+    def begin(self) -> None:
+        """Write what is known of a call before this one; until all shards are checked there is no index."""
+        write_content(self._path, b"".join(map(_sealed_line, self._lines)))
+        (self._path.parent / INDEX).unlink(missing_ok=True)
 
     def note_pairs(self, pairs: str) -> None:
         """Write down the byte pairs; shards that were made with others are not kept."""
@@ -230,14 +254,18 @@ class _Journal:
         self._path.unlink(missing_ok=True)
 
     def _append(self, line: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(seal(line)) + "\n")
+        with self._path.open("ab") as file:
+            file.write(_sealed_line(line))
             file.flush()
             os.fsync(file.fileno())
 
 
+def _sealed_line(line: dict[str, Any]) -> bytes:
+    return (json.dumps(seal(line)) + "\n").encode()
+
+
 def _sealed_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; what a kill cut off, and all after it, is dropped."""
+    """The whole lines of a journal; what a kill cut off, and all after it, is left out."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for line in path.read_bytes().split(b"\n")[:-1]:
@@ -245,7 +273,6 @@ def _sealed_lines(path: Path) -> list[dict[str, Any]]:
                 lines.append(open_sealed(parse_json(line)))
             except ValueError:
                 break
-        write_content(path, "".join(json.dumps(seal(line)) + "\n" for line in lines).encode())
     return lines
 
 
@@ -255,6 +282,22 @@ def _done_index(path: Path) -> ShardIndex | None:
         return read_as(ShardIndex, open_sealed(parse_json(path.read_bytes())))
     except (ValueError, FileNotFoundError):
         return None
+
+
+def _options_of(index: ShardIndex, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that shards were made with, by the names of those of this call.
+
+    An index of an older version has the last part of its source alone: a source that ends alike is taken for the same.
+    """
+    if index.source:
+        return {name: getattr(index, name) for name in options}
+    same = index.title == _title(options["source"])
+    return {"source": options["source"] if same else index.title, "tokenizer": index.tokenizer}
+
+
+def _title(source: str) -> str:
+    """The last part of a source."""
+    return Path(source).name or source
 
 
 def _jobs(source: str, field: str | None, shard_bytes: int) -> Iterator[_Job]:
