@@ -311,6 +311,20 @@ def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
         assert (refused.exit_code, "holds tokens already" in refused.output) == (2, True)
 
 
+def test_shards_are_read_through_before_a_training_and_not_for_a_dry_run(text, tmp_path):
+    assert invoke("tokenize", text, "--out", tmp_path / "shards").exit_code == 0
+    shard = next((tmp_path / "shards").glob("*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[0] ^= 1
+    shard.write_bytes(content)
+    command = ["train", "--data", tmp_path / "shards", "--out", tmp_path / "out", *SIZES]
+    dry = invoke(*command, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    refused = invoke(*command)
+    assert (refused.exit_code, shard.name in refused.output) == (2, True), refused.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_path):
     folder, _ = trained
     options = ["--data", text, "--sequences", 8, "--quiet", "--json"]

@@ -276,6 +276,8 @@ def train(
         return
     require_writable(out)
     require_apart(out, data)
+    # Data that are damaged are an error of one line, and no run that failed.
+    run.task.load()
     try:
         if nproc > 1 and around == 1:
             launch_training(run, out, num_processes=nproc, max_restarts=max_restarts)

@@ -234,6 +234,12 @@ class TestTheForecast:
         assert "4 times in 5" not in forecast(request, base_runs(request), last_costs(lines))
 
 
+def test_settings_of_another_length_are_said_to_be_that(settings):
+    alike, longer = (settings.in_words(budget=budget) for budget in (settings.budget, 4 * settings.budget))
+    assert alike.endswith(f"tuned on this data at {settings.budget:,} tokens in 3 blocks")
+    assert longer == f"{alike}; these runs have {4 * settings.budget:,}, and may want other ones"
+
+
 class TestWhatMoreSeedsWouldShow:
     def test_names_those_that_were_not_told_apart(self, compared):
         summary = summarise(compared)

@@ -23,6 +23,7 @@ from tidegate.lab.training.run import ModelConfig, Run
 def make_plan(request: Request, base: dict[str, Run]) -> Plan:
     """Make the first line of the records: all that decides numbers, and how to ask for it again."""
     data = request.task.load()
+    budget = request.budget or PRESETS[request.task.kind][request.preset].budget
     variants = tuple(variant.plan() for variant in request.variants)
     decisive: dict[str, Any] = {
         "variants": [asdict(variant) for variant in variants],
@@ -41,11 +42,11 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         match="runs" if request.runs else request.match,
         margin=request.margin,
         grid=request.grid,
-        settings="" if request.settings is None else request.settings.in_words(),
+        settings="" if request.settings is None else request.settings.in_words(budget=budget),
         task=data.facts,
         description=data.description,
         preset="runs" if request.runs else request.preset,
-        budget=request.budget or PRESETS[request.task.kind][request.preset].budget,
+        budget=budget,
         request=content_hash(decisive),
         environment=environment(),
     )

@@ -75,10 +75,14 @@ class TunedSettings:
         """Whether they were tuned on this task at this size."""
         return self.preset == preset and self.task == decisive_facts(task.to_dict())
 
-    def in_words(self) -> str:
-        """Where they come from, for the page."""
+    def in_words(self, *, budget: int) -> str:
+        """Where they come from, for the page, and whether runs of another length may want others.
+
+        budget : tokens, or images, of the runs that they are for
+        """
         examples = "images" if self.task["kind"] == "image" else "tokens"
-        return f"{self.source}, tuned on this data at {self.budget:,} {examples} in {self.num_blocks} blocks"
+        doubt = "" if budget == self.budget else f"; these runs have {budget:,}, and may want other ones"
+        return f"{self.source}, tuned on this data at {self.budget:,} {examples} in {self.num_blocks} blocks{doubt}"
 
     def _find(self, variant: VariantPlan) -> TunedVariant | None:
         pairs = ((own, (own.gate, own.overrides)) for own in self.variants)

@@ -26,7 +26,7 @@ def single_run(
     model: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
 ) -> Run:
-    """The run of a variant on text.
+    """The run of a variant on text, which is opened for it and not read through.
 
     data : where the text is, as `tidegate train --data` takes it; None reads Python's own sources
     field : where `.jsonl` lines and datasets have their text
@@ -43,7 +43,7 @@ def single_run(
         d_model=size.d_model,
         num_layers=size.num_layers,
         num_heads=size.num_heads,
-        vocab_size=task.load().vocab_size,
+        vocab_size=task.open().vocab_size,
         max_length=size.length,
         **(model or {}),
         **variant.model,

@@ -62,7 +62,13 @@ class TextTask:
 
     def load(self) -> TextData:
         """Read the text and make tokens of it; once in a process. A `DataError` if it is no longer what it was."""
-        return _load(self)
+        data = _open(self)
+        _require_whole(self)
+        return data
+
+    def open(self) -> TextData:
+        """The same, but shards are held against the sizes in their index alone, and not read through."""
+        return _open(self)
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
         """As plain JSON values; without `location`, the fingerprint stands for where the text lies."""
@@ -231,12 +237,17 @@ def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) ->
 
 
 @lru_cache(maxsize=4)
-def _load(task: TextTask) -> TextData:
+def _require_whole(task: TextTask) -> None:
+    if source_kind(task.source) == "shards":
+        require_whole_shards(Path(task.source), read_index(Path(task.source)))
+
+
+@lru_cache(maxsize=4)
+def _open(task: TextTask) -> TextData:
     share, window = task.validation_share, task.length + 1
     if source_kind(task.source) == "shards":
         index = read_index(Path(task.source))
         _require_fingerprint(task, index.fingerprint)
-        require_whole_shards(Path(task.source), index)
         return TextData(task, shard_streams(Path(task.source), index))
     if task.tokenizer == "none":
         file = read_tokens(task.source)
