@@ -171,7 +171,8 @@ def _late_gain(record: Record) -> float | None:
     curve = [(point.tokens / record.tokens, point.loss) for point in record.curve if point.loss is not None]
     if len(curve) < _EVALUATIONS_THAT_TELL:
         return None
-    before = float(np.interp(_LATE, *zip(*curve, strict=True)))
+    shares, losses = zip(*curve, strict=True)
+    before = float(np.interp(_LATE, shares, losses))
     return 1 - curve[-1][1] / before if before else None
 
 
