@@ -24,7 +24,7 @@ from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
 from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.documents import Document
-from tidegate.lab.tasks.text import _load, text_task
+from tidegate.lab.tasks.text import _open, _require_whole, text_task
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
 from tidegate.lab.training.engine.distributed_checkpoint import load_latest
@@ -255,7 +255,8 @@ class ShardFile(Kind):
         self.path = folder / "shards" / self.name
 
     def read(self):
-        _load.cache_clear()
+        for read in (_open, _require_whole):
+            read.cache_clear()
         data = text_task(str(self.path.parent), length=16).load()
         training, held_out = data._streams.training, data._streams.held_out
         return data.tokenizer, *(stream[np.arange(len(stream))].tolist() for stream in (training, held_out))
