@@ -174,9 +174,9 @@ def measure(presets: list[str], asked: list[str], rounds: int, keep: Callable[[d
         count = max(2, rounds // 4) if preset == SLOW_PRESET else rounds
         print(f"{preset}: {len(names)} contenders, {count} rounds on {SIZES[preset].num_threads} threads", flush=True)
         steps = {name: contender(preset, name) for name in names}
-        # What is compiled is compiled in the first step.
         number = STEPS.get(preset, 1)
         rounds_of = {name: several(step, number) for name, step in steps.items()}
+        # What is compiled is compiled in the first step.
         timings = interleave(rounds_of, rounds=count, warmups=1)
         for step in steps.values():
             if isinstance(step, Trainer):

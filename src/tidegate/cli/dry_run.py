@@ -36,7 +36,7 @@ def print_estimate(
     table.add_column(overflow="fold")
     rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
     if num_processes > 1:
-        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top, and hours are of one"
+        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; hours are those of one"
         rows.append(("memory in each", _memory(in_each), how))
     for row in rows:
         table.add_row(*row)

@@ -245,6 +245,7 @@ def train(
     if threads is None:
         threads = size.num_threads
     around = num_processes_around()
+    num_processes = max(nproc, around)
     with options_named(_OPTIONS):
         require_launch(nproc=nproc, parallel=parallel, max_restarts=max_restarts, num_around=around)
         require_rate(1.0 if flops is None else flops, mfu)
@@ -268,11 +269,11 @@ def train(
                     "device": device,
                 },
             )
-        if max(nproc, around) > 1:
-            require_parallel(run, parallel, max(nproc, around))
+        if num_processes > 1:
+            require_parallel(run, parallel, num_processes)
     if dry_run:
         use_threads(threads)
-        print_estimate(run, flops=flops, mfu=mfu, parallel=parallel, num_processes=max(nproc, around), as_json=as_json)
+        print_estimate(run, flops=flops, mfu=mfu, parallel=parallel, num_processes=num_processes, as_json=as_json)
         return
     require_writable(out)
     require_apart(out, data)

@@ -47,7 +47,7 @@ def _basis(summary: Summary) -> str:
     if plan.is_tuned:
         tuned = "tuned alike"
     elif plan.settings:
-        tuned = "at settings tuned before, whose luck the intervals leave out"
+        tuned = "at settings tuned before (the luck of that choice is not in the intervals)"
     else:
         tuned = "at one untuned setting"
     gain = late_gain(summary.control)
