@@ -7,6 +7,13 @@ DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 DOCS_READY := $(VENV)/.ready-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# uv takes 30 s where pip takes 200; pip reads settings that uv does not, such as another index, and so comes second.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(1)]' \
+	|| $(PIP) --editable '.[$(1)]'
+# What is not compiled at installation is when it is first imported, and is then to be kept.
+unexport PYTHONDONTWRITEBYTECODE
+# Targets that do not need one another, such as `chromium` and `check`, run side by side.
+MAKEFLAGS += --jobs=2
 # One thread for each test process: two processes with two threads each would wait for one another. A file stays in one
 # process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -19,20 +26,20 @@ help: ## list the targets
 # PyTorch comes first and pinned: a looser request would fetch its CUDA build.
 $(DEMO_READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) --editable '.[lab]'
+	$(PIP) --no-compile torch uv
+	$(call INSTALL,lab)
 	touch $@
 
 $(READY): $(DEMO_READY)
-	$(PIP) --editable '.[test]'
+	$(call INSTALL,test)
 	touch $@
 
 $(BENCH_READY): $(READY)
-	$(PIP) --editable '.[dev]'
+	$(call INSTALL,dev)
 	touch $@
 
 $(DOCS_READY): $(DEMO_READY)
-	$(PIP) --editable '.[docs]'
+	$(call INSTALL,docs)
 	touch $@
 
 demo: $(DEMO_READY) ## the main job: compare gates on Python's own sources; the page is demo/report.html
@@ -52,7 +59,7 @@ chromium:
 		|| echo "No chromium, and it cannot be installed here: the browser tests will be skipped."
 
 test: check chromium ## all that CI runs: every law over every gate, and covers of the long products
-	$(PYTEST) -r s --durations 15
+	$(PYTEST) -r s
 
 test-all: check chromium ## the whole products of gates, options, dtypes and masks, and JAX fully optimised
 	$(PYTEST) -r s --full

@@ -1,5 +1,7 @@
 import gc
 import os
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import covers
@@ -7,9 +9,11 @@ import hypothesis
 import jax
 import matplotlib as mpl
 import pytest
+import surroundings
 import torch
 from jax_layers import QUICK_FLAGS
 
+surroundings.isolate()
 mpl.use("Agg")
 jax.config.update("jax_enable_x64", True)
 hypothesis.settings.register_profile("tidegate", derandomize=True, deadline=None, max_examples=20, database=None)
@@ -121,6 +125,20 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_unconfigure(config):
+    """End with how long the tests took, and which files took longest."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or not terminal.stats:
+        return
+    seconds = Counter()
+    for report in chain.from_iterable(terminal.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    longest = ", ".join(f"{Path(file).relative_to('tests')} {spent:.0f} s" for file, spent in seconds.most_common(5))
+    minutes, rest = divmod(round(terminal._session_start.elapsed().seconds), 60)
+    terminal.write_line(f"The tests took {minutes} min {rest} s. The longest files: {longest}.")
 
 
 def law_of(item):

@@ -1,24 +1,16 @@
-import json
 import subprocess
 import sys
 
 FRAMEWORKS = {"torch", "jax", "flax", "ray", "transformers", "matplotlib", "scipy"}
-LIMIT_IN_SECONDS = 0.2
-
-MEASURE = """
-import json, sys, time
-start = time.perf_counter()
-{statements}
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, sorted(name for name in sys.modules if "." not in name)]))
-"""
+MOST_MODULES = 150
+"""That `import tidegate` may load, the standard library's included: about 110 today, in a tenth of a second."""
 
 
-def fresh_import(statements: str) -> tuple[float, set[str]]:
-    """Seconds that the statements take in a new interpreter, and the top-level modules that are loaded after them."""
-    command = [sys.executable, "-c", MEASURE.format(statements=statements)]
-    seconds, modules = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return seconds, set(modules)
+def fresh_import(statements: str) -> tuple[int, set[str]]:
+    """How many modules the statements load in a new interpreter, and the names of those at the top level."""
+    program = f"import sys; before = set(sys.modules); {statements}; print(*(set(sys.modules) - before))"
+    modules = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    return len(modules), {name for name in modules if "." not in name}
 
 
 def test_the_root_loads_no_array_library():
@@ -27,9 +19,8 @@ def test_the_root_loads_no_array_library():
     assert not modules & (FRAMEWORKS | {"numpy", "array_api_compat"})
 
 
-def test_the_root_imports_in_a_blink():
-    # The best of three: the machine may be busy, the import may not.
-    assert min(fresh_import("import tidegate")[0] for _ in range(3)) < LIMIT_IN_SECONDS
+def test_the_root_loads_few_modules():
+    assert fresh_import("import tidegate")[0] <= MOST_MODULES
 
 
 def test_the_maths_load_no_framework():
@@ -43,6 +34,6 @@ def test_the_vocabulary_of_pages_loads_nothing_that_draws_them():
 
 
 def test_a_heavy_import_is_seen():
-    seconds, modules = fresh_import("import tidegate.tensors.random; import torch")
+    count, modules = fresh_import("import tidegate.tensors.random; import torch")
     assert modules & FRAMEWORKS >= {"torch"}
-    assert seconds > LIMIT_IN_SECONDS
+    assert count > MOST_MODULES

@@ -2,20 +2,15 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lab_runs import COARSE
 from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate._json import open_sealed, parse_json, seal
 from tidegate.cli import app
-from tidegate.lab.compare import cost
-from tidegate.lab.compare import run as compare_module
-from tidegate.lab.models import measure
 
 runner = CliRunner()
 RECORDS = Path(__file__).parents[2] / "docs" / "records" / "compare" / "records.jsonl"
@@ -25,16 +20,6 @@ QUICK = ["--seeds", "3", "--tokens", "4096", "--length", "32", "--executor", "se
 
 def invoke(*arguments):
     return runner.invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def measured_briefly():
-    """Memory is measured in a process of its own for each variant, which `test_cost.py` tests; layers coarsely."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "_peak_bytes", lambda run: None)
-        patch.setattr(compare_module, "measure_costs", partial(compare_module.measure_costs, rounds=2))
-        patch.setattr(measure, "_SAMPLING", COARSE)
-        yield
 
 
 @pytest.fixture(scope="module")

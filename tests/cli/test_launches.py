@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,8 +12,9 @@ from tempfile import TemporaryFile
 import pytest
 import torch
 from lab_runs import write_text
-from running import running
+from torch.distributed import TCPStore
 from typer.testing import CliRunner
+from waiting import LIMIT_IN_SECONDS, children_of, wait_until
 
 from tidegate.cli import app
 from tidegate.lab.training.engine.parallel import joined_processes
@@ -45,15 +45,17 @@ def finished(command):
     return done
 
 
+def wait_for_a_checkpoint(folder, *jobs):
+    wait_until(lambda: list(folder.glob("checkpoints/*.step-*")), "the first checkpoint", jobs=jobs)
+
+
 def killed_after_a_checkpoint(command, folder):
     """The code and the output of a training of which one process is killed once there is a checkpoint."""
     job = subprocess.Popen(
         [*command, "--save-seconds=0"], env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    while not list(folder.glob("checkpoints/*.step-*")):
-        assert job.poll() is None, job.communicate()[0]
-        time.sleep(0.05)
-    os.kill(max(pid for pid, fields in running() if int(fields[1]) == job.pid), signal.SIGKILL)
+    wait_for_a_checkpoint(folder, job)
+    os.kill(children_of(job.pid)[-1], signal.SIGKILL)
     output, _ = job.communicate()
     return job.returncode, output
 
@@ -114,26 +116,24 @@ class TestTorchrun:
         assert same(weights(tmp_path), weights(undisturbed))
         assert not (tmp_path / "checkpoints").exists()
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="the signals a process waits for are read from Linux's /proc")
     def test_of_two_machines_goes_on_although_only_one_counts_a_restart(self, undisturbed, text, tmp_path):
-        with taken_port() as port:
-            # It is free again, and rarely given to another at once.
-            where = ["--rdzv-backend=c10d", "--rdzv-id=two", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        # The store at which the machines meet is here, so that its port is never free for others.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
         machine = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *where]
         training = [*TRAIN, "--data", text, "--tokens=19200", "--out", tmp_path, "--save-seconds=0"]
         command = [*machine, "--max-restarts=1", *training]
         with started(command, command) as jobs:
-            while not list(tmp_path.glob("checkpoints/*.step-*")):
-                assert all(job.poll() is None for job, _ in jobs)
-                time.sleep(0.05)
-            lost, healthy = (next(pid for pid, fields in running() if int(fields[1]) == job.pid) for job, _ in jobs)
+            wait_for_a_checkpoint(tmp_path, *(job for job, _ in jobs))
+            lost, healthy = (children_of(job.pid)[0] for job, _ in jobs)
             # Stopped, it cannot fail too: its machine starts it anew because the other one waits, which counts nothing.
             os.kill(healthy, signal.SIGSTOP)
             os.kill(lost, signal.SIGKILL)
-            while not waits_for_a_signal(healthy, signal.SIGTERM):
-                time.sleep(0.05)
+            wait_until(lambda: waits_for_a_signal(healthy, signal.SIGTERM), "the signal to the healthy process")
             os.kill(healthy, signal.SIGCONT)
             for job, output in jobs:
-                job.wait(timeout=600)
+                job.wait(timeout=LIMIT_IN_SECONDS)
                 output.seek(0)
                 assert job.returncode == 0, output.read()
         assert same(weights(tmp_path), weights(undisturbed))
@@ -170,9 +170,7 @@ def test_processes_that_are_stopped_say_once_how_to_go_on(text, tmp_path, start,
     job = subprocess.Popen(
         command, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
-    while not list(tmp_path.glob("checkpoints/*.step-*")):
-        assert job.poll() is None, job.communicate()[0]
-        time.sleep(0.05)
+    wait_for_a_checkpoint(tmp_path, job)
     # A terminal sends Ctrl-C to all of them; who ends a job, to its parent.
     os.killpg(job.pid, sent) if sent == signal.SIGINT else job.send_signal(sent)
     output, _ = job.communicate()

@@ -14,20 +14,17 @@ from tidegate.report import write_page
 pytestmark = pytest.mark.torture
 
 NUM_RUNS = 500
-MOST_SECONDS = {"processes": 0.3, "ray": 0.6}
-"""That an executor may add to a run."""
 
 
 @pytest.mark.fault(lambda executor: f"{NUM_RUNS} tiny runs through {executor}")
-@pytest.mark.parametrize("executor", MOST_SECONDS)
-def test_an_executor_adds_little_to_a_run_and_the_driver_does_not_grow(executor, tmp_path, report):
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_every_run_ends_and_the_driver_does_not_grow(executor, tmp_path, report):
     text_of(tmp_path)
     process = victims.start(victims.many_runs, tmp_path, executor, NUM_RUNS, tmp_path / "answer.json")
     process.join()
     assert process.exitcode == 0
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["num_finished"] == NUM_RUNS
-    assert answer["overhead"] <= MOST_SECONDS[executor]
     assert answer["growth"] < 30 * 2**20
     report(
         tried=NUM_RUNS,
@@ -38,7 +35,7 @@ def test_an_executor_adds_little_to_a_run_and_the_driver_does_not_grow(executor,
 
 @pytest.mark.fault(f"A page of {NUM_RUNS} runs")
 @browser.needs_chromium
-def test_a_page_of_many_runs_is_small_and_opens_soon(tmp_path, report):
+def test_a_page_of_many_runs_is_small_and_opens(tmp_path, report):
     lines = lines_of(text_of(tmp_path), "none,g1", num_seeds=NUM_RUNS // 2, steps=2)
     path = write_page(page_of(lines), tmp_path / "page")
     megabytes = path.stat().st_size / 1e6
@@ -48,5 +45,4 @@ def test_a_page_of_many_runs_is_small_and_opens_soon(tmp_path, report):
         opened = browser.Opened(chromium, path)
         seconds = time.perf_counter() - start
         assert opened.complaints == []
-    assert seconds < 5
     report(tried=1, outcome=f"{megabytes:.1f} MB, opened in Chromium in {seconds:.1f} s")

@@ -13,10 +13,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import ray
 from lab_runs import run_of, text_of
 from ray.cluster_utils import Cluster
-from running import running
 
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.ray import RayExecutor
@@ -47,9 +47,8 @@ def pair_run(task):
 class Machines:
     """A head, which computes too, and another machine; one core each."""
 
-    def __init__(self, place):
-        # In Ray's own folder others would take it for the cluster of this machine.
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": SETTINGS, "temp_dir": place}
+    def __init__(self):
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": SETTINGS}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.other = self.cluster.add_node(num_cpus=1)
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -67,14 +66,11 @@ class Machines:
     def workers(self, name, *nodes):
         """Processes that work at tasks or actors of a name, on these machines or on both."""
         raylets = {info.process.pid for node in nodes or self.nodes for info in node.all_processes.get("raylet", [])}
-        return [pid for pid, fields in running() if int(fields[1]) in raylets and title(pid).startswith(f"ray::{name}")]
-
-
-def title(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+        return [
+            process.pid
+            for process in psutil.process_iter(["ppid", "cmdline"])
+            if process.info["ppid"] in raylets and "".join(process.info["cmdline"] or ()).startswith(f"ray::{name}")
+        ]
 
 
 def execute(runs, folder, happen=lambda event: None, **options):
@@ -183,9 +179,10 @@ def main():
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     # Ray writes to the standard output when a process is killed.
     os.dup2(2, 1)
-    # The names of sockets are short.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
-        task, machines = text_of(folder), Machines(short)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
+        # Whatever folder a node is given, Ray writes the address of the cluster into its default one.
+        os.environ["RAY_TMPDIR"] = place
+        task, machines = text_of(folder), Machines()
         for name in names:
             start = time.monotonic()
             place = folder / name

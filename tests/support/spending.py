@@ -1,4 +1,4 @@
-"""What a call spends: seconds, and memory above what its process held before."""
+"""What a call spends: processor time, and memory above what its process held before."""
 
 import time
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ class Spent:
 
 @contextmanager
 def measure_spending():
-    """Measure a block: its time, and the highest that memory rose above where it stood at its beginning."""
+    """Measure a block: its processor time, and the highest that memory rose above where it stood at its beginning."""
     spent, resting = Spent(), _status_bytes("VmRSS")
     _PEAKS_RESET.write_text("5")
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         yield spent
     finally:
-        spent.seconds = time.perf_counter() - start
+        spent.seconds = time.process_time() - start
         spent.num_bytes = _status_bytes("VmHWM") - resting

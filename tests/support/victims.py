@@ -14,8 +14,8 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
+import psutil
 from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures, write_text
 
 from tidegate.cli import app
@@ -28,6 +28,7 @@ from tidegate.lab.training.events import Notice, Progress, ignore
 from tidegate.lab.training.executors import serial
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
+from tidegate.lab.training.machine import num_cores
 from tidegate.lab.training.train import RunContext, execute_run
 
 _context = multiprocessing.get_context("forkserver")
@@ -86,13 +87,9 @@ def kill_all(process):
 
 def _children(pid):
     """The workers of a process; the tracker of multiprocessing's resources is none."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and b"spawn_main" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in "".join(child.cmdline())]
+    return []
 
 
 def _end(pid):
@@ -192,7 +189,7 @@ def many_runs(folder, executor, count, answer):
         memory.append(_status_bytes("VmRSS"))
     seconds = time.perf_counter() - start
     alone = [_seconds(lambda run=run: execute_run(run, RunContext())) for run in runs[:20]]
-    overhead = (seconds * len(os.sched_getaffinity(0)) / count) - sorted(alone)[len(alone) // 2]
+    overhead = (seconds * num_cores() / count) - sorted(alone)[len(alone) // 2]
     growth = memory[-1] - memory[len(memory) // 10]
     answer.write_text(json.dumps({"num_finished": finished, "overhead": overhead, "growth": growth}))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +48,7 @@ def tokenize(
     """
     from tidegate.lab.tasks.tokenizing import EncoderLost
     from tidegate.lab.tasks.tokenizing import tokenize as write_shards
+    from tidegate.lab.training.machine import num_cores
 
     require_writable(out)
     require_apart(out, data)
@@ -65,7 +65,7 @@ def tokenize(
                 out,
                 tokenizer=tokenizer,
                 field=field,
-                num_processes=processes or len(os.sched_getaffinity(0)),
+                num_processes=processes or num_cores(),
                 report=report,
             )
     except KeyboardInterrupt:

@@ -160,10 +160,13 @@ def _fused_kernel_serves(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: T
     return q_BHTD.device.type == "cpu"
 
 
-# The compiler cannot trace the question; it is asked once, when it compiles.
-@torch.compiler.assume_constant_result
 def _fused_kernels_enabled() -> bool:
     return torch.backends.cuda.flash_sdp_enabled()
+
+
+# The compiler cannot trace the question, so it asks once, when it compiles. `torch.compiler.assume_constant_result`
+# sets this mark too, but imports the compiler, which doubles the time of `import tidegate.torch`.
+_fused_kernels_enabled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _additive(mask: Tensor, q_BHTD: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ class TestTheForecast:
         assert said.startswith("This will train 10 runs to compare, for about 1 min on ")
 
     def test_counts_what_is_evaluated_at_a_third(self, lines, request_for, monkeypatch):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+        monkeypatch.setattr("tidegate.lab.compare.forecast.num_cores", lambda: 1)
         request = request_for("none,g1", num_seeds=5)
         base, costs = base_runs(request), last_costs(lines)
         slow = replace(costs, items=tuple(replace(cost, tokens_per_second=1.0) for cost in costs.items))

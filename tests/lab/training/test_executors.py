@@ -1,19 +1,19 @@
 import os
 import pickle
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 
 import lab_runs
+import psutil
 import pytest
 from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
-from running import running
+from waiting import LIMIT_IN_SECONDS, wait_until
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
@@ -304,14 +304,16 @@ def finished_here(folder, variants, *, num_seeds, steps, out="out"):
 
 def members(session):
     """Processes of a session that still run."""
-    return [pid for pid, fields in running() if fields[3] == str(session) and fields[0] != "Z"]
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
-def gone(session, seconds=20):
-    deadline = time.monotonic() + seconds
-    while members(session) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not members(session)
+def wait_for_the_end_of(session):
+    wait_until(lambda: not members(session), "the end of all processes of the comparison")
 
 
 class Asked:
@@ -331,15 +333,15 @@ class TestAComparisonInProcesses:
     def test_killed_at_any_moment_and_run_again_gives_the_same_records(
         self, num_processes, tmp_path, miniatures, begin
     ):
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=200, num_processes=num_processes)
-        time.sleep(random.Random(8).uniform(0.0, 0.3))
+        # Many more steps than a machine makes between the first one that it tells of and the kill.
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=1000, num_processes=num_processes)
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
-        assert gone(process.pid)
+        wait_for_the_end_of(process.pid)
         assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
-        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=200)
-        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=200, out="new")
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=1000)
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=1000, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     @pytest.mark.parametrize(
@@ -355,10 +357,10 @@ class TestAComparisonInProcesses:
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
         process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
         os.killpg(process.pid, number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=LIMIT_IN_SECONDS)
         assert process.returncode == 130
         assert errors == ""
-        assert gone(process.pid)
+        wait_for_the_end_of(process.pid)
         folder, asked = tmp_path / "out" / CHECKPOINTS, Asked()
         with pytest.raises(KeyboardInterrupt):
             compare(request, tmp_path / "out", executor=asked, tell=lambda _: None)

@@ -129,11 +129,14 @@ class TestTwoProcessesOfARun:
 
 
 def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at RAY_ADDRESS {address}: .*refused.* Start it"):
-        executor_of("ray").require([run_of(task)])
+    # Bound, so that nobody else takes the port, and not listening, so that it refuses.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        message = f"no Ray cluster answers at RAY_ADDRESS {address}: .*refused.* Start it"
+        with pytest.raises(ConnectionError, match=message):
+            executor_of("ray").require([run_of(task)])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from statistics import fmean, stdev
 
@@ -11,6 +10,7 @@ from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.compare.tuning import as_trial
 from tidegate.lab.judging import detectable_difference, seeds_needed
+from tidegate.lab.training.machine import num_cores
 from tidegate.lab.training.records import Costs, Grid
 from tidegate.lab.training.run import Run
 
@@ -41,7 +41,7 @@ def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[s
     seconds = request.num_seeds * sum(
         (_worth_in_tokens(run) + trials * _worth_in_tokens(as_trial(run))) / speeds[name] for name, run in base.items()
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     tuned = f"{number_of(trials * request.num_seeds * len(base), 'run')} to tune and " if trials else ""
     yield (
         f"This will train {tuned}{number_of(compared, 'run')} to compare, for about {_duration(seconds / cores)} on "

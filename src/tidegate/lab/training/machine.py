@@ -33,6 +33,11 @@ def environment() -> dict[str, str]:
     }
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use, or how many there are where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def _source() -> str:
     """Hash this package's own code: a version alone does not tell two states of a working copy apart."""

@@ -7,8 +7,9 @@ parameters: the embedding is also the head, which reads the width too.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+
+from tidegate.lab.training.machine import num_cores
 
 TOKENS_PER_PARAMETER = 20
 _LARGEST_LR = 3e-3
@@ -33,7 +34,7 @@ class ModelSize:
     @property
     def num_threads(self) -> int:
         """Threads on the CPU: one for each core; one alone below a width of 256, where several would mostly wait."""
-        return len(os.sched_getaffinity(0)) if self.d_model >= _WIDTH_OF_SEVERAL_THREADS else 1
+        return num_cores() if self.d_model >= _WIDTH_OF_SEVERAL_THREADS else 1
 
 
 SIZES: dict[str, ModelSize] = {

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -42,25 +41,6 @@ DAMAGED = (998, 999)
 """Steps of checkpoints that hold nothing."""
 
 
-def launch(folder, cases, script=lab_processes.__file__):
-    """Two processes that know one another."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    around = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, script, str(folder), json.dumps(cases)],
-            env={**os.environ, **around, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=Path(script).parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-
-
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
     """The folder in which two processes have left what they made."""
@@ -71,9 +51,19 @@ def folder(request, tmp_path_factory):
             executed(run_with(task, "g1"), folder=place / f"from-one-{kind}", **stopped_after(STOP))
     for step in DAMAGED:
         (place / "damaged" / f"{run_with(task, 'g1').id}.step-{step:09}").mkdir(parents=True)
-    processes = launch(place, cases_of(request.config.getoption("--full")))
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    # torchrun finds a port for them.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    cases = json.dumps(cases_of(request.config.getoption("--full")))
+    done = subprocess.run(
+        [*torchrun, lab_processes.__file__, str(place), cases],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(lab_processes.__file__).parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
     return place
 
 

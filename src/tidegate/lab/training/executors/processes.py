@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import final
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.executors.attempts import RETRIES, Attempts, ExitReasons
 from tidegate.lab.training.executors.serial import note_interrupts
+from tidegate.lab.training.machine import num_cores
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
@@ -60,7 +60,7 @@ class ProcessExecutor:
         if not runs:
             return
         threads = max(run.training.num_threads for run in runs)
-        num_workers = min(self.num_processes or max(1, len(os.sched_getaffinity(0)) // threads), len(runs))
+        num_workers = min(self.num_processes or max(1, num_cores() // threads), len(runs))
         with note_interrupts() as interrupted:
             pool = _WorkerPool(
                 deque(runs),
