@@ -10,15 +10,14 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # uv takes 30 s where pip takes 200; pip reads settings that uv does not, such as another index, and so comes second.
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(1)]' \
 	|| $(PIP) --editable '.[$(1)]'
-# What is not compiled at installation is when it is first imported, and is then to be kept.
 unexport PYTHONDONTWRITEBYTECODE
-# Targets that do not need one another, such as `chromium` and `check`, run side by side.
+# Targets that do not need one another, such as `check` and `bytecode`, run side by side.
 MAKEFLAGS += --jobs=2
 # One thread for each test process: two processes with two threads each would wait for one another. A file stays in one
 # process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo tour chromium test test-all torture models check coverage bench bench-gpu dist docs format
+.PHONY: help demo tour chromium bytecode test test-all torture models check coverage bench bench-gpu dist docs format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -58,10 +57,14 @@ chromium:
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
 		|| echo "No chromium, and it cannot be installed here: the browser tests will be skipped."
 
-test: check chromium ## all that CI runs: every law over every gate, and covers of the long products
+# Else each test process would compile the packages for itself. Some hold files that are not Python 3.
+bytecode: $(READY)
+	-@$(BIN)/python -m compileall -qq $(VENV)/lib
+
+test: check bytecode chromium ## all that CI runs: every law over every gate, and covers of the long products
 	$(PYTEST) -r s
 
-test-all: check chromium ## the whole products of gates, options, dtypes and masks, and JAX fully optimised
+test-all: check bytecode chromium ## the whole products of gates, options, dtypes and masks, and JAX fully optimised
 	$(PYTEST) -r s --full
 
 # One process: it measures memory and time, and kills what it starts.

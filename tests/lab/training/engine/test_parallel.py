@@ -26,13 +26,22 @@ from tidegate.lab.training.outputs import trained_model
 pytestmark = pytest.mark.timeout(1500)
 
 GATES = ("none", *PRESETS)
+IN_EVERY_WAY = ("none", "bma", "g1", "g5", "sink")
+"""A gate at each place that is shared out in another way: none, values, outputs, the dense projection, a sink."""
 TOLERANCES = {"float64": (1e-10, 1e-10), "float32": (1e-5, 1e-4)}
 """Of losses and of weights."""
 
 
 def cases_of(full):
-    """Every gate in every way in float64, which tells more, and some in float32; with --full all, over fifty steps."""
-    whole = [("float64", gate, kind, 1, LONG if full else SHORT) for gate in GATES for kind in KINDS]
+    """Every gate in one way and some in every way in float64, which tells more, and one in float32.
+
+    With --full all gates in all ways, over fifty steps.
+    """
+    whole = [
+        ("float64", gate, kind, 1, LONG if full else SHORT)
+        for place, gate in enumerate(GATES)
+        for kind in (KINDS if full or gate in IN_EVERY_WAY else [KINDS[place % len(KINDS)]])
+    ]
     single = [("float32", gate, kind, 1, LONG) for gate in (GATES if full else ("bma",)) for kind in KINDS]
     return [*whole, *single, *(("float64", "g1-head", kind, 2, SHORT) for kind in KINDS)]
 
