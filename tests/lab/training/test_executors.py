@@ -334,14 +334,14 @@ class TestAComparisonInProcesses:
         self, num_processes, tmp_path, miniatures, begin
     ):
         # Many more steps than a machine makes between the first one that it tells of and the kill.
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=1000, num_processes=num_processes)
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=400, num_processes=num_processes)
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
         wait_for_the_end_of(process.pid)
         assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
-        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=1000)
-        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=1000, out="new")
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=400)
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=400, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     @pytest.mark.parametrize(
