@@ -40,7 +40,9 @@ class Deadly(str):
 
 def write_text(folder):
     path = folder / "sums.txt"
-    path.write_text("".join(LINES))
+    # Of several processes that share the folder, one would read what another has only begun to write.
+    if not path.exists():
+        path.write_text("".join(LINES))
     return path
 
 
