@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(SECONDS_FOR_A_SCENARIO * (len(SCENARIOS) + 1))
 def answers(request, tmp_path_factory):
     """What came of each scenario: records, events, and the folder."""
     folder = tmp_path_factory.mktemp("cluster")
-    names = list(SCENARIOS) if request.config.getoption("--full") else ["crowded", "losses"]
+    names = list(SCENARIOS) if request.config.getoption("--full") else ["crowded"]
     script = Path(lab_cluster.__file__)
     output = folder / "output.txt"
     with output.open("w") as file:
@@ -58,6 +58,7 @@ def timeless_by_id(records):
     return {record.id: timeless(record) for record in records}
 
 
+@pytest.mark.full
 def test_runs_that_lose_their_process_or_their_machine_go_on_elsewhere_and_are_recorded_once(answers):
     records, events, folder = answers["losses"]
     runs = long_runs(text_of(folder.parent))

@@ -116,8 +116,11 @@ class _Tasks:
             run = self._queue.popleft()
             # Several processes have cores of their own, which Ray Train asks for.
             needs = self._resources.of_process(run) if self._resources.processes == 1 else {"CPU": 0, "GPU": 0}
-            reference = self._task.options(num_cpus=needs["CPU"], num_gpus=needs["GPU"]).remote(run, self._work)
-            self.pending[reference] = run
+            # Ray's own lists show the name, and so does the title of the process.
+            task = self._task.options(
+                name=f"{run_label(run.to_dict())}, seed {run.seed}", num_cpus=needs["CPU"], num_gpus=needs["GPU"]
+            )
+            self.pending[task.remote(run, self._work)] = run
         return len(self._queue)
 
     def _most_pending(self) -> float:
