@@ -31,7 +31,7 @@ ODD = tuple(spelling for spelling in EXOTIC if "w5" not in spelling)
 FEW_GATES = ("none", "g1", "g1-head", "bma", "g3", "key:value:head", "query:query", "g1+g2+g3+g4+g5")
 
 
-@over(gate=axis(READERS, *FEW_GATES), options=axis(OPTIONS, "plain", "everything"))
+@over(gate=axis(READERS, *FEW_GATES), options=axis(OPTIONS, "everything"))
 def test_theory_and_measurement_agree_for_every_gate(gate, options):
     (row,) = gauge_table([gate], **options)
     measured, predicted = (

@@ -93,6 +93,7 @@ def test_what_is_written_does_not_depend_on_the_length_that_is_compiled(options,
     assert len(np.unique(padded[:, 5:])) > 2
 
 
+@pytest.mark.full
 def test_lengths_are_compiled_a_few_times(model):
     config, params = model
     compiled = _generate._cache_size()

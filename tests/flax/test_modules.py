@@ -338,6 +338,7 @@ def test_models_are_split_and_merged():
     assert_close(call(model, tokens), logits_of_torch(tokens, num_layers=1))
 
 
+@pytest.mark.full
 def test_checkpointed_blocks_drop_the_same_and_learn_the_same():
     tokens = sample(2, 5)
     results = []

@@ -243,7 +243,7 @@ def assert_half_precision_is_exact_up_to_rounding(gate, dtype):
     assert largest_gap(y, expected) <= rounding(dtype, expected)
 
 
-@every_combination
+@some_gates
 def test_bfloat16_is_exact_up_to_rounding(gate):
     assert_half_precision_is_exact_up_to_rounding(gate, jnp.bfloat16)
 

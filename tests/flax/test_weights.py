@@ -27,7 +27,12 @@ MODELS = {
     },
     "learned": {"positions": "learned", "metric": "diagonal"},
 }  # fmt: skip
-every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+ALWAYS = ("none", "bma", "all", "learned")
+every_model = pytest.mark.parametrize(
+    "options",
+    [pytest.param(MODELS[name], marks=[] if name in ALWAYS else pytest.mark.full) for name in MODELS],
+    ids=MODELS,
+)
 
 
 @pytest.fixture

@@ -244,7 +244,9 @@ def test_packed_data_are_unpacked_when_they_are_saved(browser, tmp_path):
     assert opened.complaints == []
 
 
-@pytest.fixture(scope="module", params=["text", "recall", pytest.param("images", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["text", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("recall", "images"))]
+)
 def lines(request, tmp_path_factory):
     threads = torch.get_num_threads()
     match request.param:

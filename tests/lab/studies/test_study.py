@@ -224,6 +224,7 @@ def test_the_command_of_the_page_gives_the_options_again(answered):
     assert set_options(base, settings) == result.options
 
 
+@pytest.mark.full
 def test_a_figure_gives_the_same_file_each_time(answered, tmp_path):
     *_, view, _ = answered
     one, other = (save_figures(view.figures, tmp_path / folder) for folder in ("one", "other"))
