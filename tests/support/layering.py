@@ -28,7 +28,8 @@ class Layer:
 
 # Groups of names that several rows admit; the map in docs/architecture.md calls them by these words.
 VOCABULARY = ("tidegate.sizes", "tidegate.gate", "tidegate.gates", "tidegate._verdict", "tidegate.config")
-PLUMBING = ("tidegate._text", "tidegate._json", "tidegate._faults", "tidegate._files", "tidegate._refusals")
+CHECKS = ("tidegate._text", "tidegate._validation")
+PLUMBING = (*CHECKS, "tidegate._json", "tidegate._faults", "tidegate._files", "tidegate._refusals")
 MATHS = (*VOCABULARY, *PLUMBING, "tidegate.tensors")
 LIBRARY = (
     *MATHS,
@@ -62,14 +63,16 @@ QUESTIONS = {
 }
 
 LAYERS: dict[str, Layer] = {
-    "__init__": Layer(about="What `import tidegate` gives: the vocabulary, and nothing heavy.", allowed=VOCABULARY),
-    "sizes": Layer(about="The sizes of a layer, with their defaults and checks.", allowed=PLUMBING[:1]),
+    "__init__": Layer(
+        about="What `import tidegate` gives: the vocabulary, and nothing heavy.", allowed=(*VOCABULARY, *CHECKS)
+    ),
+    "sizes": Layer(about="The sizes of a layer, with their defaults and checks.", allowed=CHECKS),
     "gate": Layer(
         about="`Gate`: one point of the vocabulary, its spelling, its rules, and the presets.",
-        allowed=(*PLUMBING[:2], *VOCABULARY[:1]),
+        allowed=(*PLUMBING[:3], *VOCABULARY[:1]),
     ),
     "gates": Layer(
-        about="`Gates`: the gates of one layer, at most one at each site.", allowed=(*PLUMBING[:2], *VOCABULARY[:2])
+        about="`Gates`: the gates of one layer, at most one at each site.", allowed=(*PLUMBING[:3], *VOCABULARY[:2])
     ),
     "_verdict": Layer(about="The words of a verdict."),
     "config": Layer(
@@ -77,17 +80,18 @@ LAYERS: dict[str, Layer] = {
         allowed=(*VOCABULARY[:3], *PLUMBING),
     ),
     "_text": Layer(about="How text of others is shown: quoted, shortened, without what steers a terminal."),
-    "_json": Layer(about="JSON: parsed, sealed by a digest, and read as frozen dataclasses.", allowed=PLUMBING[:1]),
+    "_validation": Layer(about="`InputError`: what is wrong with a value, as data.", allowed=CHECKS[:1]),
+    "_json": Layer(about="JSON: parsed, sealed by a digest, and read as frozen dataclasses.", allowed=CHECKS),
     "_faults": Layer(about="Points at which tests break off the writing of files."),
     "_files": Layer(
         about="Writing files whole or not at all; files of tensors with a digest.",
-        allowed=("tidegate._text", "tidegate._json", "tidegate._faults"),
+        allowed=PLUMBING[:4],
     ),
     "_model_files": Layer(
         about="What a model's file says of itself, checked before anything is built.", allowed=(*VOCABULARY, *PLUMBING)
     ),
     "_refusals": Layer(
-        about="Checks of inputs, with one wording for every framework.", allowed=(*PLUMBING[:1], *VOCABULARY[:3])
+        about="Checks of inputs, with one wording for every framework.", allowed=(*CHECKS, *VOCABULARY[:3])
     ),
     "tensors": Layer(
         about="Attention as mathematics on any array library: the reference for all else.",
