@@ -1,13 +1,13 @@
 import ast
 import inspect
 import json
-import re
 from dataclasses import MISSING, FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 import pytest
+from errors import rejects
 
 from tidegate import Gate, Gates
 from tidegate.config import (
@@ -53,7 +53,7 @@ def test_json_holds_a_ramp_only_if_there_is_one():
 
 @pytest.mark.parametrize("ramp", [(1,), (2, 2), (3, 1), (0, float("inf")), (float("nan"), 1)])
 def test_a_ramp_that_does_not_rise_is_refused(ramp):
-    with pytest.raises(ValueError, match=r"Rotary\.ramp must be two finite numbers, the first below the second; got"):
+    with rejects("Rotary.ramp"):
         Rotary(ramp=ramp)
 
 
@@ -86,37 +86,37 @@ def test_a_configuration_is_frozen_and_its_base_cannot_be_made():
         StackConfig()
 
 
-REFUSED = [
-    (TransformerConfig, {"gate": "g9"}, "Unknown gate 'g9'"),
-    (TransformerConfig, {"gate": "output:query:w99"}, "Gate.width must be at most 32"),
-    (TransformerConfig, {"d_model": 0}, "d_model must be a whole number of at least 1; got 0"),
-    (TransformerConfig, {"d_model": "128"}, "d_model must be a whole number of at least 1; got '128'"),
-    (TransformerConfig, {"d_model": 130}, "d_model must be a multiple of num_heads"),
-    (TransformerConfig, {"num_layers": None}, "num_layers must be a whole number of at least 1; got None"),
-    (TransformerConfig, {"num_heads": True}, "num_heads must be a whole number of at least 1; got True"),
-    (TransformerConfig, {"num_kv_heads": 3}, "num_kv_heads must divide num_heads"),
-    (TransformerConfig, {"d_ff": 0}, "d_ff must be a whole number of at least 1, or None; got 0"),
-    (TransformerConfig, {"norm": "batch"}, "norm must be 'rms' or 'layer'; got 'batch'"),
-    (TransformerConfig, {"feedforward": "relu"}, "feedforward must be 'swiglu' or 'gelu'; got 'relu'"),
-    (TransformerConfig, {"metric": "flat"}, "metric must be 'diagonal', 'learned' or None; got 'flat'"),
-    (TransformerConfig, {"positions": "sine"}, "positions must be 'rotary', 'learned' or 'none'; got 'sine'"),
-    (TransformerConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
-    (TransformerConfig, {"attention_dropout": -0.1}, r"attention_dropout must lie in \[0, 1\); got -0.1"),
-    (TransformerConfig, {"temperature": 0.0}, "temperature must be a finite number above 0; got 0.0"),
-    (TransformerConfig, {"window": 0}, "window must be a whole number of at least 1, or None; got 0"),
-    (TransformerConfig, {"vocab_size": 0}, "vocab_size must be a whole number"),
-    (TransformerConfig, {"max_length": None}, "max_length must be a whole number"),
-    (TransformerConfig, {"head_dim": 5}, "even number of the head's 5 channels"),
-    (TransformerConfig, {"positions": "learned", "rotary": Rotary(base=5.0)}, "positions is 'learned'. Leave rotary"),
-    (VisionConfig, {"patch_size": 5}, "patch_size must divide image_size; got patch_size=5, image_size=32"),
-    (VisionConfig, {"channels": 0}, "channels must be a whole number"),
-    (VisionConfig, {"pooling": "max"}, "pooling must be 'class' or 'mean'; got 'max'"),
+REJECTED = [
+    (TransformerConfig, {"gate": "g9"}, "gate"),
+    (TransformerConfig, {"gate": "output:query:w99"}, "Gate.width"),
+    (TransformerConfig, {"d_model": 0}, "d_model"),
+    (TransformerConfig, {"d_model": "128"}, "d_model"),
+    (TransformerConfig, {"d_model": 130}, "d_model"),
+    (TransformerConfig, {"num_layers": None}, "num_layers"),
+    (TransformerConfig, {"num_heads": True}, "num_heads"),
+    (TransformerConfig, {"num_kv_heads": 3}, "num_kv_heads"),
+    (TransformerConfig, {"d_ff": 0}, "d_ff"),
+    (TransformerConfig, {"norm": "batch"}, "norm"),
+    (TransformerConfig, {"feedforward": "relu"}, "feedforward"),
+    (TransformerConfig, {"metric": "flat"}, "metric"),
+    (TransformerConfig, {"positions": "sine"}, "positions"),
+    (TransformerConfig, {"dropout": 1.0}, "dropout"),
+    (TransformerConfig, {"attention_dropout": -0.1}, "attention_dropout"),
+    (TransformerConfig, {"temperature": 0.0}, "temperature"),
+    (TransformerConfig, {"window": 0}, "window"),
+    (TransformerConfig, {"vocab_size": 0}, "vocab_size"),
+    (TransformerConfig, {"max_length": None}, "max_length"),
+    (TransformerConfig, {"head_dim": 5}, "Rotary.fraction"),
+    (TransformerConfig, {"positions": "learned", "rotary": Rotary(base=5.0)}, "rotary"),
+    (VisionConfig, {"patch_size": 5}, "patch_size"),
+    (VisionConfig, {"channels": 0}, "channels"),
+    (VisionConfig, {"pooling": "max"}, "pooling"),
 ]
 
 
-@pytest.mark.parametrize(("config", "options", "message"), REFUSED, ids=[str(row[1]) for row in REFUSED])
-def test_what_makes_no_sense_is_refused_by_name(config, options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("config", "options", "field"), REJECTED, ids=[str(row[1]) for row in REJECTED])
+def test_an_option_out_of_range_is_rejected_by_name(config, options, field):
+    with rejects(field):
         config(**options)
 
 
@@ -129,12 +129,11 @@ BOOLEANS = [
 @pytest.mark.parametrize(("kind", "name"), BOOLEANS, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("value", ["no", "", 0, 1, None, np.True_], ids=repr)
 def test_a_boolean_is_true_or_false_and_nothing_else(kind, name, value):
-    message = f"^{name} must be True or False; got {re.escape(repr(value))}\\.$"
     sizes = {"d_model": 8, "num_heads": 2}
-    with pytest.raises(ValueError, match=message):
+    with rejects(name):
         kind(**sizes, **{name: value})
     if kind is not AttentionConfig and not isinstance(value, np.bool_):
-        with pytest.raises(ValueError, match=message):
+        with rejects(name):
             kind.from_json(json.dumps({**sizes, name: value}))
     assert getattr(kind(**sizes, **{name: True}), name) is True
 
@@ -151,17 +150,16 @@ def test_a_rotary_embedding_is_not_switched_on_by_what_is_no_boolean(value):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "field", "hint"),
     [
-        ('{"widht": 3, "d_model": 8}', "TransformerConfig has no field widht. Known: gate, d_model"),
-        ('{"rotary": {"bass": 3}}', "Rotary has no field bass. Known: base, fraction"),
-        ('{"rotary": 3}', "Rotary in JSON is an object of fields; got 3"),
-        ("[]", r"TransformerConfig in JSON is an object of fields; got \[\]"),
-        ("", "Expecting value"),
+        ('{"widht": 3, "d_model": 8}', "widht", "Known: gate, d_model"),
+        ('{"rotary": {"bass": 3}}', "bass", "Known: base, fraction"),
+        ('{"rotary": 3}', "Rotary", ""),
+        ("[]", "TransformerConfig", ""),
     ],
 )
-def test_json_that_is_no_configuration_is_refused_by_name(text, message):
-    with pytest.raises(ValueError, match=message):
+def test_json_that_is_no_configuration_is_rejected_by_name(text, field, hint):
+    with rejects(field, hint=hint):
         TransformerConfig.from_json(text)
 
 
@@ -169,13 +167,13 @@ def test_each_block_may_have_a_feed_forward_width_of_its_own():
     config = TransformerConfig(num_layers=3, d_ff=(8, 9, 10))
     assert [config.block(index).feedforward_width for index in range(3)] == [8, 9, 10]
     assert TransformerConfig.from_json(config.to_json()) == config
-    with pytest.raises(ValueError, match=r"a width for each block: ask config\.block"):
+    with rejects("d_ff", hint="config.block(index)"):
         _ = config.feedforward_width
 
 
 @pytest.mark.parametrize("widths", [(8, 9), (8, 0, 9), (8, 9.0, 10)])
 def test_widths_that_do_not_fit_the_blocks_are_refused(widths):
-    with pytest.raises(ValueError, match="d_ff must be one width, or one of each of 3 blocks"):
+    with rejects("d_ff"):
         TransformerConfig(num_layers=3, d_ff=widths)
 
 
@@ -266,18 +264,21 @@ def test_a_layer_and_the_layers_of_a_model_have_the_same_defaults():
     assert default_of("temperature") == layer.temperature == 1
 
 
-LAYER_REFUSED = [
-    ({"num_kv_heads": 0}, "num_kv_heads must be a whole number of at least 1, or None; got 0"),
-    ({"metric": "flat"}, "metric must be 'diagonal', 'learned' or None; got 'flat'"),
-    ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
-    ({"window": 0}, "window must be a whole number of at least 1, or None; got 0"),
-    ({"temperature": 0.0}, "temperature must be a finite number above 0; got 0.0"),
-    ({"rope": Rotary(fraction=0.3)}, "even number of the head's 16 channels"),
-    ({"gate": "output:query:w99"}, "Gate.width must be at most 16"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), LAYER_REFUSED, ids=[str(row[0]) for row in LAYER_REFUSED])
-def test_a_layers_options_that_make_no_sense_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"num_kv_heads": 0}, "num_kv_heads"),
+        ({"metric": "flat"}, "metric"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": float("nan")}, "dropout"),
+        ({"window": 0}, "window"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"rope": Rotary(fraction=0.3)}, "Rotary.fraction"),
+        ({"gate": "output:query:w99"}, "Gate.width"),
+    ],
+    ids=str,
+)
+def test_a_layers_option_out_of_range_is_rejected_by_name(options, field):
+    with rejects(field):
         AttentionConfig(d_model=64, num_heads=4, **options)

@@ -5,6 +5,7 @@ import pytest
 from errors import rejects
 
 from tidegate import InputError
+from tidegate._validation import require_size
 
 ERROR = InputError("window", expected="a positive integer or None", got=-3, hint="Use None for full attention.")
 
@@ -36,3 +37,12 @@ def test_an_error_of_a_nested_field_names_the_path():
 def test_the_tests_own_check_can_fail(field, hint):
     with pytest.raises((AssertionError, pytest.fail.Exception)), rejects(field, hint=hint):
         raise ERROR
+
+
+@pytest.mark.parametrize("size", [0, 1.5, False])
+def test_a_size_is_none_only_where_that_is_allowed(size):
+    require_size("reach", None, optional=True)
+    with rejects("reach"):
+        require_size("reach", size, optional=True)
+    with rejects("reach"):
+        require_size("reach", None)

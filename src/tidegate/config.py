@@ -16,10 +16,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
 
 from tidegate._json import parse_json
-from tidegate._refusals import require_bool, require_layer_options
 from tidegate._text import echo, shorten
+from tidegate._validation import (
+    InputError,
+    require_bool,
+    require_choice,
+    require_dropout,
+    require_positive,
+    require_size,
+)
 from tidegate.gates import GateLike, Gates
-from tidegate.sizes import HeadShape, require_size
+from tidegate.sizes import HeadShape
 
 FeedForwardKind: TypeAlias = Literal["swiglu", "gelu"]
 MetricKind: TypeAlias = Literal["diagonal", "learned"]
@@ -46,18 +53,14 @@ class Rotary:
 
     def __post_init__(self) -> None:
         for name in ("base", "scale"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"Rotary.{name} must be a finite number above 0; got {echo(value)}.")
+            require_positive(f"Rotary.{name}", getattr(self, name))
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"Rotary.fraction must lie in (0, 1]; got {echo(self.fraction)}.")
+            raise InputError("Rotary.fraction", expected="in (0, 1]", got=self.fraction)
         if self.ramp is not None:
             # JSON has lists alone.
             ramp = tuple(self.ramp)
             if len(ramp) != 2 or not -math.inf < ramp[0] < ramp[1] < math.inf:
-                raise ValueError(
-                    f"Rotary.ramp must be two finite numbers, the first below the second; got {echo(ramp)}."
-                )
+                raise InputError("Rotary.ramp", expected="two finite numbers, the first below the second", got=ramp)
             object.__setattr__(self, "ramp", ramp)
 
     @classmethod
@@ -100,9 +103,11 @@ class Rotary:
         """Channels that turn: `fraction` of the head, which must come to an even number."""
         width = round(head_dim * self.fraction)
         if width % 2 or width == 0 or not math.isclose(width, head_dim * self.fraction, abs_tol=1e-6):
-            raise ValueError(
-                f"Rotary.fraction must select an even number of the head's {head_dim} channels; "
-                f"{self.fraction} selects {head_dim * self.fraction:g}."
+            raise InputError(
+                "Rotary.fraction",
+                expected=f"a share that selects an even number of the head's {head_dim} channels",
+                got=self.fraction,
+                hint=f"It selects {head_dim * self.fraction:g}.",
             )
         return width
 
@@ -153,7 +158,7 @@ class LayerOptions:
                 require_bool(option.name, getattr(self, option.name))
         self._require_whole("d_model", "num_heads", "num_kv_heads", "head_dim")
         self._require_choice("metric", (*get_args(MetricKind), None))
-        require_layer_options(dropout=0.0, window=None, temperature=self.temperature)
+        require_positive("temperature", self.temperature)
         shape = self.shape
         for gate in self.gates:
             gate.read_width(shape)
@@ -173,12 +178,10 @@ class LayerOptions:
     def _require_whole(self, *names: str) -> None:
         for name in names:
             optional = next(option for option in fields(self) if option.name == name).default is None
-            require_size(name, getattr(self, name), otherwise="or None" if optional else "")
+            require_size(name, getattr(self, name), optional=optional)
 
     def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
-        if (value := getattr(self, name)) not in choices:
-            *others, last = map(repr, choices)
-            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {echo(value)}.")
+        require_choice(name, getattr(self, name), choices)
 
 
 @final
@@ -201,7 +204,8 @@ class AttentionConfig(LayerOptions):
         if not isinstance(self.rope, bool | Rotary | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"rope must be a Rotary, True, False or None; got {echo(self.rope)}.")
         object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
-        require_layer_options(dropout=self.dropout, window=self.window, temperature=self.temperature)
+        require_dropout("dropout", self.dropout)
+        require_size("window", self.window, optional=True)
         if self.rotary is not None:
             self.rotary.width(self.shape.head_dim)
 
@@ -310,7 +314,7 @@ def _require_init(init: object) -> None:
     if isinstance(init, int | float) and not isinstance(init, bool) and 0 < init < math.inf:
         return
     if init not in ("fan-in", "torch"):
-        raise ValueError(f"init must be a standard deviation above 0, 'fan-in' or 'torch'; got {echo(init)}.")
+        raise InputError("init", expected="a standard deviation above 0, 'fan-in' or 'torch'", got=init)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,8 +345,7 @@ class StackConfig(LayerOptions, ABC):
         self._require_choice("norm", get_args(NormKind))
         _require_init(self.init)
         for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1); got {echo(getattr(self, name))}.")
+            require_dropout(name, getattr(self, name))
         LayerOptions.__post_init__(self)
 
     @property
@@ -362,7 +365,9 @@ class StackConfig(LayerOptions, ABC):
         Either way the layer has about 8 `d_model`² numbers. Blocks of several widths each have their own: ask `block`.
         """
         if isinstance(self.d_ff, tuple):
-            raise ValueError(f"d_ff is {self.d_ff}, a width for each block: ask config.block(index).feedforward_width.")
+            raise InputError(
+                "d_ff", expected="one width", got=self.d_ff, hint="Read config.block(index).feedforward_width instead."
+            )
         if self.d_ff is not None:
             return self.d_ff
         return 4 * self.d_model if self.feedforward == "gelu" else 8 * math.ceil(self.d_model / 3)
@@ -390,9 +395,7 @@ class StackConfig(LayerOptions, ABC):
             return self._require_whole("d_ff")
         object.__setattr__(self, "d_ff", tuple(self.d_ff))
         if len(self.d_ff) != self.num_layers or any(type(width) is not int or width < 1 for width in self.d_ff):
-            raise ValueError(
-                f"d_ff must be one width, or one of each of {self.num_layers} blocks; got {echo(self.d_ff)}."
-            )
+            raise InputError("d_ff", expected=f"one width, or one for each of {self.num_layers} blocks", got=self.d_ff)
         return None
 
     def _attention(self, *, causal: bool, rope: Rotary | None, window: int | None) -> AttentionConfig:
@@ -423,8 +426,8 @@ class TransformerConfig(StackConfig):
         self._require_choice("positions", get_args(PositionKind))
         # It checks the rest.
         if self.attention.rotary is None and self.rotary != Rotary():
-            raise ValueError(
-                f"rotary holds details of positions='rotary'; positions is {self.positions!r}. Leave rotary out."
+            raise InputError(
+                "rotary", expected="left out unless positions='rotary'", hint=f"positions is {self.positions!r}."
             )
 
     @property
@@ -456,9 +459,7 @@ class VisionConfig(StackConfig):
         self._require_whole("image_size", "patch_size", "channels", "num_classes")
         self._require_choice("pooling", get_args(Pooling))
         if self.image_size % self.patch_size:
-            raise ValueError(
-                f"patch_size must divide image_size; got patch_size={self.patch_size}, image_size={self.image_size}."
-            )
+            raise InputError("patch_size", expected=f"a divisor of image_size={self.image_size}", got=self.patch_size)
 
     @property
     def attention(self) -> AttentionConfig:
@@ -481,10 +482,12 @@ _Data = TypeVar("_Data", bound=StackConfig | Rotary)
 
 def _from_fields(kind: type[_Data], data: object) -> _Data:
     if not isinstance(data, dict):
-        raise ValueError(f"{kind.__name__} in JSON is an object of fields; got {echo(data)}.")
+        raise InputError(kind.__name__, expected="a JSON object", got=data)
     options, known = cast("dict[str, Any]", data), [option.name for option in fields(kind)]
     if unknown := sorted(set(options).difference(known)):
-        raise ValueError(f"{kind.__name__} has no field {shorten(', '.join(unknown))}. Known: {', '.join(known)}.")
+        raise InputError(
+            shorten(", ".join(unknown)), expected=f"a field of {kind.__name__}", hint=f"Known: {', '.join(known)}."
+        )
     try:
         return kind(**options)
     except TypeError as problem:

@@ -9,12 +9,15 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from tidegate._json import parse_json
 from tidegate._text import echo
-from tidegate.sizes import HeadShape, require_size
+from tidegate._validation import InputError, require_size
+from tidegate.sizes import HeadShape
 
 Site: TypeAlias = Literal["output", "value", "key", "query", "dense"]
 Reads: TypeAlias = Literal["input", "query", "value", "output", "partition", "nothing"]
@@ -78,25 +81,22 @@ class Gate:
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            if name != "placebo" or self.placebo is not None:
-                _require_choice(name, getattr(self, name), choices)
+            value = getattr(self, name)
+            if value not in choices and not (name == "placebo" and value is None):
+                hint = _suggest(str(value), choices)
+                raise InputError(f"Gate.{name}", expected=f"a known {name}", got=value, hint=hint)
         for name in ("rank", "width"):
-            require_size(f"Gate.{name}", getattr(self, name), otherwise="or None")
+            require_size(f"Gate.{name}", getattr(self, name), optional=True)
         object.__setattr__(self, "init_std", _finite("init_std", self.init_std))
         if self.init_std < 0:
-            raise ValueError(f"Gate.init_std must not be negative; got {echo(self.init_std)}.")
+            raise InputError("Gate.init_std", expected="0 or above", got=self.init_std)
         if self.bias is not None:
             object.__setattr__(self, "bias", _finite("bias", self.bias))
         elif self.reads == "nothing":
             object.__setattr__(self, "bias", 0.0)
-        reason = (
-            _objection(self.site, self.reads, self.grain, self.share)
-            or _sink_objection(self)
-            or _matrix_objection(self)
-            or _placebo_objection(self)
-        )
-        if reason is not None:
-            raise ValueError(f"Gate {self.site}:{self.reads} is refused: {reason}")
+        _check_site(self)
+        _check_matrix(self)
+        _check_placebo(self)
 
     @property
     def path(self) -> GatePath:
@@ -153,26 +153,30 @@ class Gate:
         return self.reads == "query" if self.on_source else self.reads == "value"
 
     def require_cross_attention(self) -> None:
-        """Refuse, with what to use instead, if the gate cannot serve cross-attention."""
+        """Raise InputError if the gate cannot serve cross-attention."""
         if self.needs_self_attention:
-            raise ValueError(
-                f"Gate {self} reads the {self.reads} at the position that it gates, which only self-attention has. "
-                "For cross-attention use a gate that reads what its own side has, such as 'bma-query' or 'g1'."
+            raise InputError(
+                "gate",
+                expected=f"one that does not read the {self.reads} at the position that it gates, with a context",
+                got=str(self),
+                hint="Only self-attention has it there. Use a gate such as 'bma-query' or 'g1'.",
             )
 
     def require_other_sequences(self, num_sequences: int, *, cached: bool = False) -> None:
-        """Refuse, if the gate reads another sequence of the batch, a batch of one and the steps of a cache."""
+        """Raise InputError if the gate reads the next sequence of the batch where there is none, or with a cache."""
         if self.placebo != "shuffled":
             return
         if cached:
-            raise ValueError(
-                f"Gate {self} reads the next sequence of the batch, which has nothing to do with the text that a cache "
-                "continues. Read the whole batch at once, without a cache."
+            raise InputError(
+                "cache",
+                expected=f"None with the gate {self}, which reads the next sequence of the batch",
+                hint="Read the whole batch at once, without a cache.",
             )
         if num_sequences < 2:
-            raise ValueError(
-                f"Gate {self} reads the next sequence of the batch, and the batch has {num_sequences}. "
-                "Give it two or more."
+            raise InputError(
+                "x",
+                expected=f"of a batch size of at least 2 with the gate {self}, which reads the next sequence",
+                got=num_sequences,
             )
 
     @property
@@ -207,30 +211,22 @@ class Gate:
     def parse(cls, text: str) -> Gate:
         """Read a preset's name or a spelling such as `output:input:head:silu`."""
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"A gate is spelled as a string, like 'bma' or 'value:query'; got {echo(text)}.")
+            raise TypeError(f"gate must be a string like 'bma' or 'value:query', got {echo(text)}.")
         text = text.strip()
         if text in PRESETS:
             return PRESETS[text]
-        if text == "none":
-            raise ValueError("'none' is the absence of a gate, not one gate: use Gates.parse('none').")
-        if "+" in text:
-            raise ValueError(f"{echo(text)} names several gates: use Gates.parse({echo(text)}).")
-        if "," in text:
-            joined = "+".join(part.strip() for part in text.split(","))
-            raise ValueError(f"{echo(text)} has a comma. Gates are joined by '+': write {echo(joined)}.")
-        if ":" not in text:
-            raise ValueError(f"Unknown gate {echo(text)}. {_suggest(text, ('none', *PRESETS))} Or spell it site:reads.")
-        site, reads, *rest = text.split(":")
-        if site in PRESETS:
-            spelled = _with_parts(PRESETS[site], (reads, *rest))
-            raise ValueError(f"A preset's name stands alone; got {echo(text)}. Spell it {echo(spelled)}.")
-        options: dict[str, Any] = {"site": site, "reads": reads}
-        for part in rest:
-            name, value = _parse_part(part, text)
-            if name in options:
-                raise ValueError(f"Gate {echo(text)} gives {name} twice, the second time as {echo(part)}.")
-            options[name] = value
-        return cls(**options)
+        site, *parts = text.split(":")
+        if text == "none" or "+" in text:
+            expected, hint = "one gate", "Use Gates.parse for no gate or several."
+        elif "," in text:
+            expected, hint = "joined by '+'", f"Write {echo('+'.join(part.strip() for part in text.split(',')))}."
+        elif not parts:
+            expected, hint = "a preset or site:reads", _suggest(text, ("none", *PRESETS))
+        elif site in PRESETS:
+            expected, hint = "a preset alone or site:reads", f"Write {PRESETS[site].spelling} in place of {site}."
+        else:
+            return cls(**_parse_parts(site, *parts))
+        raise InputError("gate", expected=expected, got=text, hint=hint)
 
     def to_json(self) -> str:
         """All fields as a JSON object; `Gate.from_json` reads it back."""
@@ -238,15 +234,14 @@ class Gate:
 
     @classmethod
     def from_json(cls, text: str) -> Gate:
-        """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
+        """Read what `to_json` wrote; missing fields take their defaults. Raise InputError for unknown ones."""
         data = parse_json(text)
         if not isinstance(data, dict):
-            raise ValueError(f"A gate in JSON is an object with fields like 'site' and 'reads'; got {echo(text)}.")
-        options = cast("dict[str, Any]", data)
-        known = tuple(field.name for field in fields(cls))
+            raise InputError("gate", expected="a JSON object with fields like 'site' and 'reads'", got=text)
+        options, known = cast("dict[str, Any]", data), [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise ValueError(f"A gate has no field {echo(name)}. {_suggest(name, known)}")
+                raise InputError("gate", expected="an object of known fields", got=name, hint=_suggest(name, known))
         return cls(**options)
 
     def num_heads_at_site(self, shape: HeadShape) -> int:
@@ -269,9 +264,8 @@ class Gate:
         """Channels that one gate reads."""
         full = self._full_read_width(shape)
         if self.width is not None and self.width > full:
-            raise ValueError(
-                f"Gate.width must be at most {full}, what {self.site}:{self.reads} reads; got {echo(self.width)}."
-            )
+            expected = f"at most {full}, the channels that {self.site}:{self.reads} reads"
+            raise InputError("Gate.width", expected=expected, got=self.width)
         return full if self.width is None else self.width
 
     def gated_width(self, shape: HeadShape) -> int:
@@ -344,85 +338,61 @@ _START: dict[Activation, Callable[[float], float]] = {
 }
 
 
-def _objection(site: Site, reads: Reads, grain: Grain, share: Share) -> str | None:
-    """Why a combination makes no sense, and what to use instead; None if it does."""
-    if site == "dense":
-        if reads not in ("input", "output", "nothing"):
-            return f"the output projection leaves no heads, so no {reads} of a head; use dense:input or dense:output."
-        if grain == "head":
-            return "the output projection leaves no heads to gate one by one; use grain 'element', or the output site."
-        if share != "head":
-            return "the output projection leaves no heads to share between; leave share at 'head'."
-    elif reads == "partition":
-        if site != "output":
-            return (
-                "a head's partition function belongs to its attention output; use 'sink', which learns a logit, or "
-                "'off-by-one', whose logit is 0."
-            )
-        if grain == "element":
-            return (
-                "a head has one partition function for all its features; use 'sink', which learns a logit, or "
-                "'off-by-one', whose logit is 0."
-            )
-        if share != "head":
-            return "each head has a sink of its own; leave share at 'head'."
-    elif reads == "output" and site != "output":
-        return (
-            f"the attention output comes from the {site}, so it would read itself; use {site}:input or output:output."
+def _require(gate: Gate, where: str, hint: str = "", **choices: tuple[object, ...]) -> None:
+    """Raise InputError for the first field that is none of its choices."""
+    for name, allowed in choices.items():
+        if (value := getattr(gate, name)) not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise InputError(f"Gate.{name}", expected=f"{expected} {where}", got=value, hint=hint)
+
+
+def _check_site(gate: Gate) -> None:
+    """Raise InputError if what the gate reads does not exist at its site."""
+    if gate.site == "dense":
+        hint = "The output projection leaves no heads to read, gate or share between."
+        _require(
+            gate,
+            "at the dense site",
+            hint,
+            reads=("input", "output", "nothing"),
+            grain=("element",),
+            share=("head",),
         )
-    return None
+    elif gate.reads == "partition":
+        hint = "A head has one partition function. Use 'sink', which learns a logit, or 'off-by-one', whose logit is 0."
+        where = "for a gate that reads the partition function"
+        _require(gate, where, hint, site=("output",), grain=("head",), share=("head",))
+        _require(gate, where, "Only sigmoid(log Z + b) is a sink.", activation=("sigmoid",), op=("multiply",))
+    elif gate.reads == "output":
+        hint = f"The attention output comes from the {gate.site}. Use {gate.site}:input or output:output."
+        _require(gate, "for a gate that reads the attention output", hint, site=("output",))
 
 
-def _sink_objection(gate: Gate) -> str | None:
-    """Why a gate that reads the partition function is no sink of the softmax, and what to do; None if it is one."""
-    if gate.reads != "partition":
-        return None
-    if gate.activation != "sigmoid" or gate.op != "multiply":
-        return (
-            "only a factor sigmoid(log Z + b) is a sink in the softmax's denominator; "
-            "leave activation at 'sigmoid' and op at 'multiply'."
-        )
-    if (gate.rank, gate.width, gate.init_std) != (None, None, _DEFAULT_INIT_STD):
-        return "log Z enters with the weight 1 and not through a matrix; leave rank, width and init_std as they are."
-    return None
-
-
-def _matrix_objection(gate: Gate) -> str | None:
-    """Why a gate without a matrix cannot be what its other fields say; None if it can."""
+def _check_matrix(gate: Gate) -> None:
+    """Raise InputError if a gate without a matrix has fields of one."""
     if gate.op == "replace":
-        if gate.reads != gate.site:
-            return "a function that replaces its target reads it; use output:output, value:value or query:query."
-        if (gate.grain, gate.share, gate.bias) != ("element", "head", None):
-            return "a function that replaces its target has no parameters; leave grain, share and bias as they are."
-    if gate.reads != "nothing" and gate.op != "replace":
-        return None
-    if (gate.rank, gate.width, gate.init_std) != (None, None, _DEFAULT_INIT_STD):
-        return "it has no matrix; leave rank, width and init_std as they are."
-    return None
+        where = "for a function that replaces its target"
+        _require(gate, where, "Use output:output, value:value or query:query.", reads=(gate.site,))
+        _require(gate, where, "It has no parameters.", grain=("element",), share=("head",), bias=(None,))
+    if gate.op == "replace" or gate.reads in ("nothing", "partition"):
+        default = (_DEFAULT_INIT_STD,)
+        _require(gate, "for a gate without a matrix", rank=(None,), width=(None,), init_std=default)
 
 
-def _placebo_objection(gate: Gate) -> str | None:
-    """Why a gate has no such placebo, and what to use instead; None if it has, or is no placebo."""
-    if gate.placebo is None:
-        return None
+def _check_placebo(gate: Gate) -> None:
+    """Raise InputError if the gate cannot have its placebo."""
     if gate.op == "replace":
-        return "a function that replaces its target has no placebo; compare it with 'none'."
-    if gate.placebo == "shuffled":
-        if gate.reads == "nothing":
-            return "a gate that reads nothing has nothing to shuffle; use the placebo 'constant'."
-        if gate.reads == "partition":
-            return "a sink's placebo is 'constant', which has the number of visible keys for its partition function."
-    elif gate.op == "multiply" and gate.activation in _ZERO_AT_ZERO and not gate.bias:
-        return (
-            f"{gate.activation} starts at 0, and a constant 0 lets nothing pass; give it a bias such as b1, or use the "
-            "placebo 'shuffled'."
+        hint = "Compare it with 'none'."
+        _require(gate, "for a function that replaces its target", hint, placebo=(None,))
+    if gate.reads in ("nothing", "partition"):
+        _require(gate, f"for a gate that reads {gate.reads}", placebo=(None, "constant"))
+    if gate.placebo == "constant" and gate.op == "multiply" and gate.activation in _ZERO_AT_ZERO and not gate.bias:
+        raise InputError(
+            "Gate.bias",
+            expected=f"a number other than 0 for a constant {gate.activation}",
+            got=gate.bias,
+            hint="It starts at 0 and lets nothing pass. Set a bias such as b1, or use the placebo 'shuffled'.",
         )
-    return None
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"Gate.{name} cannot be {echo(value)}. {_suggest(str(value), choices)}")
 
 
 def _suggest(text: str, choices: Iterable[str]) -> str:
@@ -432,7 +402,7 @@ def _suggest(text: str, choices: Iterable[str]) -> str:
 
 def _finite(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"Gate.{name} must be a finite number; got {echo(value)}.")
+        raise InputError(f"Gate.{name}", expected="a finite number", got=value)
     return float(value)
 
 
@@ -449,32 +419,24 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
 }
 
 
-def _parse_part(part: str, text: str) -> tuple[str, Any]:
-    """The field and value that one part of a spelling says."""
-    if part in _WORDS:
-        return _WORDS[part]
-    if part[:1] in _NUMBERS:
-        field, number = _NUMBERS[part[0]]
-        try:
-            return field, number(part[1:])
-        except ValueError:
-            pass
-    raise ValueError(
-        f"Gate {echo(text)} has the unknown part {echo(part)}. {_suggest(part, _WORDS)} "
-        "Numbers are written r8 (rank), w12 (width), b1.5 (bias) and s0.02 (starting deviation)."
-    )
-
-
-def _with_parts(gate: Gate, parts: Iterable[str]) -> str:
-    """The gate's spelling with more parts, those that say the same field left out of it."""
-    own, added = gate.spelling.split(":"), list(parts)
-    try:
-        fields = {_parse_part(part, "")[0] for part in added}
-        own = own[:2] + [part for part in own[2:] if _parse_part(part, "")[0] not in fields]
-    except ValueError:
-        # An unknown part is named when the new spelling is read.
-        pass
-    return ":".join((*own, *added))
+def _parse_parts(site: str, reads: str, *rest: str) -> dict[str, Any]:
+    """Return the fields that the parts of a spelling give."""
+    options: dict[str, Any] = {"site": site, "reads": reads}
+    for part in rest:
+        name, value = _WORDS.get(part, ("", None))
+        if not name and part[:1] in _NUMBERS:
+            name, number = _NUMBERS[part[0]]
+            try:
+                value = number(part[1:])
+            except ValueError:
+                name = ""
+        if not name:
+            hint = f"{_suggest(part, _WORDS)} Numbers are r8 (rank), w12 (width), b1.5 (bias), s0.02 (init_std)."
+            raise InputError("gate", expected="a spelling of known parts", got=part, hint=hint)
+        if name in options:
+            raise InputError("gate", expected=f"a spelling that gives {name} once", got=part)
+        options[name] = value
+    return options
 
 
 def _spell_number(value: float) -> str:
@@ -502,8 +464,6 @@ _PRESET_NAMES = {gate: name for name, gate in PRESETS.items()}
 
 def legal_gates() -> Iterator[Gate]:
     """Every legal site × reads × grain, the other fields at their defaults: the family that the laws run over."""
-    for site in get_args(Site):
-        for reads in get_args(Reads):
-            for grain in get_args(Grain):
-                if _objection(site, reads, grain, "head") is None:
-                    yield Gate(site=site, reads=reads, grain=grain)
+    for site, reads, grain in product(get_args(Site), get_args(Reads), get_args(Grain)):
+        with suppress(InputError):
+            yield Gate(site=site, reads=reads, grain=grain)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast, final
 
 from tidegate._json import parse_json
 from tidegate._text import echo
+from tidegate._validation import InputError
 from tidegate.gate import GATE_PATHS, Gate, GatePath
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
@@ -22,11 +23,16 @@ class Gates(tuple[Gate, ...]):
     __slots__ = ()
 
     def __new__(cls, gates: Iterable[Gate] = ()) -> Gates:
-        """Order the gates by site; two at one site are refused, a sink beside another output gate is not."""
+        """Order the gates by site. Raise InputError for two at one site; a sink may stand beside an output gate."""
         by_path: dict[GatePath, Gate] = {}
         for gate in gates:
             if gate.path in by_path:
-                raise ValueError(_two_at_once(by_path[gate.path], gate))
+                raise InputError(
+                    "gate",
+                    expected="at most one gate for each site, and one sink",
+                    got=f"{by_path[gate.path]}+{gate}",
+                    hint="Choose one, or move one to another site.",
+                )
             by_path[gate.path] = gate
         return super().__new__(cls, (by_path[path] for path in GATE_PATHS if path in by_path))
 
@@ -40,7 +46,7 @@ class Gates(tuple[Gate, ...]):
         if isinstance(gates, str):
             return cls() if gates.strip() == "none" else cls(Gate.parse(part) for part in gates.split("+"))
         if isinstance(gates, bytes) or not isinstance(gates, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Gates are spelled as a string, a Gate, or several of either; got {echo(gates)}.")
+            raise TypeError(f"gate must be a string, a Gate, or several of either, got {echo(gates)}.")
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
     def at(self, path: GatePath) -> Gate | None:
@@ -68,7 +74,7 @@ class Gates(tuple[Gate, ...]):
         return any(gate.placebo == "shuffled" for gate in self)
 
     def require_cross_attention(self) -> None:
-        """Refuse, with what to use instead, if any of the gates cannot serve cross-attention."""
+        """Raise InputError if any of the gates cannot serve cross-attention."""
         for gate in self:
             gate.require_cross_attention()
 
@@ -98,14 +104,48 @@ class Gates(tuple[Gate, ...]):
         """Read what `to_json` wrote."""
         data = parse_json(text)
         if not isinstance(data, list):
-            raise ValueError(f"Gates in JSON are a list of objects; got {echo(text)}.")
+            raise InputError("gates", expected="a JSON list of objects", got=text)
         return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))
 
 
-def _two_at_once(first: Gate, second: Gate) -> str:
-    if first.path == "partition":
-        return f"A layer has at most one sink; {first} and {second} both read the partition function. Choose one."
-    return (
-        f"A layer has at most one gate per site; {first} and {second} are both at the {first.site} site. "
-        "Choose one, or move one to another site."
-    )
+def require_layer_inputs(
+    gates: Gates,
+    d_model: int,
+    *,
+    x: tuple[int, ...],
+    context: tuple[int, ...] | None,
+    ordered: bool,
+    has_cache: bool,
+    packed: str | None,
+) -> None:
+    """Raise InputError if the inputs of an attention layer fit neither the layer nor each other.
+
+    Args:
+        gates: Of the layer.
+        d_model: Width of the layer.
+        x: Shape of the input.
+        context: Shape of the context; None in self-attention.
+        ordered: Whether the layer is causal or has a window.
+        has_cache: Whether a cache was given.
+        packed: Name of the argument that marks packed documents, if it was given.
+    """
+    for name, given in (("x", x), ("context", context)):
+        if given is not None and (len(given) != 3 or given[-1] != d_model):
+            raise InputError(name, expected=f"of shape (batch, positions, {d_model})", got=tuple(given))
+    if packed is not None and (context is not None or has_cache):
+        raise InputError(packed, expected="None with a context or a cache", hint="Use mask instead.")
+    for gate in gates:
+        gate.require_other_sequences(x[0], cached=has_cache)
+    if context is None:
+        return
+    if context[0] != x[0]:
+        raise InputError("context", expected=f"of the batch size of x, {x[0]}", got=context[0])
+    if has_cache:
+        raise InputError("cache", expected="None with a context", hint="Cross-attention needs no cache.")
+    if ordered:
+        raise InputError(
+            "context",
+            expected="None in a layer that is causal or has a window",
+            hint="Both compare positions of one sequence. Cross-attention needs causal=False and window=None.",
+        )
+    gates.require_cross_attention()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tidegate._text import echo
+from tidegate._validation import InputError, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,11 @@ class HeadShape:
         require_sizes(d_model=d_model, num_heads=num_heads)
         if head_dim is None:
             if d_model % num_heads:
-                raise ValueError(
-                    f"d_model must be a multiple of num_heads when head_dim is not given; got d_model={d_model}, "
-                    f"num_heads={num_heads}. Give head_dim, or change one of them."
+                raise InputError(
+                    "d_model",
+                    expected=f"a multiple of num_heads={num_heads} when head_dim is not given",
+                    got=d_model,
+                    hint="Set head_dim, or change one of them.",
                 )
             head_dim = d_model // num_heads
         return cls(
@@ -43,30 +45,9 @@ class HeadShape:
     def __post_init__(self) -> None:
         require_sizes(**{field.name: getattr(self, field.name) for field in fields(self)})
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}."
-            )
+            raise InputError("num_kv_heads", expected=f"a divisor of num_heads={self.num_heads}", got=self.num_kv_heads)
 
     @property
     def group_size(self) -> int:
         """Query heads for each key/value head."""
         return self.num_heads // self.num_kv_heads
-
-
-def require_sizes(**sizes: object) -> None:
-    """Refuse any of these that is not a whole number of at least 1, by its name."""
-    for name, size in sizes.items():
-        require_size(name, size)
-
-
-def require_size(name: str, size: object, *, otherwise: str = "", error: type[ValueError] = ValueError) -> None:
-    """Refuse what is not a whole number of at least 1.
-
-    otherwise : admits None and says so, such as "or None for a cache that grows"; empty refuses None too
-    error     : the class of what is raised
-    """
-    if size is None and otherwise:
-        return
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        alternative = f", {otherwise}" if otherwise else ""
-        raise error(f"{name} must be a whole number of at least 1{alternative}; got {echo(size)}.")

@@ -163,8 +163,8 @@ BAD = {
     "no final tokens": (["--final-tokens", "0"], "--final-tokens must be"),
     "final tokens of images": (["--task", "image", "--final-tokens", "9"], "--final-tokens 9 has no meaning"),
     "cores of runs without Ray": (["--cpus-per-run", "2"], "--executor must be ray for cores, devices and processes"),
-    "no cores": (["--executor", "ray", "--cpus-per-run", "0"], "--cpus-per-run must be a whole number of at least 1"),
-    "no processes": (["--executor", "ray", "--procs-per-run", "0"], "--procs-per-run must be a whole number of at"),
+    "no cores": (["--executor", "ray", "--cpus-per-run", "0"], "--cpus-per-run must be a positive integer"),
+    "no processes": (["--executor", "ray", "--procs-per-run", "0"], "--procs-per-run must be a positive integer"),
     "a GPU for two processes": (
         ["--executor", "ray", "--gpus-per-run", "1", "--procs-per-run", "2", "--device", "cpu"],
         "--gpus-per-run must be 0, or one for each of a run's processes, 2; got 1",

@@ -84,7 +84,7 @@ def test_a_sigmoid_gate_has_an_exact_duplicate_with_one_more_expert():
 def test_bad_models_and_designs_are_refused():
     with pytest.raises(ValueError, match="placement must be one of none, query"):
         ExpertModel(placement="g9", k=2)
-    with pytest.raises(ValueError, match="k must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="k must be a positive integer"):
         ExpertModel(placement="g1", k=0)
     with pytest.raises(ValueError, match=r"in float64; got \(4, 3, 2\), float32"):
         Design(points=np.ones((4, 3, 2), dtype=np.float32))

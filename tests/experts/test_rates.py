@@ -139,7 +139,7 @@ BAD = {
     "no sizes": ({"ns": ()}, "ns must hold sample sizes"),
     "one start": ({"starts": 1}, "starts must be at least 2"),
     "starts at the truth": ({"radius": 0.0}, "noise and radius must be above 0"),
-    "no replicates": ({"replicates": 0}, "replicates must be a whole number of at least 1"),
+    "no replicates": ({"replicates": 0}, "replicates must be a positive integer"),
     "a singular design": ({"design": Design(points=np.ones((64, 4, 2)))}, "design is singular"),
     "a truth for another placement": ({"truth": default_truth("dense")}, r"truth\.gate must be \(2, 2\)"),
     "single precision": (

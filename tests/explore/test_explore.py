@@ -13,7 +13,7 @@ from browser import Opened, launch_chromium, needs_chromium
 from closeness import assert_close
 from pages import require_policy
 
-from tidegate import Gate, Gates
+from tidegate import Gate, Gates, InputError
 from tidegate.explore import explore_page
 from tidegate.explore.gate_table import CHOICES, NUMBERS
 from tidegate.gate import legal_gates
@@ -373,8 +373,8 @@ def of_library(values):
     """What the library says of a gate, in the page's order."""
     try:
         gate = Gate(**dict(zip(NAMES, values, strict=True)))
-    except ValueError as problem:
-        return [str(problem)]
+    except InputError as error:
+        return [str(InputError(error.field, expected=error.expected, hint=error.hint))]
     return [str(gate), gate.spelling, gate.needs_self_attention, [count_or_problem(gate, sizes) for sizes in SIZES]]
 
 
@@ -409,8 +409,8 @@ def test_two_gates_are_spelled_counted_and_refused_as_written_here(page):
     counts = [2 * (4 * 64) * 64, 6 * 16 * 16, 3 * (2 * 10) * 10]
     assert bma == ["bma", "value:query", True, counts]
     assert circular == [
-        "Gate value:output is refused: the attention output comes from the value, so it would read itself; "
-        "use value:input or output:output."
+        "Gate.site must be 'output' for a gate that reads the attention output. "
+        "The attention output comes from the value. Use value:input or output:output."
     ]
 
 
@@ -474,7 +474,7 @@ def test_a_refused_gate_says_why_and_its_options_are_marked(page):
     assert page.locator("#gate_parameters").inner_text() == "32,768"
     assert "✕" in page.locator("#gate_reads option[value=output]").inner_text()
     page.locator("#gate_reads").select_option("output")
-    assert "would read itself; use value:input or output:output" in page.locator("#gate_refusal").inner_text()
+    assert "Use value:input or output:output" in page.locator("#gate_refusal").inner_text()
     assert not page.locator("#gate_result").is_visible()
     assert not page.locator("#code_torch").is_visible()
     assert page.locator("#gate_reads option:checked").inner_text() == "output"

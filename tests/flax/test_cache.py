@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from jax_layers import COMBINED, every_precision, largest_gap, make, opening, quick_jit, sample
 from torch_layers import OPTIONS
 
@@ -25,9 +26,7 @@ def test_an_empty_cache_has_room_and_holds_nothing(dtype):
 
 @pytest.mark.parametrize("max_length", [0, -1])
 def test_room_is_at_least_one_position(max_length):
-    with pytest.raises(
-        ValueError, match=opening(f"max_length must be a whole number of at least 1; got {max_length}.")
-    ):
+    with rejects("max_length"):
         init_cache(SHAPE, batch=1, max_length=max_length)
 
 

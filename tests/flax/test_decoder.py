@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from jax_keys import key
 from jax_models import (
     SIZES,
@@ -331,14 +332,14 @@ def test_what_lies_beyond_a_table_is_not_a_number():
 
 
 REFUSED = [
-    ({"tokens": jnp.zeros((2, 3))}, r"tokens must be \(batch, positions\), int64 or int32; got \(2, 3\), float64"),
-    ({"tokens": jnp.zeros(3, int)}, r"tokens must be .* got \(3,\)"),
-    ({"positions": jnp.arange(2)}, r"positions must have shape \(3,\) or \(2, 3\); got \(2,\)"),
-    ({"num_logits": 0}, "num_logits must be a whole number of at least 1, or None for all positions"),
-    ({"tokens": sample(1, 17)}, "ends at max_length=16; 17 are needed"),
+    ({"tokens": jnp.zeros((2, 3))}, "^tokens must be"),
+    ({"tokens": jnp.zeros(3, int)}, "^tokens must be"),
+    ({"positions": jnp.arange(2)}, "^positions must be"),
+    ({"num_logits": 0}, "^num_logits must be"),
+    ({"tokens": sample(1, 17)}, "^tokens must be at most max_length=16"),
     ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must have shape \(2, 3\)"),
-    ({"caches": []}, "caches must hold one KVCache for each of 2 blocks; got 0"),
-    ({"mask": jnp.ones((5, 5), bool)}, r"mask must be .* got \(5, 5\)"),
+    ({"caches": []}, "^caches must be"),
+    ({"mask": jnp.ones((5, 5), bool)}, "^mask must be"),
 ]
 
 
@@ -346,16 +347,13 @@ REFUSED = [
 @pytest.mark.parametrize("array", [np.array, jnp.array])
 def test_concrete_tokens_outside_the_vocabulary_are_refused_in_words(stray, array):
     config = TransformerConfig(**SIZES)
-    message = rf"^tokens must lie in \[0, 31\), the model's vocabulary; got {stray}\. Use the tokenizer that belongs"
-    with pytest.raises(ValueError, match=message):
+    with rejects("tokens", hint="tokenizer"):
         apply_model({}, array([[1, stray]]), config)
 
 
 def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one():
     config, params = make()
-    with pytest.raises(
-        TypeError, match=r"^tokens must be an array; got list\. Make one with jnp\.asarray\(tokens\)\.$"
-    ):
+    with pytest.raises(TypeError, match=r"^tokens must be an array, got list\. Use jnp\.asarray\(tokens\)\.$"):
         apply_model(params, [[1]], config)
     (cache, _) = init_caches(config, batch=1, max_length=2)
     with pytest.raises(TypeError, match=r"^caches must be stacked if the blocks are, and only then"):
@@ -377,7 +375,7 @@ def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
     config, params = make(positions="learned", max_length=16, num_layers=1)
     caches = init_caches(config, batch=1, max_length=20, dtype=jnp.float64)
     _, caches = apply(params, sample(1, 16), config=config, caches=caches)
-    with pytest.raises(ValueError, match="ends at max_length=16; 17 are needed"):
+    with rejects("tokens", hint="positions='rotary'"):
         apply_model(params, sample(1, 1), config, caches=caches)
 
 
@@ -387,7 +385,7 @@ def test_caches_are_stacked_like_the_blocks():
     for blocks, held in ((params, stack_layers(caches)), (with_stacked_blocks(params), caches)):
         with pytest.raises(TypeError, match="caches must be stacked if the blocks are, and only then"):
             apply_model(blocks, sample(1, 2), config, caches=held)
-    with pytest.raises(ValueError, match="caches must hold one KVCache for each of 2 blocks; got 3"):
+    with rejects("caches"):
         apply_model(with_stacked_blocks(params), sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
 
 

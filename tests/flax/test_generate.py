@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, naming
+from errors import rejects
 from jax_keys import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
@@ -181,7 +182,7 @@ def test_logits_that_are_not_finite_are_refused_after_the_loop(model, greedy):
     tokens = [set(row) for row in PROMPT.tolist()]
     stray = next(iter(tokens[1] - tokens[0] - tokens[2]))
     broken = params | {"embedding": {"embedding": params["embedding"]["embedding"].at[stray].set(jnp.nan)}}
-    with pytest.raises(ValueError, match=r"^Nothing can be drawn from logits that are nan or infinite, as in row 1 of"):
+    with rejects("logits", hint="row 1 of"):
         generate(broken, PROMPT, config, max_new_tokens=8, temperature=0, stop_tokens=stops)
 
 
@@ -251,35 +252,26 @@ def test_filters_work_in_single_precision_on_half_precision_logits():
 
 
 REFUSED = [
-    ({"prompt": PROMPT[0]}, r"prompt must be \(batch, at least one position\); got \(5,\)"),
-    ({"prompt": PROMPT[:, :0]}, r"prompt must be \(batch, at least one position\); got \(3, 0\)"),
-    ({"prompt": PROMPT.astype(float)}, "tokens must be .* int64 or int32; got .* float64"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1; got 0"),
-    ({"max_new_tokens": 29}, "max_new_tokens=29 after a prompt of 5 .* Ask for at most 28"),
-    ({"temperature": -1.0}, "temperature must be a finite number, 0 or above; got -1.0"),
+    ({"prompt": PROMPT[0]}, "^prompt must be"),
+    ({"prompt": PROMPT[:, :0]}, "^prompt must be"),
+    ({"prompt": PROMPT.astype(float)}, "^tokens must be"),
+    ({"max_new_tokens": 0}, "^max_new_tokens must be"),
+    ({"max_new_tokens": 29}, "^max_new_tokens must be at most 28"),
+    ({"temperature": -1.0}, "^temperature must be"),
     ({"temperature": 1.0}, "key must draw the tokens at temperature=1.0; got None"),
-    ({"top_k": 2.5}, "top_k must be a whole number of at least 1, or None; got 2.5"),
-    (
-        {"prompt": PROMPT.at[0, 0].set(31)},
-        r"prompt must lie in \[0, 31\), the model's vocabulary; got 31\. Use the tok",
-    ),
-    (
-        {"prompt": PROMPT.at[2, 1].set(-1)},
-        r"prompt must lie in \[0, 31\), the model's vocabulary; got -1\. Use the tok",
-    ),
-    (
-        {"prompt": jnp.ones((1, 40), int)},
-        "prompt has 40 positions; .* ends at max_length=32. Shorten prompt, or use pos",
-    ),
-    ({"top_k": 0}, "top_k must be a whole number of at least 1, or None; got 0"),
-    ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], or be None; got 0.0"),
-    ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], or be None; got 1.5"),
-    ({"stop_tokens": [3, 31]}, r"stop_tokens and pad_token must lie in \[0, 31\); got 31"),
-    ({"pad_token": -1}, r"stop_tokens and pad_token must lie in \[0, 31\); got -1"),
-    ({"prompt_mask": jnp.ones((3, 5))}, r"prompt_mask must be bool of shape \(3, 5\).* got float64"),
-    ({"prompt_mask": jnp.ones((3, 2), bool)}, r"prompt_mask must be bool .* shape \(3, 2\)"),
-    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "pad at the left"),
-    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "pad at the left"),
+    ({"top_k": 2.5}, "^top_k must be"),
+    ({"prompt": PROMPT.at[0, 0].set(31)}, r"^prompt must be .*, got 31\. .*tokenizer"),
+    ({"prompt": PROMPT.at[2, 1].set(-1)}, r"^prompt must be .*, got -1\. .*tokenizer"),
+    ({"prompt": jnp.ones((1, 40), int)}, "^prompt must be .* Shorten prompt"),
+    ({"top_k": 0}, "^top_k must be"),
+    ({"top_p": 0.0}, "^top_p must be"),
+    ({"top_p": 1.5}, "^top_p must be"),
+    ({"stop_tokens": [3, 31]}, "^stop_tokens and pad_token must be .*, got 31"),
+    ({"pad_token": -1}, "^stop_tokens and pad_token must be .*, got -1"),
+    ({"prompt_mask": jnp.ones((3, 5))}, "^prompt_mask must be"),
+    ({"prompt_mask": jnp.ones((3, 2), bool)}, "^prompt_mask must be"),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "Pad left"),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "Pad left"),
 ]
 
 

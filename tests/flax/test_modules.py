@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch_layers
 from closeness import assert_close
+from errors import rejects
 from flax import nnx
 from jax_keys import key
 from jax_models import gradients_of_torch, jit_quickly, logits_of_torch, make, mean_loss, sample
@@ -386,8 +387,8 @@ def test_a_model_in_half_precision_has_half_precision_logits():
 
 X = jnp.zeros((2, 3, 24))
 REFUSED = [
-    (ValueError, {"inputs_q": jnp.zeros((2, 3, 8))}, r"x must have shape \(batch, positions, 24\); got \(2, 3, 8\)"),
-    (ValueError, {"inputs_k": X + 1}, "Gate bma reads the query at the position that it gates"),
+    (ValueError, {"inputs_q": jnp.zeros((2, 3, 8))}, "^x must be "),
+    (ValueError, {"inputs_k": X + 1}, "^gate must be .*, got 'bma'"),
     (ValueError, {"inputs_v": X}, "inputs_v must be None or the array that inputs_k is.* Got None for inputs_k"),
     (ValueError, {"inputs_k": X, "inputs_v": X + 1}, "inputs_v must be None .* Got another array for inputs_k"),
     (
@@ -442,21 +443,21 @@ def test_a_model_has_blocks_of_different_widths():
 
 @pytest.mark.parametrize(("sizes", "name"), [((0, 24), "num_heads"), (("4", 24), "num_heads"), ((4, 0), "in_features")])
 def test_sizes_are_refused_by_the_names_of_the_constructor(sizes, name):
-    with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1; got"):
+    with rejects(name):
         GatedAttention(*sizes, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("name", ["use_bias", "normalize_qk", "keep_rngs", "deterministic", "decode", "recompute_gate"])
 def test_a_module_takes_no_string_for_a_boolean(name):
-    with pytest.raises(ValueError, match=f"^{name} must be True or False.*; got 'no'"):
+    with rejects(name):
         GatedAttention(4, 24, **{name: "no"}, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("name", ["is_causal", "sow_gates", "deterministic", "decode"])
 def test_a_call_takes_no_string_for_a_boolean(params, name):
     layer = GatedAttention(4, 24, params=params, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=f"^{name} must be True or False.*; got 'no'"):
+    with rejects(name):
         layer(normal(1, 3, 24), **{name: "no"})
     if name in ("deterministic", "decode"):
-        with pytest.raises(ValueError, match=f"^{name} must be True or False, or None; got 'no'"):
+        with rejects(name):
             nnx.view(layer, **{name: "no"})

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close, naming
-from jax_layers import make, opening, quick_jit, sample
+from errors import rejects
+from jax_layers import make, quick_jit, sample
 from torch_layers import ROTARY
 
 from tidegate.flax.rotary import rotary_angles, rotate
@@ -58,7 +59,6 @@ def test_scores_depend_on_the_difference_of_positions_only(rotary):
 
 @pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 4), (1, 2, 5)])
 def test_positions_that_do_not_fit_are_refused(shape):
-    message = f"positions must have shape (5,) or (2, 5); got {shape}."
     layer, positions = make("bma", rope=True), np.zeros(shape, int)
-    with pytest.raises(ValueError, match=opening(message)):
+    with rejects("positions"):
         jax.eval_shape(lambda x: layer(x, positions=positions), sample(2, 5, 24))

@@ -157,7 +157,7 @@ REFUSED = [
     ),
     ({"metadata": {"version": "1"}}, "has the format version '1'; this library reads '2'"),
     ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM."),
-    ({"metadata": {"config": '{"gate": "g9"}'}}, "Unknown gate 'g9'"),
+    ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'."),
     ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
     ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from torch import nn
 
 from tidegate import PRESETS
@@ -229,14 +230,14 @@ def test_the_step_refuses_what_the_model_refuses():
     assert step is not None
     with pytest.raises(ValueError, match=r"tokens must have shape \(batch, 1\)"):
         step(torch.tensor([[3, 4]]), caches=model.new_caches())
-    with pytest.raises(ValueError, match="caches"):
+    with rejects("caches"):
         step(token, caches=model.new_caches()[:1])
-    with pytest.raises(ValueError, match="vocabulary"):
+    with rejects("tokens"):
         step(torch.tensor([[31]]), caches=model.new_caches())
     theirs = other.new_caches()
     with torch.no_grad():
         other(token, caches=theirs)
-    with pytest.raises(ValueError, match="belongs to another layer"):
+    with rejects("cache", hint="another layer"):
         step(token, caches=theirs)
 
 

@@ -3,6 +3,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from closeness import assert_close
+from errors import rejects
 from layers import CONTROLS, EXOTIC, GATES
 from torch import nn
 from torch_layers import every_dtype, make, sample, ungated
@@ -238,9 +239,9 @@ class TestPlacebos:
 
     def test_a_shuffled_gate_refuses_one_sequence_and_a_cache(self):
         layer = make("value:query:shuffled")
-        with pytest.raises(ValueError, match="and the batch has 1"):
+        with rejects("x"):
             layer(sample(1, 6, 24))
-        with pytest.raises(ValueError, match="without a cache"):
+        with rejects("cache"):
             layer(sample(2, 6, 24), cache=KVCache())
 
     @pytest.mark.parametrize("options", [{}, {"window": 3}, {"causal": False}], ids=str)
@@ -262,5 +263,5 @@ class TestPlacebos:
         tokens = model.generate(prompt, max_new_tokens=6, temperature=0)
         assert torch.equal(model(tokens[:, :-1]).argmax(-1)[:, 4:], tokens[:, 5:])
         shuffled = TransformerLM(replace(config, gate="output:input:shuffled"))
-        with pytest.raises(ValueError, match="without a cache"):
+        with rejects("cache"):
             shuffled.generate(prompt, max_new_tokens=6)

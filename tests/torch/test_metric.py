@@ -1,7 +1,7 @@
 import pytest
 import torch
 from closeness import assert_close
-from torch_layers import exactly, make, sample
+from torch_layers import make, sample
 
 from tidegate import HeadShape
 from tidegate.tensors.bilinear import bilinear_form_batch, learned_metric
@@ -49,12 +49,6 @@ def test_a_metric_costs_its_own_numbers(kind, numbers):
     assert layer.num_parameters() - GatedAttention(24, 4).num_parameters() == numbers
     assert layer.metric.weight.numel() == numbers
     assert repr(layer.metric) == f"HeadMetric({kind})"
-
-
-def test_every_other_kind_is_refused():
-    message = "metric must be 'diagonal', 'learned' or None; got 'euclidean'."
-    with pytest.raises(ValueError, match=exactly(message)):
-        GatedAttention(24, 4, metric="euclidean")
 
 
 def test_a_metric_changes_the_queries_alone():

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from errors import rejects
 
 from tidegate.gates import Gates
 from tidegate.torch import GatedAttention
@@ -95,5 +96,5 @@ def test_an_unknown_index_is_refused():
 
 
 def test_an_unknown_grain_is_refused():
-    with pytest.raises(ValueError, match=r"Gate\.grain cannot be 'channel'"):
+    with rejects("Gate.grain"):
         PostGatedAttention(12, 4, grain="channel")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from torch.nn import functional as F
 
 from tidegate import PRESETS, Gates
@@ -142,7 +143,7 @@ def test_a_deep_copy_and_checkpointed_blocks_give_the_same():
 
 @pytest.mark.parametrize("shape", [(2, 15, 15), (1, 3, 15, 15), (1, 2, 15, 10)])
 def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"images must have shape \(batch, 2, 15, 15\); got"):
+    with rejects("images"):
         make()(torch.zeros(shape, dtype=torch.float64))
 
 
@@ -153,5 +154,5 @@ def test_images_of_another_dtype_are_refused_by_name():
     )
     with pytest.raises(TypeError, match=message):
         make()(sample(2).to(torch.uint8))
-    with pytest.raises(ValueError, match="return_traces must be True or False; got 1"):
+    with rejects("return_traces"):
         make()(sample(2), return_traces=1)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tidegate._validation import require_sizes
 from tidegate.experts.fitting import CellData, Fits, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Placement, default_design, default_truth
 from tidegate.experts.voronoi import Atoms, VoronoiLoss
-from tidegate.sizes import require_sizes
 
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 """Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three

@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy.special import expit
 
+from tidegate._validation import require_sizes
 from tidegate.experts.layers import Floats
-from tidegate.sizes import require_sizes
 
 Placement: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby, product
 from typing import Any, get_args
 
+from tidegate._validation import InputError
 from tidegate.gate import PRESETS, Activation, Gate, Grain, Op, Reads, Share, Site
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -50,6 +51,7 @@ def _reason(fields: dict[str, Any]) -> str:
     """Say why `Gate` refuses these fields; empty if it does not."""
     try:
         Gate(**fields)
-    except ValueError as problem:
-        return str(problem).split(" is refused: ", 1)[1]
+    except InputError as error:
+        # Without the value that was given: the same reason holds for other numbers.
+        return str(InputError(error.field, expected=error.expected, hint=error.hint))
     return ""

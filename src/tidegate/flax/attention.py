@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._refusals import require_bool, require_layer_inputs, require_positions_shape
+from tidegate._validation import require_bool, require_positions_shape
 from tidegate.config import AttentionConfig
 from tidegate.flax.cache import KVCache, require_cache, update_cache
 from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate, sink_logits
@@ -23,6 +23,7 @@ from tidegate.flax.masks import cached_mask, require_mask, segment_mask
 from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Gate, GatePath
+from tidegate.gates import require_layer_inputs
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays, rms_norm
 
 NORM_EPSILON = 1e-6
@@ -221,7 +222,7 @@ def _attend(
 
     The arguments are those of `gated_attention`; only a trace needs what a sink reads.
     """
-    require_bool("is_causal", is_causal, otherwise="or None to ask the configuration")
+    require_bool("is_causal", is_causal, optional=True)
     is_causal = config.causal if is_causal is None else is_causal
     if cache is not None:
         require_cache(cache)
@@ -289,7 +290,7 @@ def attention_arrays(
 
     causal : whether a query sees no later position; None asks the configuration
     """
-    require_bool("causal", causal, otherwise="or None to ask the configuration")
+    require_bool("causal", causal, optional=True)
     metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
     biases = {f"b_{name}": params[f"{name.lower()}_proj"].get("bias") for name in "QKVO"}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._refusals import require_num_caches
+from tidegate._validation import require_num_caches
 from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate.sizes import HeadShape, require_sizes
+from tidegate._validation import require_sizes
+from tidegate.sizes import HeadShape
 
 
 class KVCache(NamedTuple):

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate._refusals import (
+from tidegate._validation import (
     require_array,
     require_known_tokens,
     require_learned_positions,
-    require_num_logits,
     require_positions_shape,
+    require_size,
     require_tokens,
 )
 from tidegate.config import TransformerConfig
@@ -144,7 +144,7 @@ def run_model(
     trace: bool = False,
 ) -> ModelResult:
     """Compute what `apply_model` gives, and with `trace` also return the gates of each block."""
-    require_num_logits(num_logits)
+    require_size("num_logits", num_logits, optional=True)
     require_array("tokens", tokens, fits=hasattr(tokens, "dtype"), kind="an array", remedy="jnp.asarray")
     require_tokens(tuple(tokens.shape), str(tokens.dtype))
     require_vocabulary(tokens, config)

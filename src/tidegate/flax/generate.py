@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from tidegate._refusals import (
+from tidegate._validation import (
     require_array,
     require_finite_logits,
     require_generation,

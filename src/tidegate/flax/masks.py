@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._refusals import require_array, require_mask_shape
+from tidegate._validation import require_array, require_mask_shape
 from tidegate.flax.cache import KVCache
 
 

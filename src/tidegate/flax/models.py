@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import init_block, run_block
 from tidegate.flax.decoder import init_model, run_model

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool, require_sizes
 from tidegate.config import AttentionConfig, CommonOptions, accept_options, default_of
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
@@ -22,7 +22,6 @@ from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 from tidegate.gate import GatePath
 from tidegate.gates import GateLike
-from tidegate.sizes import require_sizes
 from tidegate.tensors.layer import AttentionArrays
 
 _GATE: GateLike = default_of("gate")

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool
 from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.sharding import specs_for
 
@@ -80,7 +80,7 @@ class SwitchedModule(nnx.Module):
 
 def _require_switches(**switches: bool | None) -> None:
     for name, value in switches.items():
-        require_bool(name, value, otherwise="or None")
+        require_bool(name, value, optional=True)
 
 
 def check_or_draw(params: Params | None, draw: Callable[[], Params]) -> Params:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from tidegate._refusals import require_bool, require_layer_options
+from tidegate._validation import require_bool, require_positive, require_size
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
@@ -19,7 +19,6 @@ from tidegate.tensors._checks import (
     require_equal,
     require_floating,
     require_head_mask,
-    require_positive,
     require_rank,
 )
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
@@ -106,7 +105,7 @@ class AttentionArrays:
         require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
         require_rank("heads, m, h", exact=True, metric_factor=self.metric_factor)
-        require_positive(norm_epsilon=self.norm_epsilon)
+        require_positive("norm_epsilon", self.norm_epsilon)
         for name, expected in self._expected_shapes().items():
             array = getattr(self, name)
             if array is not None and tuple(array.shape) != expected:
@@ -298,7 +297,8 @@ class AttentionArrays:
         if self.metric_diagonal is not None and self.metric_factor is not None:
             raise ValueError("A layer has one metric: give metric_diagonal or metric_factor, not both.")
         require_bool("causal", self.causal)
-        require_layer_options(dropout=0.0, window=self.window, temperature=self.temperature)
+        require_size("window", self.window, optional=True)
+        require_positive("temperature", self.temperature)
         if self.rotary is not None:
             self.rotary.width(self.W_Q.shape[-1])
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tidegate._refusals import require_bool, require_layer_inputs, require_positions_shape
+from tidegate._validation import require_bool, require_positions_shape
 from tidegate.config import AttentionConfig, AttentionOptions, accept_options, default_of
 from tidegate.gate import Site
-from tidegate.gates import GateLike
+from tidegate.gates import GateLike, require_layer_inputs
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads

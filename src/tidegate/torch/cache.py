@@ -12,9 +12,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from tidegate._refusals import require_num_caches
-from tidegate._text import echo
-from tidegate.sizes import require_size
+from tidegate._validation import InputError, require_num_caches, require_size
 
 
 class AttentionCache(Protocol):
@@ -48,7 +46,7 @@ class KVCache:
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        require_size("max_length", max_length, otherwise="or None for a cache that grows")
+        require_size("max_length", max_length, optional=True)
         self._max_length = max_length
         self._length = 0
         self._key: Tensor | None = None
@@ -76,29 +74,29 @@ class KVCache:
         The cache stays that of its layer and of its batch, and a preallocated one keeps its memory.
         """
         if type(length) is not int or not 0 <= length <= self._length:
-            raise ValueError(
-                f"length must be a whole number from 0 to {self._length}, the positions that the cache holds; "
-                f"got {echo(length)}."
-            )
+            raise InputError("length", expected=f"from 0 to {self._length}, the cached positions", got=length)
         if self._max_length is None and self._key is not None and self._value is not None:
             self._key, self._value = self._key[:, :, :length], self._value[:, :, :length]
         self._length = length
 
     def claim(self, owner: CacheOwner) -> None:
-        """Refuse every layer but the one that has put something in; a layer calls it before it uses the cache."""
+        """Raise InputError for every layer but the first that used the cache; a layer calls this before it uses one."""
         if self._owner is not owner:
             if self._owner is not None and self._key is not None:
-                raise ValueError(
-                    "cache belongs to another layer, which used it first, and holds the keys and values of that one. "
-                    "Give each layer a cache of its own: KVCache(), or new_caches() of a model."
+                raise InputError(
+                    "cache",
+                    expected="of this layer",
+                    hint="It holds another layer's keys and values. Give each layer its own, as new_caches() does.",
                 )
             self._owner = owner
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new positions; returns the keys and values of all S of them, (B, G, S, D)."""
         if self._key is not None and not _alike(key_BGTD, self._key):
-            raise ValueError(
-                f"cache holds {_kind(self._key)}; got {_kind(key_BGTD)}. Each layer and each batch needs its own."
+            raise InputError(
+                "cache",
+                expected=f"for {_kind(key_BGTD)}",
+                hint=f"It holds {_kind(self._key)}. Each layer and each batch needs its own.",
             )
         if self._max_length is None:
             self._key, self._value = _append(self._key, key_BGTD), _append(self._value, value_BGTD)
@@ -122,9 +120,8 @@ class KVCache:
     def _write(self, key_BGTD: Tensor, value_BGTD: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
         start, end = self._length, self._length + key_BGTD.shape[2]
         if end > max_length:
-            raise ValueError(
-                f"cache has room for max_length={max_length} positions; {end} are needed. "
-                "Make it longer, or leave max_length out."
+            raise InputError(
+                "max_length", expected=f"at least {end} for these positions", got=max_length, hint="Or leave it out."
             )
         if torch.is_grad_enabled() and (key_BGTD.requires_grad or value_BGTD.requires_grad):
             raise RuntimeError(
@@ -140,22 +137,22 @@ class KVCache:
 
 
 def cached_positions(cache: AttentionCache, owner: CacheOwner) -> int:
-    """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
+    """Return the number of cached positions. Raise TypeError unless it is a cache, InputError if another layer's."""
     if isinstance(cache, KVCache):
         cache.claim(owner)
     try:
         return cache.length
     except AttributeError as error:
         raise TypeError(
-            f"cache must be a KVCache; got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
+            f"cache must be a KVCache, got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
         ) from error
 
 
 def require_caches(caches: Sequence[AttentionCache], num_blocks: int) -> None:
-    """Refuse what is no sequence with a cache for each block."""
+    """Raise TypeError for anything but a sequence, InputError unless it has a cache for each block."""
     if not isinstance(caches, Sequence):
         raise TypeError(
-            f"caches must be a list with a KVCache for each block; got {type(caches).__name__}. "
+            f"caches must be a list with a KVCache for each block, got {type(caches).__name__}. "
             "Make it with new_caches()."
         )
     require_num_caches(len(caches), num_blocks)

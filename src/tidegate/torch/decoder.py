@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate._refusals import (
+from tidegate._validation import (
     require_bool,
     require_known_positions,
     require_known_tokens,
     require_learned_positions,
-    require_num_logits,
     require_positions_shape,
+    require_size,
     require_tokens,
 )
 from tidegate.config import TransformerConfig
@@ -229,4 +229,4 @@ def _check_input(tokens: Tensor, positions: Tensor | None, num_logits: int | Non
     if positions is not None:
         require_tensor("positions", positions)
         require_positions_shape(tuple(positions.shape), *tokens.shape)
-    require_num_logits(num_logits)
+    require_size("num_logits", num_logits, optional=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate._refusals import require_known_positions, require_known_tokens
+from tidegate._validation import require_known_positions, require_known_tokens
 from tidegate.config import Rotary
 from tidegate.torch.attention import GatedAttention, normalize_heads
 from tidegate.torch.block import TransformerBlock, TransformerStack

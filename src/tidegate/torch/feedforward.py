@@ -5,10 +5,13 @@ Legend: B batch, T positions, M model width, F inner width.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tidegate._validation import require_choice
 from tidegate.config import FeedForwardKind
 from tidegate.torch.kernel import silu
 
@@ -27,8 +30,7 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if kind not in ("swiglu", "gelu"):
-            raise ValueError(f"kind must be 'swiglu' or 'gelu'; got {kind!r}.")
+        require_choice("kind", kind, get_args(FeedForwardKind))
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype) if kind == "swiglu" else None
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)

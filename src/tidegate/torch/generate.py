@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate._refusals import (
+from tidegate._text import echo
+from tidegate._validation import (
     require_finite_logits,
     require_generation,
     require_known_tokens,
@@ -22,7 +23,6 @@ from tidegate._refusals import (
     require_sampling,
     require_tokens,
 )
-from tidegate._text import echo
 from tidegate.torch.decoding import pays_to_pack
 from tidegate.torch.precision import require_tensor, widen
 

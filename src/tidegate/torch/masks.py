@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tidegate._refusals import require_mask_shape
+from tidegate._validation import InputError, require_mask_shape
 from tidegate.torch.precision import require_tensor
 
 
@@ -61,15 +61,18 @@ def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> N
     """Refuse what is neither ids (B, T) nor boundaries of a single packed row."""
     require_tensor("documents", documents)
     if documents.is_floating_point() or documents.dtype == torch.bool:
-        raise TypeError(f"documents must be integer ids or boundaries; got {documents.dtype}.")
+        raise TypeError(f"documents must be integer ids or boundaries, got {documents.dtype}.")
     if documents.ndim == 1:
         if batch != 1:
-            raise ValueError(
-                f"documents as boundaries describe one packed row; the batch has {batch}. Give ids (B, T)."
+            raise InputError(
+                "documents",
+                expected=f"ids (batch, positions) for a batch of {batch}",
+                got=tuple(documents.shape),
+                hint="Boundaries describe a single packed row.",
             )
         _require_boundaries(documents, num_positions)
     elif documents.shape != (batch, num_positions):
-        raise ValueError(f"documents must have shape {(batch, num_positions)}; got {tuple(documents.shape)}.")
+        raise InputError("documents", expected=f"of shape {(batch, num_positions)}", got=tuple(documents.shape))
 
 
 def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:
@@ -78,9 +81,11 @@ def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:
         return
     given = boundaries.tolist()
     if given[:1] != [0] or given[-1:] != [num_positions] or given != sorted(given):
-        raise ValueError(
-            f"documents with one axis are boundaries, rising from 0 to {num_positions}; got {given}. "
-            "For ids give one row for each of the batch, as in documents[None]."
+        raise InputError(
+            "documents",
+            expected=f"boundaries rising from 0 to {num_positions} if it has one axis",
+            got=given,
+            hint="Pass ids with one row for each of the batch, as in documents[None].",
         )
 
 
@@ -89,7 +94,7 @@ def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
     require_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "
+            f"mask must be bool, True where a query may attend, or floating, added to the scores, got {mask.dtype}. "
             "Compare it, as in mask != 0."
         )
     require_mask_shape(tuple(mask.shape), shape)

@@ -27,8 +27,6 @@ class HeadMetric(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if kind not in ("diagonal", "learned"):
-            raise ValueError(f"metric must be 'diagonal', 'learned' or None; got {kind!r}.")
         self.kind: MetricKind = kind
         size = (shape.num_heads, shape.head_dim) + ((shape.head_dim,) if kind == "learned" else ())
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))

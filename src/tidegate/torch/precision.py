@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tidegate._refusals import require_array
+from tidegate._validation import require_array
 
 _WIDE = (torch.float32, torch.float64)
 

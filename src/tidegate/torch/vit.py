@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate._refusals import require_bool
+from tidegate._validation import InputError, require_bool
 from tidegate.config import VisionConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
@@ -56,7 +56,8 @@ class VisionTransformer(nn.Module):
         """
         channels, size = self.config.channels, self.config.image_size
         if images.ndim != 4 or images.shape[1:] != (channels, size, size):
-            raise ValueError(f"images must have shape (batch, {channels}, {size}, {size}); got {tuple(images.shape)}.")
+            expected = f"of shape (batch, {channels}, {size}, {size})"
+            raise InputError("images", expected=expected, got=tuple(images.shape))
         require_bool("return_traces", return_traces)
         try:
             x_BTM = self.patch_embedding(self._patches(images))

@@ -83,7 +83,7 @@ def test_each_option_is_taken(option):
     [
         ("=none", "has an empty name"),
         (" =none", "has an empty name"),
-        ("gma", "Unknown gate 'gma'"),
+        ("gma", "gate must be a preset or site:reads, got 'gma'"),
         ("none@rate=1", "'rate=1' in 'none@rate=1' is no option of a variant"),
         ("none@lr", "'lr' in 'none@lr' is no option of a variant"),
         ("none@lr=fast", "lr of the variant 'none@lr=fast' must be a finite number; got 'fast'"),
@@ -97,8 +97,8 @@ def test_each_option_is_taken(option):
         ("none@d_ff=2.5", "d_ff must be a whole number of at least 0; got 2.5"),
         ("none@placebo=constant", "has no gate, and so no placebo"),
         ("output:input:shuffled@placebo=constant", "names its placebo twice"),
-        ("g1@placebo=random", "Gate.placebo cannot be 'random'"),
-        ("output:input:silu@placebo=constant", "silu starts at 0, and a constant 0 lets nothing pass"),
+        ("g1@placebo=random", "Gate.placebo must be a known placebo, got 'random'"),
+        ("output:input:silu@placebo=constant", "It starts at 0 and lets nothing pass"),
     ],
 )
 def test_what_is_wrong_with_a_variant_is_said(text, complaint):

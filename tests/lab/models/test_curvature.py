@@ -175,7 +175,7 @@ def test_bad_models_and_texts_are_refused_with_a_remedy(saved, llama, tokens, te
 
 @pytest.mark.parametrize("option", ["num_positions", "num_planes"])
 def test_a_sample_has_at_least_one_of_each(option):
-    with pytest.raises(ValueError, match=f"{option} must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"{option} must be a positive integer"):
         Sampling(**{option: 0})
 
 

@@ -49,7 +49,7 @@ def test_the_command_has_what_differs_from_the_nearer_of_the_two_sizes():
         ("rates", "layouts=[oh", "a list must be JSON"),
         ("trained-layers", "sampling=3", "there is no option 'sampling'"),
         ("trained-layers", "sampling.part=head", "sampling.part must be among attention, block; got 'head'"),
-        ("trained-layers", "sampling.num_planes=0", "num_planes must be a whole number of at least 1"),
+        ("trained-layers", "sampling.num_planes=0", "num_planes must be a positive integer"),
         ("trained-layers", "steps=0", "steps must be at least 1"),
         ("depth", "gates=none,tide", "tide"),
         ("depth", "depths=3", "at least two numbers of layers, each above the last"),

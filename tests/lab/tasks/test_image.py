@@ -262,12 +262,12 @@ def test_images_without_their_package_say_what_to_install(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"source": "x", "image_size": 0}, "image_size must be a whole number"),
+        ({"source": "x", "image_size": 0}, "image_size must be a positive integer"),
         ({"validation_share": 0}, "validation_share must lie above 0"),
     ],
 )
 def test_impossible_options_are_refused(options, words):
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(ValueError, match=words):
         ImageTask(**options)
 
 

@@ -195,13 +195,13 @@ def test_changed_tokens_are_refused(token_file):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"length": 0}, "length must be a whole number"),
-        ({"length": 1.5}, "length must be a whole number"),
+        ({"length": 0}, "length must be a positive integer"),
+        ({"length": 1.5}, "length must be a positive integer"),
         ({"num_validation_tokens": 0}, "num_validation_tokens must be"),
         ({"validation_share": 0.0}, "validation_share must lie above 0"),
         ({"validation_share": 0.6}, "at most at 0.5"),
     ],
 )
 def test_impossible_options_are_refused(options, words):
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(ValueError, match=words):
         TextTask(**options)

@@ -174,10 +174,10 @@ class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"cpus": 0}, "cpus must be a whole number of at least 1"),
-            ({"cpus": 1.5}, "cpus must be a whole number of at least 1"),
+            ({"cpus": 0}, "cpus must be a positive integer"),
+            ({"cpus": 1.5}, "cpus must be a positive integer"),
             ({"cpus": 3, "processes": 2}, "cpus must be as many for each of a run's 2 processes; got 3"),
-            ({"processes": 0}, "processes must be a whole number of at least 1"),
+            ({"processes": 0}, "processes must be a positive integer"),
             ({"gpus": 1, "processes": 2}, "gpus must be 0, or one for each of a run's processes, 2; got 1"),
             ({"gpus": -1}, "gpus must be 0, or one"),
             ({"gpus": True}, "gpus must be 0, or one"),

@@ -191,7 +191,7 @@ class TestARefusal:
     @pytest.mark.parametrize("name", ["steps", "batch_size", "num_evaluations", "num_observations", "num_threads"])
     @pytest.mark.parametrize("value", [0, -1, 1.5, True])
     def test_of_counts_that_are_none(self, name, value):
-        with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1"):
+        with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
             Training(**{"steps": 3, name: value})
 
     @pytest.mark.parametrize("name", ["lr", "gate_lr", "clip"])

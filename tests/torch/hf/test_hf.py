@@ -173,9 +173,9 @@ def test_generation_keeps_its_own_temperature_and_length():
         ({"num_heads": 5}, "d_model"),
         ({"gate": "g9"}, "g9"),
         ({"positions": "rotated"}, "positions must be"),
-        ({"qk_norm": "no"}, "^qk_norm must be True or False; got 'no'"),
-        ({"tie_word_embeddings": "false"}, "^tie_word_embeddings must be True or False; got 'false'"),
-        ({"use_cache": 1}, "^use_cache must be True or False; got 1"),
+        ({"qk_norm": "no"}, "^qk_norm must be True or False"),
+        ({"tie_word_embeddings": "false"}, "^tie_word_embeddings must be True or False"),
+        ({"use_cache": 1}, "^use_cache must be True or False"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(options, message):
@@ -586,8 +586,6 @@ def test_generation_stops_at_the_end_token():
 
 
 def test_tokens_outside_the_vocabulary_are_refused_in_words():
-    message = (
-        rf"^input_ids must lie in \[0, {SIZES['vocab_size']}\), the model's vocabulary; got -1\. Use the tokenizer"
-    )
+    message = rf"^input_ids must be in \[0, {SIZES['vocab_size']}\), the model's vocabulary, got -1\. Use .*tokenizer"
     with pytest.raises(ValueError, match=message):
         made()(input_ids=torch.tensor([[1, -1]]))

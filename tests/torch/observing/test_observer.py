@@ -153,7 +153,7 @@ def test_a_step_ends_before_the_next():
 @pytest.mark.parametrize(
     ("model", "options", "error", "message"),
     [
-        (Attention(), {"every": 0}, ValueError, "every must be a whole number of at least 1; got 0"),
+        (Attention(), {"every": 0}, ValueError, "every must be a positive integer"),
         (Attention(), {"every": 2.5}, ValueError, "every must be .* got 2.5"),
         (Attention(), {"every": 1, "keys": 0}, ValueError, "keys must be at least 1"),
         (len, {"every": 1}, TypeError, r"model must be an nn\.Module; got builtin"),

@@ -77,7 +77,7 @@ def test_another_implementation_is_refused_with_what_to_do():
     ("options", "reason"),
     [
         ({"gate": "none"}, "gate must name at least one gate"),
-        ({"gate": "g9"}, "Unknown gate 'g9'"),
+        ({"gate": "g9"}, "gate must be a preset or site:reads, got 'g9'"),
         ({"activation": "relu"}, "activation must be one of sigmoid.* got 'relu'"),
     ],
 )

@@ -12,7 +12,7 @@ function refusalOf(table, list, gate) {
   let place = 0;
   for (const [name, choices] of Object.entries(table.choices)) place = place * choices.length + choices.indexOf(gate[name]);
   for (const name of Object.keys(table.numbers)) place = 2 * place + (gate[name] === null ? 0 : 1);
-  return list[place] < 0 ? "" : `Gate ${gate.site}:${gate.reads} is refused: ${table.reasons[list[place]]}`;
+  return list[place] < 0 ? "" : table.reasons[list[place]];
 }
 
 // What differs from the defaults, after site:reads.
@@ -39,17 +39,17 @@ const needsSelfAttention = (gate) => (onSource(gate) ? gate.reads === "query" : 
 function headShape({ d_model, num_heads, num_kv_heads, head_dim }) {
   const named = { d_model, num_heads, num_kv_heads, ...(head_dim === null ? {} : { head_dim }) };
   for (const [name, size] of Object.entries(named)) {
-    if (!Number.isInteger(size) || size < 1) return { problem: `${name} must be a whole number of at least 1; got ${size}.` };
+    if (!Number.isInteger(size) || size < 1) return { problem: `${name} must be a positive integer, got ${size}.` };
   }
   if (head_dim === null && d_model % num_heads) {
     return {
       problem:
-        `d_model must be a multiple of num_heads when head_dim is not given; got d_model=${d_model}, ` +
-        `num_heads=${num_heads}. Give head_dim, or change one of them.`,
+        `d_model must be a multiple of num_heads=${num_heads} when head_dim is not given, got ${d_model}. ` +
+        "Set head_dim, or change one of them.",
     };
   }
   if (num_heads % num_kv_heads) {
-    return { problem: `num_kv_heads must divide num_heads; got num_kv_heads=${num_kv_heads}, num_heads=${num_heads}.` };
+    return { problem: `num_kv_heads must be a divisor of num_heads=${num_heads}, got ${num_kv_heads}.` };
   }
   return { shape: { d_model, num_heads, num_kv_heads, head_dim: head_dim ?? d_model / num_heads } };
 }
@@ -75,7 +75,7 @@ const gatedWidth = (gate, shape) => (gate.grain === "head" ? 1 : gate.site === "
 function parameterShapes(gate, shape) {
   const full = fullReadWidth(gate, shape);
   if (gate.width !== null && gate.width > full) {
-    return { problem: `Gate.width must be at most ${full}, what ${gate.site}:${gate.reads} reads; got ${gate.width}.` };
+    return { problem: `Gate.width must be at most ${full}, the channels that ${gate.site}:${gate.reads} reads, got ${gate.width}.` };
   }
   const [matrices, read, gated] = [numMatrices(gate, shape), gate.width ?? full, gatedWidth(gate, shape)];
   const shapes = {};

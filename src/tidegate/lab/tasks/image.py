@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tidegate._validation import require_size
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.task import PROBE_ROWS, Batch, DataError, in_batches
-from tidegate.sizes import require_size
 
 _DIGITS_SIZE = 8
 _FOLDER_SIZE = 32
@@ -39,7 +39,7 @@ class ImageTask:
     kind: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        require_size("image_size", self.image_size, error=DataError)
+        require_size("image_size", self.image_size)
         if self.source == DIGITS and self.image_size != _DIGITS_SIZE:
             raise DataError(f"image_size of the digits is {_DIGITS_SIZE}; got {self.image_size!r}.")
         if not 0 < self.validation_share <= 0.5:

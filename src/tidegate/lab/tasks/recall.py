@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tidegate._validation import require_size
 from tidegate.lab.tasks.seeding import Purpose, draws
 from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
-from tidegate.sizes import require_size
 
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128
@@ -38,8 +38,7 @@ class RecallTask:
 
     def __post_init__(self) -> None:
         for name in ("num_pairs", "num_queries", "num_keys", "num_values"):
-            otherwise = "or None for all pairs" if name == "num_queries" else ""
-            require_size(name, getattr(self, name), otherwise=otherwise, error=DataError)
+            require_size(name, getattr(self, name), optional=name == "num_queries")
         if self.num_keys < self.num_pairs:
             raise DataError(f"num_keys must be at least num_pairs, {self.num_pairs}; got {self.num_keys}.")
         if self.queries > self.num_pairs:

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tidegate._validation import require_size
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
 from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
 from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
-from tidegate.sizes import require_size
 
 DEFAULT_LENGTH = 128
 """Tokens of a training window."""
@@ -54,7 +54,7 @@ class TextTask:
 
     def __post_init__(self) -> None:
         for name in ("length", "num_validation_tokens", "num_final_tokens"):
-            require_size(name, getattr(self, name), error=DataError)
+            require_size(name, getattr(self, name))
         if not 0 < self.validation_share <= 0.5:
             raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
         if self.tokenizer != "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.sizes import require_sizes
+from tidegate._validation import require_sizes
 
 Part: TypeAlias = Literal["attention", "block"]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

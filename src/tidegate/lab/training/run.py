@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidegate._json import content_hash
+from tidegate._validation import require_size
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.task import Task
-from tidegate.sizes import require_size
 
 ModelConfig: TypeAlias = TransformerConfig | VisionConfig
 

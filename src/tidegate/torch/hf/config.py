@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool
 from tidegate.config import FeedForwardKind, Init, MetricKind, NormKind, PositionKind, Rotary, TransformerConfig
 from tidegate.gates import GateLike, Gates
 

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from tidegate._refusals import require_known_positions, require_known_tokens, require_learned_positions
+from tidegate._validation import require_known_positions, require_known_tokens, require_learned_positions
 from tidegate.config import Init, embedding_deviation, starting_deviation
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.embedding import look_up

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from tidegate._refusals import require_bool
-from tidegate.sizes import require_sizes
+from tidegate._validation import require_bool, require_sizes
 from tidegate.torch.observing.counting import Keys, require_keys
 from tidegate.torch.observing.modules import require_names
 from tidegate.torch.observing.observation import Observation

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
 from tidegate.torch.observing.spelled_out import FORBIDDEN

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tidegate._refusals import require_bool
+from tidegate._validation import require_bool
 from tidegate.torch.attention import GatedAttention
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform

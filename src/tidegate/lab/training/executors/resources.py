@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tidegate._validation import require_size
 from tidegate.lab.training.engine.parallel import require_parallel
 from tidegate.lab.training.run import Run
-from tidegate.sizes import require_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class RunResources:
 
     def __post_init__(self) -> None:
         require_size("processes", self.processes)
-        require_size("cpus", self.cpus, otherwise="or None for those that the run has threads")
+        require_size("cpus", self.cpus, optional=True)
         if self.cpus is not None and self.cpus % self.processes:
             raise ValueError(f"cpus must be as many for each of a run's {self.processes} processes; got {self.cpus}.")
         if isinstance(self.gpus, bool) or self.gpus not in (0, self.processes):
