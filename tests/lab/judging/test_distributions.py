@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from closeness import assert_close
+from errors import rejects
 from scipy import integrate, special, stats
 
 from tidegate.lab.judging import dunnett_critical_value, dunnett_p_value, mean_and_sd, t_interval
@@ -74,10 +75,11 @@ class TestDunnettsDistribution:
         assert dunnett_p_value(float("inf"), 3, 12) == 0
         assert dunnett_p_value(-2.0, 3, 12) == dunnett_p_value(2.0, 3, 12)
 
-    @pytest.mark.parametrize("arguments", [(2.0, 0, 12), (2.0, 3, 0)])
-    def test_it_needs_a_comparison_and_a_degree_of_freedom(self, arguments):
-        with pytest.raises(ValueError, match="must be at least 1"):
-            dunnett_p_value(*arguments)
+    def test_it_needs_a_comparison_and_a_degree_of_freedom(self):
+        with rejects("num_comparisons"):
+            dunnett_p_value(2.0, 0, 12)
+        with rejects("degrees_of_freedom"):
+            dunnett_p_value(2.0, 3, 0)
 
 
 class TestMeans:
@@ -85,19 +87,15 @@ class TestMeans:
         assert mean_and_sd([1.0, 2.0, 6.0]) == (3.0, pytest.approx(np.sqrt(7)))
         assert mean_and_sd([4.0]) == (4.0, None)
 
-    def test_a_mean_needs_a_number(self):
-        with pytest.raises(ValueError, match="values is empty"):
-            mean_and_sd([])
-
     def test_the_interval_of_a_mean_is_students(self):
         values = np.random.default_rng(0).standard_normal(7)
         peer = stats.ttest_1samp(values, 0).confidence_interval(0.9)
         assert_close(np.array(t_interval(values.tolist(), 0.9)), np.array([peer.low, peer.high]))
 
-    @pytest.mark.parametrize(
-        ("values", "confidence", "words"),
-        [([1.0], 0.95, "at least two values; got 1"), ([1.0, 2.0], 95, "between 0 and 1, such as 0.95; got 95")],
-    )
-    def test_an_interval_needs_two_values_and_a_confidence(self, values, confidence, words):
-        with pytest.raises(ValueError, match=words):
-            t_interval(values, confidence)
+    def test_they_need_numbers_and_a_confidence(self):
+        with rejects("values"):
+            mean_and_sd([])
+        with rejects("values"):
+            t_interval([1.0])
+        with rejects("confidence"):
+            t_interval([1.0, 2.0], 95)

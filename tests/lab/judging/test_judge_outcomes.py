@@ -1,4 +1,5 @@
 import pytest
+from errors import rejects
 
 from tidegate.lab.judging import compare_to_control
 
@@ -83,32 +84,24 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("losses", "options", "words"),
+    ("field", "losses", "options"),
     [
-        ({"g1": G1, "bma": BMA}, {}, r"control must be one of the variants \['g1', 'bma'\]; got 'none'"),
-        ({}, {}, r"control must be one of the variants \[\]"),
-        ({"none": NONE}, {}, "the control 'none' alone; give at least one variant"),
-        ({"none": NONE, "g1": G1[:4]}, {}, r"one figure for each seed in every variant.*'none': 5, 'g1': 4"),
-        ({"none": (), "g1": ()}, {}, "one figure for each seed"),
-        (
-            {"none": NONE, "g1": (NAN, *G1[1:])},
-            {},
-            "losses of 'g1' must be finite and below 1e\\+100, or None where the run diverged; got nan",
-        ),
-        ({"none": NONE, "g1": (1e308, *G1[1:])}, {}, "losses of 'g1' must be finite.*got 1e\\+308"),
-        ({"none": (*NONE[:4], INF), "g1": G1}, {}, "losses of 'none' must be finite.*got inf"),
-        (
-            {"none": NONE, "g1": G1},
-            {"margin": -0.1},
-            "margin must be a share of the control's mean, 0 or more; got -0.1",
-        ),
-        ({"none": NONE, "g1": G1}, {"margin": NAN}, "margin must be"),
-        ({"none": NONE, "g1": G1}, {"confidence": 95}, "confidence must lie between 0 and 1, such as 0.95; got 95"),
-        ({"none": NONE, "g1": G1}, {"identical": ["g2"]}, r"identical must name variants.*got \['g2'\]"),
-        ({"none": NONE, "g1": G1}, {"identical": ["none"]}, "other than the control"),
-        ({"none": NONE, "g1": G1}, {"identical": "g1"}, "identical must name variants"),
+        ("control", {"g1": G1, "bma": BMA}, {}),
+        ("control", {}, {}),
+        ("losses", {"none": NONE}, {}),
+        ("losses", {"none": NONE, "g1": G1[:4]}, {}),
+        ("losses", {"none": (), "g1": ()}, {}),
+        ("losses[g1]", {"none": NONE, "g1": (NAN, *G1[1:])}, {}),
+        ("losses[g1]", {"none": NONE, "g1": (1e308, *G1[1:])}, {}),
+        ("losses[none]", {"none": (*NONE[:4], INF), "g1": G1}, {}),
+        ("margin", {"none": NONE, "g1": G1}, {"margin": -0.1}),
+        ("margin", {"none": NONE, "g1": G1}, {"margin": NAN}),
+        ("confidence", {"none": NONE, "g1": G1}, {"confidence": 95}),
+        ("identical", {"none": NONE, "g1": G1}, {"identical": ["g2"]}),
+        ("identical", {"none": NONE, "g1": G1}, {"identical": ["none"]}),
+        ("identical", {"none": NONE, "g1": G1}, {"identical": "g1"}),
     ],
 )
-def test_bad_input_is_named(losses, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_input_is_named(field, losses, options):
+    with rejects(field):
         judge(losses, **options)

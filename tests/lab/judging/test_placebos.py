@@ -70,19 +70,16 @@ def test_sentences_say_what_it_rests_on():
     assert " and below that of its placebo placebo (difference -0.0" in sentence
     assert sentence.endswith(" nats).")
     assert effect_sentence(result, (), "not shown", comparison) == ""
+    result, placebos, comparison = judged(GOOD, BAD, name="none")
+    sentence = effect_sentence(result, placebos, effect_of(result, placebos), comparison)
+    assert "its placebo" not in sentence
+    assert sentence.endswith("; at the start it is no different from the control.")
 
 
 def test_a_gain_inside_the_margin_is_called_small():
     result, placebos, comparison = judged(GOOD, BAD)
     sentence = effect_sentence(replace(result, verdict="equivalent"), placebos, "helps", comparison)
     assert sentence.startswith("The gate of gate helps by less than the margin: ")
-
-
-def test_a_gate_that_starts_as_the_control_is_told_so():
-    result, placebos, comparison = judged(GOOD, BAD, name="none")
-    sentence = effect_sentence(result, placebos, effect_of(result, placebos), comparison)
-    assert "its placebo" not in sentence
-    assert sentence.endswith("; at the start it is no different from the control.")
 
 
 def test_what_cannot_be_compared_is_told_so():

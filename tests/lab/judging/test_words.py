@@ -1,12 +1,10 @@
 import json
 import re
 from dataclasses import asdict
-from typing import get_args
 
 import pytest
 
-from tidegate._verdict import VerdictWord
-from tidegate.lab.judging import RULE, Comparison, compare_to_control, rule_text
+from tidegate.lab.judging import Comparison, compare_to_control, rule_text
 
 LOSSES = {
     "none": (1.500, 1.620, 1.410, 1.550, 1.480),
@@ -43,10 +41,6 @@ def test_worse_is_told_in_positive_numbers_too():
     assert numbers_in(result.sentence) == pytest.approx(
         [result.difference, result.low, result.high, result.detectable], abs=5e-5
     )
-
-
-def test_the_good_side_is_the_callers():
-    assert judge(lower_is_better=False)["bma"].sentence.startswith("bma: better than none by 0.0308 nats")
 
 
 def test_a_difference_inside_the_margin_is_said_to_be_there_and_not_to_matter():
@@ -95,11 +89,6 @@ def test_the_rule_has_the_numbers_of_the_comparison():
     assert f"critical value {comparison.critical_value:.3f}; a true difference of {comparison.detectable:.4f}" in text
 
 
-def test_the_rule_tells_at_which_levels_spreads_are_called_unequal():
-    text = rule_text(judge())
-    assert "F tests: the control is tested at 10 %, and the other variants share another 10 % equally" in text
-
-
 def test_the_rule_says_when_each_is_judged_by_its_own_runs():
     text = rule_text(judge({**LOSSES, "odd": (1.6, 1.5, 1.3, 1.7, 1.4)}))
     assert "Spreads are unequal, and each is judged by its own runs, with 4 degrees of freedom" in text
@@ -116,18 +105,6 @@ def test_small_figures_are_written_with_more_decimals():
     assert numbers_in(sentence)[0] == pytest.approx(1.24e-8, rel=0.02)
 
 
-def test_every_word_is_one_that_pages_know():
-    words = {variant.verdict for variant in judge().variants}
-    assert words <= set(get_args(VerdictWord))
-    assert words == {"control", "better", "worse", "equivalent", "diverged", "identical"}
-
-
-def test_nobody_is_called_significant():
-    comparison = judge()
-    texts = [RULE, rule_text(comparison), *(variant.sentence for variant in comparison.variants)]
-    assert not any("signific" in text.lower() for text in texts)
-
-
 def test_a_comparison_is_json_without_nan():
     text = json.dumps(asdict(judge()), allow_nan=False)
     assert json.loads(text)["variants"][1]["verdict"] == "better"
@@ -137,5 +114,5 @@ def test_variants_keep_their_order_and_are_found_by_name():
     comparison = judge()
     assert [variant.name for variant in comparison.variants] == list(LOSSES)
     assert isinstance(comparison, Comparison)
-    with pytest.raises(KeyError, match="no variant 'gone' in this comparison"):
+    with pytest.raises(KeyError, match="gone"):
         comparison["gone"]

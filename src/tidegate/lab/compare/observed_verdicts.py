@@ -1,7 +1,7 @@
 """Verdicts on what the runs observed: is it higher than the control's, lower, or not told apart?
 
 Each figure is one number of each run, at the end of its training, and is compared with the control's under the same
-seed. They are judged together, see `tidegate.lab.judging.figures`.
+seed. They are judged together, see `tidegate.lab.judging.metrics`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.judging import Figure, FigureResult, FigureResults, judge_figures
+from tidegate.lab.judging import MetricResult, MetricResults, RunMetric, judge_metrics
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Column, Table, mean_of_known
 
@@ -22,16 +22,16 @@ FigureOf: TypeAlias = Callable[[Record], float | None]
 """One number of a finished run; None where it has none."""
 
 
-def judge_observed(summary: Summary) -> FigureResults | None:
+def judge_observed(summary: Summary) -> MetricResults | None:
     """Judge all figures that are on record for the control and another variant; None if there are none.
 
     Which figures there are depends on what was measured, and not on how it came out, so that the level can be shared.
     """
     figures = [figure for figure in _figures(summary) if len(figure.rows) > (figure.control is not None)]
-    return judge_figures(figures) if figures else None
+    return judge_metrics(figures) if figures else None
 
 
-def observed_panel(judged: FigureResults, control: str) -> Table:
+def observed_panel(judged: MetricResults, control: str) -> Table:
     """Return a row for each figure and variant, those that are told apart first."""
     rows = sorted(judged.results, key=lambda result: _ORDER[result.verdict])
     num_judged = sum(result.verdict != "no verdict" for result in rows)
@@ -80,7 +80,7 @@ _HELP = (
 )
 
 
-def _level_in_words(judged: FigureResults) -> str:
+def _level_in_words(judged: MetricResults) -> str:
     number, level, own = judged.num_figures, 100 * (1 - judged.confidence), 100 * judged.figure_confidence
     shared = f"{number} figures share the level of {level:.3g} % equally: each is judged at {own:.4g} %"
     words = shared if number > 1 else f"One figure is judged at {own:.4g} %"
@@ -88,7 +88,7 @@ def _level_in_words(judged: FigureResults) -> str:
     return f"{words} for all variants at once. {chance}."
 
 
-def _reasons(results: Sequence[FigureResult]) -> Iterator[str]:
+def _reasons(results: Sequence[MetricResult]) -> Iterator[str]:
     """Say why there is no interval, a sentence for each reason."""
     found: dict[str, dict[str, list[str]]] = {}
     for result in results:
@@ -99,7 +99,7 @@ def _reasons(results: Sequence[FigureResult]) -> Iterator[str]:
         yield f"No interval for {listed}: {reason}."
 
 
-def _figures(summary: Summary) -> Iterator[Figure]:
+def _figures(summary: Summary) -> Iterator[RunMetric]:
     """Every figure, with the rows of the variants of which some run has it."""
     for name, figure_of in _figures_of_all(summary):
         yield _against_control(name, summary, {variant.name: figure_of for variant in summary.variants})
@@ -112,7 +112,7 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         for variant in summary.variants
         for label, site in _reading_sites(variant)
     }
-    yield Figure(
+    yield RunMetric(
         name="slope of tokens' share",
         rows={label: row for label, row in slopes.items() if _is_known(row)},
         control=None,
@@ -131,11 +131,11 @@ def _figures_of_all(summary: Summary) -> Iterator[tuple[str, FigureOf]]:
     yield "loss spikes", lambda record: record.num_spikes
 
 
-def _against_control(name: str, summary: Summary, figures: Mapping[str, FigureOf]) -> Figure:
+def _against_control(name: str, summary: Summary, figures: Mapping[str, FigureOf]) -> RunMetric:
     rows = {v.name: _row(v, figures[v.name]) for v in summary.variants if v.name in figures}
     known = {variant: row for variant, row in rows.items() if _is_known(row)}
     control = summary.plan.control
-    return Figure(name=name, rows=known if control in known else {}, control=control)
+    return RunMetric(name=name, rows=known if control in known else {}, control=control)
 
 
 def _row(variant: VariantSummary, figure_of: FigureOf) -> list[float | None]:

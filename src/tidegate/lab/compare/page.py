@@ -17,7 +17,7 @@ from tidegate.lab.compare.panels.mechanism import mechanism_panels
 from tidegate.lab.compare.panels.robustness import robustness_section
 from tidegate.lab.compare.panels.tuning import tuning_panels
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.judging import FigureResults, rule_text
+from tidegate.lab.judging import MetricResults, rule_text
 from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record
 from tidegate.report.page import (
@@ -49,7 +49,7 @@ def comparison_page(summary: Summary) -> Page:
     )
 
 
-def _sections(summary: Summary, observed: FigureResults | None) -> Iterator[Section]:
+def _sections(summary: Summary, observed: MetricResults | None) -> Iterator[Section]:
     checks = fairness_checks(summary)
     yield Section(title="Verdicts", panels=_verdict_panels(summary, checks))
     yield Section(

@@ -7,27 +7,30 @@ stays as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
 from scipy import special
 
+from tidegate._validation import InputError
 from tidegate.lab.judging.distributions import Array
-from tidegate.lab.judging.judge import MIN_BLOCKS, fit_table
+from tidegate.lab.judging.judge import MARGIN, MIN_BLOCKS, compare_to_control, fit_additive_model
+from tidegate.lab.judging.placebos import side_of_zero
 
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What came of many comparisons without a difference, and of as many with one."""
+    """Results of many comparisons without a difference, and of as many with one."""
 
     num_comparisons: int
     num_alarms: int
     """Comparisons without a difference in which an interval excludes 0."""
     num_seen: int
-    """Comparisons in which the one variant that differs is told apart on the right side."""
+    """Comparisons with a difference in which the interval of the one variant that differs lies on the right side."""
 
     @property
     def alarm_rate(self) -> float:
@@ -36,7 +39,7 @@ class Calibration:
 
     @property
     def alarm_limit(self) -> float:
-        """What the true rate lies below with 95 % confidence (Clopper and Pearson)."""
+        """Upper limit of the true rate with 95 % confidence (Clopper and Pearson)."""
         missed = self.num_comparisons - self.num_alarms
         return 1.0 if not missed else float(special.betaincinv(self.num_alarms + 1, missed, 0.95))
 
@@ -60,15 +63,24 @@ def calibrate(
     Each comparison takes seeds that it has not taken yet: some to tune on, as many to compare on. In every block a
     variant is compared at the setting that was best for it on the block's tuning seed.
 
-    losses     : (variant, setting, seed) of real runs, the control first; finite
-    effect     : share of the mean loss by which the first variant after the control is better, for the power
-    flip_signs : flip the sign of all that scatters under a seed, or not, by chance. Deviations from a mean of few seeds
-                 add up to 0, which makes alarms rarer; flipped ones do not, but they are symmetric
+    Args:
+        losses: (variant, setting, seed) of real runs, the control first; finite.
+        num_blocks: Blocks of each comparison; it takes two seeds for each.
+        num_comparisons: Comparisons to draw.
+        effect: Share of the mean loss by which the first variant after the control is better, for the power.
+        flip_signs: Flip the sign of all that scatters under a seed, or not, by chance. Deviations from a mean of few
+            seeds add up to 0, which makes alarms rarer; flipped ones do not, but they are symmetric.
+        seed: Random seed of the draws.
     """
     losses = np.asarray(losses, dtype=np.float64)
-    _require(losses, num_blocks, num_comparisons)
-    generator = np.random.default_rng(seed)
+    if losses.ndim != 3 or losses.shape[0] < 2 or not np.isfinite(losses).all():
+        expected = "finite, of shape (variant, setting, seed), with at least two variants"
+        raise InputError("losses", expected=expected, got=losses.shape)
+    _check_counts(num_blocks=num_blocks, num_comparisons=num_comparisons)
     num_seeds = losses.shape[2]
+    if num_seeds < 2 * num_blocks:
+        raise InputError("losses", expected=f"of at least {2 * num_blocks} seeds, two for each block", got=num_seeds)
+    generator = np.random.default_rng(seed)
     surface = losses.mean(axis=(0, 2))
     scatter = (losses - losses.mean(axis=2, keepdims=True)) * np.sqrt(num_seeds / (num_seeds - 1))
     shift = np.zeros((losses.shape[0], 1))
@@ -76,26 +88,56 @@ def calibrate(
     alarms = seen = 0
     for _ in range(num_comparisons):
         table = _draw_table(surface, scatter, num_blocks, generator, flip_signs=flip_signs)
-        alarms += any(sign for sign in _signs(table))
+        alarms += any(_signs(table))
         seen += _signs(table - shift)[0] < 0
     return Calibration(num_comparisons=num_comparisons, num_alarms=alarms, num_seen=seen)
 
 
-def _require(losses: Array, num_blocks: int, num_comparisons: int) -> None:
-    if losses.ndim != 3 or losses.shape[0] < 2 or not np.isfinite(losses).all():
-        raise ValueError(
-            "losses must be finite, of shape (variant, setting, seed), with at least two variants; got shape "
-            f"{losses.shape}."
-        )
-    if num_blocks < MIN_BLOCKS or losses.shape[2] < 2 * num_blocks or num_comparisons < 1:
-        raise ValueError(
-            f"num_blocks must be at least {MIN_BLOCKS}, with two seeds for each, and num_comparisons at least 1; got "
-            f"{num_blocks} blocks, {losses.shape[2]} seeds and {num_comparisons}."
-        )
+def false_positive_rate(
+    noise: Sequence[float],
+    *,
+    num_variants: int = 4,
+    num_blocks: int = 5,
+    num_comparisons: int = 200,
+    seed: int = 0,
+    margin: float = MARGIN,
+) -> float:
+    """Return the share of comparisons without any difference in which some variant's interval excludes zero.
+
+    Args:
+        noise: Losses of one and the same variant under many seeds. Each comparison draws its cells from them, none
+            twice in one table; different tables share losses, so that the share is about this noise and no other.
+        num_variants: Variants of each comparison, the control included.
+        num_blocks: Blocks of each comparison.
+        num_comparisons: Comparisons to draw.
+        seed: Random seed of the draws.
+        margin: As in `compare_to_control`.
+    """
+    _check_counts(num_blocks=num_blocks, num_comparisons=num_comparisons)
+    if num_variants < 2:
+        raise InputError("num_variants", expected="at least 2", got=num_variants)
+    num_cells = num_variants * num_blocks
+    if len(noise) < num_cells:
+        raise InputError("noise", expected=f"one number for each of the {num_cells} cells of a table", got=len(noise))
+    generator = np.random.default_rng(seed)
+    found = 0
+    for _ in range(num_comparisons):
+        cells = generator.choice(np.asarray(noise, dtype=np.float64), size=num_cells, replace=False)
+        table = {str(index): row for index, row in enumerate(cells.reshape(num_variants, num_blocks).tolist())}
+        comparison = compare_to_control(table, control="0", margin=margin)
+        found += any(side_of_zero(variant.low, variant.high) for variant in comparison.variants)
+    return found / num_comparisons
+
+
+def _check_counts(*, num_blocks: int, num_comparisons: int) -> None:
+    if num_blocks < MIN_BLOCKS:
+        raise InputError("num_blocks", expected=f"at least {MIN_BLOCKS}", got=num_blocks)
+    if num_comparisons < 1:
+        raise InputError("num_comparisons", expected="at least 1", got=num_comparisons)
 
 
 def _draw_table(surface: Array, scatter: Array, num_blocks: int, generator: Generator, *, flip_signs: bool) -> Array:
-    """The losses (variant, block) of one comparison without a difference, at the settings that tuning chose."""
+    """Return the losses (variant, block) of one comparison without a difference, at the settings that tuning chose."""
     seeds = generator.choice(scatter.shape[2], size=2 * num_blocks, replace=False)
     drawn = scatter[:, :, seeds]
     if flip_signs:
@@ -107,9 +149,9 @@ def _draw_table(surface: Array, scatter: Array, num_blocks: int, generator: Gene
 
 
 def _signs(table: Array) -> list[int]:
-    """On which side of 0 the interval of each variant but the control lies; 0 if it holds 0, or if there is none."""
-    model = fit_table(table, _CONFIDENCE)
+    """Return the side of 0 of each variant's interval but the control's; 0 if it holds 0, or if there is none."""
+    model = fit_additive_model(table, _CONFIDENCE)
     if model is None:
         return [0] * (len(table) - 1)
-    widths = [model.yardstick(index).half_width for index in range(len(model.differences))]
+    widths = [model.error(index).half_width for index in range(len(model.differences))]
     return [(d > width) - (d < -width) for d, width in zip(model.differences, widths, strict=True)]

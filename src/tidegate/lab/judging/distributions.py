@@ -11,55 +11,55 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from tidegate._validation import InputError
+
 Array: TypeAlias = NDArray[np.float64]
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation (n - 1 in the denominator) of at least one number; of one, the deviation is None."""
+    """Return mean and standard deviation (n - 1 in the denominator); of a single number the deviation is None."""
     if not len(values):
-        raise ValueError("values is empty; a mean needs at least one number.")
+        raise InputError("values", expected="at least one number", got=0)
     numbers = np.asarray(values, dtype=np.float64)
     return float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval for the mean of independent numbers, of which there are at least two."""
-    require_confidence(confidence)
+    """Return Student's interval for the mean of independent numbers, of which there are at least two."""
+    check_confidence(confidence)
     if len(values) < 2:
-        raise ValueError(f"an interval needs at least two values; got {len(values)}.")
+        raise InputError("values", expected="at least two numbers", got=len(values))
     mean, sd = mean_and_sd(values)
     half = student_critical_value(len(values) - 1, 1 - confidence) * (sd or 0.0) / math.sqrt(len(values))
     return mean - half, mean + half
 
 
 def student_critical_value(degrees_of_freedom: int, level: float) -> float:
-    """The t that Student's |T| exceeds with the chance `level`."""
+    """Return the t that Student's |T| exceeds with the chance `level`."""
     return float(special.stdtrit(degrees_of_freedom, 1 - level / 2))
 
 
 def student_p_value(statistic: float, degrees_of_freedom: int) -> float:
-    r"""$P(|T| \ge |t|)$ of Student's t."""
+    r"""Return $P(|T| \ge |t|)$ of Student's t."""
     return 2 * float(special.stdtr(degrees_of_freedom, -abs(statistic)))
 
 
 def detectable_noncentrality(critical_value: float, degrees_of_freedom: int, power: float) -> float:
-    """The noncentrality with which t exceeds the critical value with the chance `power`."""
+    """Return the noncentrality with which t exceeds the critical value with the chance `power`."""
     return float(special.nctdtrinc(degrees_of_freedom, 1 - power, critical_value))
 
 
 def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: int) -> float:
-    r"""$P(\max_i |T_i| \ge t)$ for k differences with one control, each over its estimated standard error.
+    r"""Return $P(\max_i |T_i| \ge t)$ for k differences with one control, each over its estimated standard error.
 
     $T_i = (Z_i - Z_0) / (\sqrt 2\, s)$ with independent standard normal $Z$ and $s^2$ a chi-square over its degrees of
     freedom, so that any two have the correlation 1/2. Two nested trapezoidal sums, over $|Z_0|$ and $\log s$: both
     integrands are analytic and vanish at the ends, where such sums converge faster than any power of the step.
     With k = 1 it is Student's two-sided p-value. Right to rounding down to p = 1e-15, below that in magnitude only.
     """
-    if num_comparisons < 1 or degrees_of_freedom < 1:
-        raise ValueError(
-            "num_comparisons and degrees_of_freedom must be at least 1; "
-            f"got {num_comparisons!r} and {degrees_of_freedom!r}."
-        )
+    for name, value in (("num_comparisons", num_comparisons), ("degrees_of_freedom", degrees_of_freedom)):
+        if value < 1:
+            raise InputError(name, expected="at least 1", got=value)
     z, z_weights, s, s_weights = _nodes(degrees_of_freedom)
     reach = math.sqrt(2) * abs(statistic) * s[:, None]
     outside = np.minimum(special.ndtr(z - reach) + special.ndtr(-z - reach), 1 - 2**-53)
@@ -69,8 +69,8 @@ def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: 
 
 @lru_cache(maxsize=64)
 def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: int, confidence: float = 0.95) -> float:
-    """The t at which `dunnett_p_value` is one minus the confidence."""
-    require_confidence(confidence)
+    """Return the t at which `dunnett_p_value` is one minus the confidence."""
+    check_confidence(confidence)
     level = 1 - confidence
     # Bracket the root: Student's value below, Bonferroni's above.
     low, high = (student_critical_value(degrees_of_freedom, level / share) for share in (1, num_comparisons))
@@ -84,7 +84,7 @@ def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: int, confid
 
 @lru_cache(maxsize=64)
 def _nodes(degrees_of_freedom: int) -> tuple[Array, Array, Array, Array]:
-    """Nodes and weights of |Z| and of s."""
+    """Return nodes and weights of |Z| and of s."""
     z = np.linspace(0, 9, 55)
     z_weights = np.exp(-(z**2) / 2)
     z_weights[0] /= 2
@@ -95,7 +95,7 @@ def _nodes(degrees_of_freedom: int) -> tuple[Array, Array, Array, Array]:
     return z, z_weights / z_weights.sum(), np.exp(log_s), s_weights / s_weights.sum()
 
 
-def require_confidence(confidence: float) -> None:
-    """Refuse what is no confidence, such as a percentage."""
+def check_confidence(confidence: float) -> None:
+    """Raise InputError unless the confidence lies between 0 and 1."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, such as 0.95; got {confidence!r}.")
+        raise InputError("confidence", expected="between 0 and 1, such as 0.95", got=confidence)

@@ -8,24 +8,26 @@ far the seeds lie apart. All intervals hold at once, by the distribution of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from scipy import special
 
+from tidegate._validation import InputError
 from tidegate._verdict import VerdictWord
 from tidegate.lab.judging.distributions import (
     Array,
+    check_confidence,
     detectable_noncentrality,
     dunnett_critical_value,
     dunnett_p_value,
     mean_and_sd,
-    require_confidence,
     student_critical_value,
     student_p_value,
 )
+from tidegate.lab.judging.words import verdict_sentence
 
 Row: TypeAlias = tuple[float | None, ...]
 """One figure of a variant for each seed; None where the run diverged."""
@@ -67,7 +69,7 @@ class VariantResult:
     """Adjusted like the interval, which excludes zero where this is below one minus the confidence."""
     verdict: VerdictWord = "undecided"
     sentence: str = ""
-    """The verdict in words; empty until `words` has written it."""
+    """The verdict in words."""
     num_diverged: int = 0
     own_low: float | None = None
     own_high: float | None = None
@@ -102,48 +104,61 @@ class Comparison:
     variants: tuple[VariantResult, ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
-    """Reason the whole comparison is refused; empty if it is not."""
+    """Why there is no verdict on any variant; empty if there are verdicts."""
 
     def __getitem__(self, name: str) -> VariantResult:
-        """The result of the variant of that name."""
-        for variant in self.variants:
-            if variant.name == name:
-                return variant
-        raise KeyError(f"no variant {name!r} in this comparison; there are {[v.name for v in self.variants]}.")
+        """Return the result of the variant of that name."""
+        return {variant.name: variant for variant in self.variants}[name]
 
 
-def judge_variants(
+def compare_to_control(
     losses: Mapping[str, Sequence[float | None]],
     *,
     control: str,
-    margin: float,
-    confidence: float,
-    identical: Collection[str],
-    lower_is_better: bool,
-    unit: str,
+    margin: float = MARGIN,
+    confidence: float = 0.95,
+    identical: Collection[str] = (),
+    lower_is_better: bool = True,
+    unit: str = "",
 ) -> Comparison:
-    """Judge every variant against the control; `compare_to_control` explains the arguments and adds sentences."""
-    require_confidence(confidence)
+    """Judge every variant against the control, and say it in sentences; `rule_text` says by which rule.
+
+    A variant that is identical or has a diverged run is left out of the table before the model is fitted. No variant
+    is judged if the control has a diverged run, if there are fewer than three seeds, or if the residual is zero.
+
+    Args:
+        losses: For each variant one loss for each seed, in one order of seeds; None where the run diverged.
+        control: The variant that the others are compared with.
+        margin: Half-width of the band of no importance, as a share of the control's mean.
+        confidence: Of all intervals together.
+        identical: Variants known to be the control under another name. One whose losses are the control's in every
+            run, while they vary from run to run, is found without being named.
+        lower_is_better: Which sign of a difference is the good one.
+        unit: Of the losses, for the sentences.
+    """
     rows: dict[str, Row] = {name: tuple(row) for name, row in losses.items()}
-    _require_table(rows, control, margin, identical)
-    control_mean = _complete_mean(rows[control])
-    outcomes: dict[str, VerdictWord] = {name: _outcome(name, rows, control, identical) for name in rows}
+    check_confidence(confidence)
+    _check_table(rows, control, margin, identical)
+    results = {name: _unjudged(name, rows, control, identical) for name in rows}
     # The table that the model is fitted to: those that are identical or diverged are left out.
-    names = [control, *(name for name, outcome in outcomes.items() if outcome == "undecided")]
-    refusal, model = _refusal(rows[control], control), None
+    names = [control, *(name for name, result in results.items() if result.verdict == "undecided")]
+    refusal, model = "", None
+    if None in rows[control]:
+        refusal = f"the control, {control}, diverged in {rows[control].count(None)} of {len(rows[control])} runs"
+    elif len(rows[control]) < MIN_BLOCKS:
+        refusal = f"a verdict needs at least {MIN_BLOCKS} seeds, and there are {len(rows[control])}"
     if not refusal and len(names) > 1:
-        model = fit_table(np.array([rows[name] for name in names], dtype=np.float64), confidence)
+        model = fit_additive_model(np.array([rows[name] for name in names], dtype=np.float64), confidence)
         if model is None:
             refusal = "no noise is left to judge by: every seed gives the same differences"
+    control_mean = _complete_mean(rows[control])
     absolute_margin = None if control_mean is None else margin * abs(control_mean)
-    judgements: dict[str, _Judgement] = {}
-    if model is not None:
-        assert absolute_margin is not None
-        judgements = {
-            name: _judgement(model, index, absolute_margin, lower_is_better) for index, name in enumerate(names[1:])
-        }
-    yardstick = None if model is None else model.own[0] if model.widest is not None else model.pooled
-    return Comparison(
+    error = None
+    if model is not None and absolute_margin is not None:
+        error = model.pooled if model.widest is None else model.own[0]
+        for index, name in enumerate(names[1:]):
+            results[name] = _judge(results[name], model, index, absolute_margin, lower_is_better)
+    comparison = Comparison(
         control=control,
         num_blocks=len(rows[control]),
         confidence=confidence,
@@ -152,69 +167,77 @@ def judge_variants(
         margin=absolute_margin,
         relative_margin=margin,
         pooled=model is None or model.widest is None,
-        degrees_of_freedom=None if yardstick is None else yardstick.degrees_of_freedom,
+        degrees_of_freedom=None if error is None else error.degrees_of_freedom,
         residual_sd=None if model is None else model.residual_sd,
-        critical_value=None if yardstick is None else yardstick.critical_value,
-        detectable=max((judgement.detectable for judgement in judgements.values()), default=None),
-        variants=tuple(
-            _result(name, row, outcomes[name], control_mean, judgements.get(name)) for name, row in rows.items()
+        critical_value=None if error is None else error.critical_value,
+        detectable=max(
+            (result.detectable for result in results.values() if result.detectable is not None), default=None
         ),
-        warnings=(*_identity_warnings(rows, control, identical), *_spread_warnings(model, names)),
+        variants=tuple(results.values()),
+        warnings=tuple(_warnings(rows, control, identical, model, names)),
         refusal=refusal,
     )
+    sentences = (replace(result, sentence=verdict_sentence(result, comparison)) for result in comparison.variants)
+    return replace(comparison, variants=tuple(sentences))
 
 
-def _require_table(rows: Mapping[str, Row], control: str, margin: float, identical: Collection[str]) -> None:
+def _check_table(rows: Mapping[str, Row], control: str, margin: float, identical: Collection[str]) -> None:
     if control not in rows:
-        raise ValueError(f"control must be one of the variants {list(rows)}; got {control!r}.")
+        raise InputError("control", expected=f"one of the variants {list(rows)}", got=control)
     if len(rows) < 2:
-        raise ValueError(f"losses has the control {control!r} alone; give at least one variant to compare with it.")
+        raise InputError(
+            "losses", expected="of the control and at least one variant to compare with it", got=list(rows)
+        )
     if isinstance(identical, str) or not set(identical) <= set(rows) - {control}:
-        raise ValueError(f"identical must name variants other than the control, of {list(rows)}; got {identical!r}.")
+        raise InputError("identical", expected=f"variants other than the control, of {list(rows)}", got=identical)
     lengths = {name: len(row) for name, row in rows.items()}
     if len(set(lengths.values())) > 1 or not lengths[control]:
-        raise ValueError(
-            f"losses must have one figure for each seed in every variant, None where a run diverged; got {lengths}."
-        )
+        hint = "Use None where a run diverged."
+        raise InputError("losses", expected="one number for each seed in every variant", got=lengths, hint=hint)
     for name, row in rows.items():
         for value in row:
             if value is not None and not abs(value) < _LARGEST_LOSS:
-                raise ValueError(
-                    f"losses of {name!r} must be finite and below {_LARGEST_LOSS:g}, or None where the run diverged; "
-                    f"got {value!r}."
-                )
+                expected = f"finite and below {_LARGEST_LOSS:g}"
+                raise InputError(f"losses[{name}]", expected=expected, got=value, hint="Use None where a run diverged.")
     if not 0 <= margin < math.inf:
-        raise ValueError(f"margin must be a share of the control's mean, 0 or more; got {margin!r}.")
+        raise InputError("margin", expected="a share of the control's mean, 0 or more", got=margin)
 
 
-def _outcome(name: str, rows: Mapping[str, Row], control: str, identical: Collection[str]) -> VerdictWord:
-    """What can be said of a variant without the model; `undecided` is for the model to decide."""
-    if name == control:
-        return "control"
+def _unjudged(name: str, rows: Mapping[str, Row], control: str, identical: Collection[str]) -> VariantResult:
+    """Return all that can be said of a variant without the model; `undecided` is for the model to decide."""
+    row, control_mean = rows[name], _complete_mean(rows[control])
     # A control that never varies (an accuracy of 1 under every seed) may well be equalled by something else.
     control_varies = len(set(rows[control])) > 1
-    if name in identical or (control_varies and rows[name] == rows[control]):
-        return "identical"
-    return "diverged" if None in rows[name] else "undecided"
-
-
-def _refusal(row: Row, control: str) -> str:
-    if None in row:
-        return f"the control, {control}, diverged in {row.count(None)} of {len(row)} runs"
-    if len(row) < MIN_BLOCKS:
-        return f"a verdict needs at least {MIN_BLOCKS} seeds, and there are {len(row)}"
-    return ""
+    verdict: VerdictWord = "diverged" if None in row else "undecided"
+    if name == control:
+        verdict = "control"
+    elif name in identical or (control_varies and row == rows[control]):
+        verdict = "identical"
+    complete, difference = _complete_mean(row), None
+    if control_mean is not None and complete is not None and name != control:
+        difference = complete - control_mean
+    ended = [value for value in row if value is not None]
+    mean, sd = mean_and_sd(ended) if ended else (None, None)
+    return VariantResult(
+        name=name,
+        mean=mean,
+        sd=sd,
+        difference=difference,
+        relative_difference=difference / abs(control_mean) if control_mean and difference is not None else None,
+        verdict=verdict,
+        num_diverged=row.count(None),
+    )
 
 
 def _complete_mean(row: Row) -> float | None:
-    """Mean of a row without divergence; None of others."""
+    """Return the mean of a row without divergence; None of others."""
     ended = [value for value in row if value is not None]
     return mean_and_sd(ended)[0] if len(ended) == len(row) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Yardstick:
-    """What a difference is held against."""
+class ErrorEstimate:
+    """The error that a difference is compared with."""
 
     standard_error: float
     degrees_of_freedom: int
@@ -227,33 +250,33 @@ class _Yardstick:
 
     @property
     def detectable(self) -> float:
-        """Difference detected with 80 % power, taking the estimated spread as true; in the unit of the figures."""
+        """Difference detected with 80 % power, taking the estimated spread as true; in the unit of the losses."""
         return self.standard_error * detectable_noncentrality(self.critical_value, self.degrees_of_freedom, POWER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Model:
-    """The fitted table."""
+class AdditiveModel:
+    """The additive model of variant and seed, fitted to a table."""
 
     residual_sd: float
     differences: tuple[float, ...]
     """One for each variant but the control, like `own`."""
-    pooled: _Yardstick
-    own: tuple[_Yardstick, ...]
+    pooled: ErrorEstimate
+    own: tuple[ErrorEstimate, ...]
     rounding: float
     """What is smaller than this is zero."""
     widest: int | None
     """Row of the table whose residuals spread wider than chance allows; 0 is the control."""
     spread_ratio: float
 
-    def yardstick(self, index: int) -> _Yardstick:
-        """What the difference of a variant is held against; the index leaves the control out."""
+    def error(self, index: int) -> ErrorEstimate:
+        """Return the error of a variant's difference; the index leaves the control out."""
         own = self.own[index]
         # Differences equal under every seed give no noise estimate: use the pooled one.
         return own if self.widest is not None and own.standard_error > self.rounding else self.pooled
 
 
-def fit_table(table: Array, confidence: float) -> _Model | None:
+def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
     """Fit the additive model to (variant, seed), the control first; None if the residual is zero but for rounding."""
     num_variants, num_blocks = table.shape
     centred = table - table.mean(axis=0)
@@ -266,16 +289,16 @@ def fit_table(table: Array, confidence: float) -> _Model | None:
     paired = table[1:] - table[0]
     own_critical = student_critical_value(own_degrees, (1 - confidence) / (num_variants - 1))
     widest, spread_ratio = _widest(residual)
-    return _Model(
+    return AdditiveModel(
         residual_sd=residual_sd,
         differences=tuple(paired.mean(axis=1).tolist()),
-        pooled=_Yardstick(
+        pooled=ErrorEstimate(
             standard_error=residual_sd * math.sqrt(2 / num_blocks),
             degrees_of_freedom=degrees,
             critical_value=dunnett_critical_value(num_variants - 1, degrees, confidence),
         ),
         own=tuple(
-            _Yardstick(
+            ErrorEstimate(
                 standard_error=sd / math.sqrt(num_blocks), degrees_of_freedom=own_degrees, critical_value=own_critical
             )
             for sd in paired.std(axis=1, ddof=1).tolist()
@@ -287,7 +310,7 @@ def fit_table(table: Array, confidence: float) -> _Model | None:
 
 
 def _widest(residual: Array) -> tuple[int | None, float]:
-    r"""The variant whose residuals spread wider than the others' do, if one does, and how many times as wide.
+    r"""Return the variant whose residuals spread wider than the others' do, if one does, and how many times as wide.
 
     The contrast of one variant with the mean of the others takes $\frac{V}{V-1} \sum_b r_{vb}^2$ of the residual sum
     of squares; the rest is that of the table without it. For equal spreads their mean squares' ratio has exactly an F
@@ -310,33 +333,19 @@ def _widest(residual: Array) -> tuple[int | None, float]:
     return (widest if wide.any() else None), math.sqrt(ratios[widest])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Judgement:
-    """What the model says of one variant, under the names that `VariantResult` has."""
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    verdict: VerdictWord
-    own_low: float
-    own_high: float
-    detectable: float
-
-
-def _judgement(model: _Model, index: int, margin: float, lower_is_better: bool) -> _Judgement:
-    """Judge one variant of the table.
-
-    index : among the variants without the control
-    """
-    difference, own, yardstick = model.differences[index], model.own[index], model.yardstick(index)
-    statistic, num_comparisons = difference / yardstick.standard_error, len(model.differences)
-    if yardstick is own:
+def _judge(
+    result: VariantResult, model: AdditiveModel, index: int, margin: float, lower_is_better: bool
+) -> VariantResult:
+    """Return a variant's result with the model's verdict on it; the index leaves the control out."""
+    difference, own, error = model.differences[index], model.own[index], model.error(index)
+    statistic, num_comparisons = difference / error.standard_error, len(model.differences)
+    if error is own:
         p_value = min(1.0, num_comparisons * student_p_value(statistic, own.degrees_of_freedom))
     else:
-        p_value = dunnett_p_value(statistic, num_comparisons, yardstick.degrees_of_freedom)
-    low, high = difference - yardstick.half_width, difference + yardstick.half_width
-    return _Judgement(
+        p_value = dunnett_p_value(statistic, num_comparisons, error.degrees_of_freedom)
+    low, high = difference - error.half_width, difference + error.half_width
+    return replace(
+        result,
         difference=difference,
         low=low,
         high=high,
@@ -344,7 +353,7 @@ def _judgement(model: _Model, index: int, margin: float, lower_is_better: bool) 
         verdict=_verdict(low, high, margin, lower_is_better),
         own_low=difference - own.half_width,
         own_high=difference + own.half_width,
-        detectable=yardstick.detectable,
+        detectable=error.detectable,
     )
 
 
@@ -356,82 +365,16 @@ def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> V
     return "better" if (high < 0) == lower_is_better else "worse"
 
 
-def _result(
-    name: str, row: Row, outcome: VerdictWord, control_mean: float | None, judgement: _Judgement | None
-) -> VariantResult:
-    ended = [value for value in row if value is not None]
-    mean, sd = mean_and_sd(ended) if ended else (None, None)
-    complete = _complete_mean(row)
-    difference = None
-    if control_mean is not None and complete is not None and outcome != "control":
-        difference = complete - control_mean
-    return VariantResult(
-        name=name,
-        mean=mean,
-        sd=sd,
-        difference=difference if judgement is None else judgement.difference,
-        relative_difference=difference / abs(control_mean) if control_mean and difference is not None else None,
-        low=None if judgement is None else judgement.low,
-        high=None if judgement is None else judgement.high,
-        p_value=None if judgement is None else judgement.p_value,
-        verdict=outcome if judgement is None else judgement.verdict,
-        num_diverged=row.count(None),
-        own_low=None if judgement is None else judgement.own_low,
-        own_high=None if judgement is None else judgement.own_high,
-        detectable=None if judgement is None else judgement.detectable,
-    )
-
-
-def _identity_warnings(rows: Mapping[str, Row], control: str, identical: Collection[str]) -> list[str]:
-    return [
-        f"{name} is said to be identical to {control}, yet their figures differ: runs are not reproducible here"
-        for name in rows
-        if name in identical and rows[name] != rows[control]
-    ]
-
-
-def _spread_warnings(model: _Model | None, names: Sequence[str]) -> list[str]:
-    if model is None or model.widest is None:
-        return []
-    return [
-        f"the residuals of {names[model.widest]} spread {model.spread_ratio:.1f} times as wide as the others': each "
-        "variant is judged by its own differences to the control, with wider intervals than equal spreads would give"
-    ]
-
-
-def false_positive_rate(
-    noise: Sequence[float],
-    *,
-    num_variants: int = 4,
-    num_blocks: int = 5,
-    num_comparisons: int = 200,
-    seed: int = 0,
-    margin: float = MARGIN,
-) -> float:
-    """Share of comparisons without any difference in which some variant's interval excludes zero.
-
-    noise : figures of one and the same variant under many seeds. Each comparison draws its cells from them, none twice
-            in one table; different tables share figures, so that the share is about this noise and no other
-    """
-    num_cells = num_variants * num_blocks
-    if num_variants < 2 or num_blocks < MIN_BLOCKS or num_comparisons < 1:
-        raise ValueError(
-            "num_variants must be at least 2, num_blocks at least 3 and num_comparisons at least 1; "
-            f"got {num_variants}, {num_blocks} and {num_comparisons}."
+def _warnings(
+    rows: Mapping[str, Row], control: str, identical: Collection[str], model: AdditiveModel | None, names: Sequence[str]
+) -> Iterator[str]:
+    for name in rows:
+        if name in identical and rows[name] != rows[control]:
+            why = "yet their figures differ: runs are not reproducible here"
+            yield f"{name} is said to be identical to {control}, {why}"
+    if model is not None and model.widest is not None:
+        yield (
+            f"the residuals of {names[model.widest]} spread {model.spread_ratio:.1f} times as wide as the others': "
+            "each variant is judged by its own differences to the control, with wider intervals than equal spreads "
+            "would give"
         )
-    if len(noise) < num_cells:
-        raise ValueError(f"noise must have a figure for each of the {num_cells} cells of a table; got {len(noise)}.")
-    generator = np.random.default_rng(seed)
-    found = 0
-    for _ in range(num_comparisons):
-        cells = generator.choice(np.asarray(noise, dtype=np.float64), size=num_cells, replace=False)
-        table = {str(index): row for index, row in enumerate(cells.reshape(num_variants, num_blocks).tolist())}
-        comparison = judge_variants(
-            table, control="0", margin=margin, confidence=0.95, identical=(), lower_is_better=True, unit=""
-        )
-        found += any(_excludes_zero(variant) for variant in comparison.variants)
-    return found / num_comparisons
-
-
-def _excludes_zero(variant: VariantResult) -> bool:
-    return variant.low is not None and variant.high is not None and not variant.low <= 0 <= variant.high

@@ -1,4 +1,4 @@
-"""Is it the mechanism? A variant held against what has all of it but that.
+"""Is it the mechanism? A variant compared with its placebos, which have all of it but the mechanism.
 
 A mechanism helps if the variant is better than the control and better than its placebo. Both have to hold, so that the
 chance to say so wrongly is at most that of the more likely error of the two: no further correction is needed
@@ -32,10 +32,7 @@ class PlaceboResult:
 def judge_placebo(
     own: Sequence[float | None], placebo: Sequence[float | None], *, name: str, confidence: float = 0.95
 ) -> PlaceboResult:
-    """Compare a variant with a placebo, seed by seed.
-
-    name : of the placebo
-    """
+    """Compare a variant with a placebo, of that name, seed by seed."""
     pairs = [(one, other) for one, other in zip(own, placebo, strict=True) if one is not None and other is not None]
     if len(pairs) < len(own) or len(pairs) < MIN_BLOCKS:
         return PlaceboResult(placebo=name)
@@ -45,7 +42,7 @@ def judge_placebo(
 
 
 def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower_is_better: bool = True) -> Effect:
-    """What is known of a variant's mechanism."""
+    """Return what is known of a variant's mechanism."""
     signs = {side_of_zero(result.low, result.high), *(side_of_zero(placebo.low, placebo.high) for placebo in placebos)}
     if not placebos or len(signs) > 1 or signs == {0}:
         return "not shown"
@@ -53,7 +50,7 @@ def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower
 
 
 def side_of_zero(low: float | None, high: float | None) -> int:
-    """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
+    """Return the side of 0 on which an interval lies; 0 if it holds 0, or if there is none."""
     if low is None or high is None:
         return 0
     return 1 if low > 0 else -1 if high < 0 else 0

@@ -17,12 +17,15 @@ _MOST_SEEDS = 1_000
 def detectable_difference(
     deviation: float, *, num_blocks: int, num_comparisons: int, confidence: float = 0.95, pooled: bool = True
 ) -> float | None:
-    """The difference that a comparison sees 4 times in 5; None with too few seeds for a verdict.
+    """Return the difference that a comparison detects with 80 % power; None with too few seeds for a verdict.
 
-    deviation       : standard deviation of a variant's difference to the control between seeds
-    num_comparisons : variants beside the control, whose intervals hold at once
-    pooled          : whether the runs of all variants tell the noise, as they do if spreads are equal; otherwise each
-                      variant's own pairs do
+    Args:
+        deviation: Standard deviation of a variant's difference to the control between seeds.
+        num_blocks: Seeds of each variant.
+        num_comparisons: Variants beside the control, whose intervals hold at once.
+        confidence: Of all intervals together.
+        pooled: Whether the noise is estimated from the runs of all variants, as if spreads are equal, or from each
+            variant's own pairs.
     """
     if num_blocks < MIN_BLOCKS:
         return None
@@ -38,7 +41,7 @@ def detectable_difference(
 def seeds_needed(
     deviation: float, difference: float, *, num_comparisons: int, confidence: float = 0.95, pooled: bool = True
 ) -> int | None:
-    """The fewest seeds with which a difference is seen 4 times in 5; None if more than a thousand are needed."""
+    """Return the fewest seeds that detect a difference with 80 % power; None if more than a thousand are needed."""
     for num_blocks in range(MIN_BLOCKS, _MOST_SEEDS + 1):
         seen = detectable_difference(
             deviation, num_blocks=num_blocks, num_comparisons=num_comparisons, confidence=confidence, pooled=pooled

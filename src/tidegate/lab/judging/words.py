@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tidegate._verdict import Effect
-from tidegate.lab.judging.judge import Comparison, VariantResult
-from tidegate.lab.judging.placebos import PlaceboResult
+
+if TYPE_CHECKING:
+    from tidegate.lab.judging.judge import Comparison, VariantResult
+    from tidegate.lab.judging.placebos import PlaceboResult
 
 RULE = (
     "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
@@ -25,7 +27,7 @@ RULE = (
 
 
 def rule_text(comparison: Comparison) -> str:
-    """The rule with the numbers of one comparison, for people who read its page."""
+    """Return the rule with the numbers of one comparison, for readers of its page."""
     show = _Writer(comparison)
     share = f"{_percent(comparison.relative_margin)} of {comparison.control}'s mean"
     margin = share if comparison.margin is None else f"{show(comparison.margin)} ({share})"
@@ -47,17 +49,10 @@ def rule_text(comparison: Comparison) -> str:
     )
 
 
-def add_sentences(comparison: Comparison) -> Comparison:
-    """Return the comparison with a sentence for each variant."""
-    return replace(
-        comparison, variants=tuple(replace(v, sentence=_sentence(v, comparison)) for v in comparison.variants)
-    )
-
-
 def effect_sentence(
     variant: VariantResult, placebos: Sequence[PlaceboResult], effect: Effect, comparison: Comparison
 ) -> str:
-    """Say whether it is the mechanism that makes the difference, and what that rests on; empty without a placebo."""
+    """Return a sentence on whether the mechanism makes the difference, and its evidence; empty without a placebo."""
     if not placebos:
         return ""
     show, control = _Writer(comparison), comparison.control
@@ -86,53 +81,53 @@ def _interval(low: float | None, high: float | None, show: _Writer) -> str:
     return f" (difference {show(low, sign='+', unit=False)} to {show(high, sign='+')})"
 
 
-def _sentence(variant: VariantResult, comparison: Comparison) -> str:
-    control = comparison.control
+def verdict_sentence(variant: VariantResult, comparison: Comparison) -> str:
+    """Return a sentence on one variant's verdict and its evidence."""
+    seeds = _seeds(comparison.num_blocks)
     match variant.verdict:
         case "control":
-            return f"{variant.name}: the control, {_control_words(variant, comparison)}"
+            words = f"the control, {_control_words(variant, comparison)}"
         case "identical":
-            return f"{variant.name}: identical to {control}, and not judged"
+            words = f"identical to {comparison.control}, and not judged"
         case "diverged":
-            return (
-                f"{variant.name}: diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}, and not judged"
-            )
+            words = f"diverged in {variant.num_diverged} of {seeds}, and not judged"
         case "undecided":
-            return f"{variant.name}: no verdict, because {comparison.refusal}"
+            words = f"no verdict, because {comparison.refusal}"
         case _:
-            return f"{variant.name}: {_judgement_words(variant, comparison)}"
+            words = _judgement_words(variant, comparison)
+    return f"{variant.name}: {words}"
 
 
 def _control_words(variant: VariantResult, comparison: Comparison) -> str:
-    show = _Writer(comparison)
-    if variant.num_diverged:
-        return f"diverged in {variant.num_diverged} of {_seeds(comparison.num_blocks)}"
+    show, seeds = _Writer(comparison), _seeds(comparison.num_blocks)
+    if variant.num_diverged or variant.mean is None:
+        return f"diverged in {variant.num_diverged} of {seeds}"
     spread = "" if variant.sd is None else f" ± {show(variant.sd, unit=False)}"
-    mean = show(_require_number(variant.mean), unit=False)
-    return f"mean {mean}{spread}{_unit(comparison)} over {_seeds(comparison.num_blocks)}"
+    return f"mean {show(variant.mean, unit=False)}{spread}{show.unit} over {seeds}"
 
 
 def _judgement_words(variant: VariantResult, comparison: Comparison) -> str:
     """Describe a verdict and its evidence; better and worse give a positive size, the others a signed difference."""
     show = _Writer(comparison)
-    difference = _require_number(variant.difference)
-    low, high = _require_number(variant.low), _require_number(variant.high)
+    numbers = (variant.difference, variant.low, variant.high, variant.detectable, comparison.margin)
+    difference, low, high, detectable, margin = map(_require_number, numbers)
     one_sided = variant.verdict in ("better", "worse")
     if one_sided and difference < 0:
         difference, low, high = -difference, -high, -low
     sign = "" if one_sided else "+"
-    ends = f"{show(low, sign=sign, unit=False)} to {show(high, sign=sign, unit=False)}"
     evidence = (
-        f"({_percent(comparison.confidence)} interval {ends}; {_seeds(comparison.num_blocks)}; "
-        f"{show(_require_number(variant.detectable), unit=False)} would be seen 4 times in 5)"
+        f"({_percent(comparison.confidence)} interval {show(low, sign=sign, unit=False)} to "
+        f"{show(high, sign=sign, unit=False)}; {_seeds(comparison.num_blocks)}; "
+        f"{show(detectable, unit=False)} would be seen 4 times in 5)"
     )
     size = show(difference, sign=sign)
-    margin = show(_require_number(comparison.margin), unit=False)
     if one_sided:
         return f"{variant.verdict} than {comparison.control} by {size} {evidence}"
     if variant.verdict == "equivalent":
         real = "" if low <= 0 <= high else "; the difference is real but smaller than the margin"
-        return f"equivalent to {comparison.control} within ±{margin}, difference {size} {evidence}{real}"
+        return (
+            f"equivalent to {comparison.control} within ±{show(margin, unit=False)}, difference {size} {evidence}{real}"
+        )
     return f"inconclusive against {comparison.control}, difference {size} {evidence}"
 
 
@@ -145,17 +140,13 @@ class _Writer:
     """Write numbers with four decimals, or as many as give the detectable difference two digits."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self.unit = _unit(comparison)
+        self.unit = f" {comparison.unit}" if comparison.unit else ""
         scale = comparison.detectable or 1.0
         self.decimals = min(max(4, 1 - math.floor(math.log10(scale))), 15)
 
     def __call__(self, number: float, *, sign: str = "", unit: bool = True) -> str:
         # z: what rounds to zero has no minus.
         return f"{number:{sign}z.{self.decimals}f}{self.unit if unit else ''}"
-
-
-def _unit(comparison: Comparison) -> str:
-    return f" {comparison.unit}" if comparison.unit else ""
 
 
 def _seeds(number: int) -> str:
