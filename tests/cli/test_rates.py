@@ -40,13 +40,10 @@ def test_the_terminal_the_page_and_the_json_agree(miniature, tmp_path):
     assert "rates: 6 of 6 parts" in done.stderr
     require_policy((tmp_path / "out" / "report.html").read_text())
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"rates.json", "report.html", "report.md", "results.json", "expert-rates.svg", "expert-limits.svg"}
+    assert files == {"rates.json", "report.html", "report.md", "results.json"}
 
 
-def test_quiet_shows_the_result_alone(miniature, tmp_path, monkeypatch):
-    # Figures, which take longest, are written above.
-    view = study.STUDY.view
-    monkeypatch.setattr(study, "STUDY", replace(study.STUDY, view=lambda result: replace(view(result), figures={})))
+def test_quiet_shows_the_result_alone(miniature, tmp_path):
     done = invoke("rates", "--quick", "--quiet", "--placements", "g1", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert done.stderr == ""

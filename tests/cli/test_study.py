@@ -22,12 +22,12 @@ def answered(tmp_path_factory):
     return invoke("depth", *FEW, "--out", folder), folder
 
 
-def test_a_study_tells_how_far_it_is_and_leaves_record_page_and_figures(answered):
+def test_a_study_tells_how_far_it_is_and_leaves_record_and_page(answered):
     done, folder = answered
     assert done.exit_code == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line] == ["depth: 4 of 4 parts"]
     written = {file.name for file in folder.iterdir()}
-    assert written == {"depth.json", "depth.svg", "report.html", "report.md", "results.json"}
+    assert written == {"depth.json", "report.html", "report.md", "results.json"}
     require_policy((folder / "report.html").read_text())
     record = json.loads((folder / "depth.json").read_text())
     assert record["finding"] in " ".join(done.stdout.split("\n"))

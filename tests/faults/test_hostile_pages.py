@@ -60,7 +60,7 @@ def study_of_hostile_names(name, path):
         study = STUDIES[name]
         result = read_record(study, RECORDS / path)
         record = record_of(study, result) | {"finding": HOSTILE, "question": HOSTILE}
-        return replace(study_page(study, record, result, study.view(result)), title=HOSTILE, summary=HOSTILE)
+        return replace(study_page(study, record, result), title=HOSTILE, summary=HOSTILE)
 
     return page
 

@@ -44,7 +44,7 @@ def study(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Answer one question by a computation of some minutes: its record, its page and its figures."""
+    """Answer one question by a computation of some minutes: its record, its page and its pictures."""
     from tidegate.lab.studies.catalogue import STUDIES
     from tidegate.lab.studies.options import set_options, settings_of
 
@@ -86,7 +86,7 @@ def answer_study(
     as_json: bool = False,
     quiet: bool = False,
 ) -> Any:
-    """Answer a study, or read its answer from a record; write record, page and figures, print the finding.
+    """Answer a study, or read its answer from a record; write record, page and pictures, print the finding.
 
     Returns the answer.
     """
@@ -103,11 +103,11 @@ def answer_study(
         if kind := irregular_kind(record):
             raise ValueError(f"--from {record} is {kind} and no file. Name the {study.name}.json of a study.")
         result = read_record(study, record)
-    values, view = record_of(study, result), study.view(result)
-    folder.mkdir(parents=True, exist_ok=True)
+    values = record_of(study, result)
     save_record(values, folder / f"{study.name}.json")
-    save_figures(view.figures, folder)
-    page = write_page(page_of(study, values, result, view), folder)
+    if study.figures is not None:
+        save_figures(study.figures(result), folder)
+    page = write_page(page_of(study, values, result), folder)
     if as_json:
         print_json({"page": str(page), "results": values})
         return result

@@ -57,7 +57,7 @@ def test_the_finding_names_the_sink_only_where_there_is_one():
 
 
 def test_the_table_leaves_the_sink_empty_where_there_is_none():
-    (section,) = view(RESULT).sections
+    (section,) = view(RESULT)
     (table,) = section.panels
     assert [row[4] for row in table.rows] == pytest.approx([None, 0.6])
     assert [row[5] for row in table.rows] == pytest.approx([0.725, 0.3])

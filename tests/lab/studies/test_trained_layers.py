@@ -78,7 +78,7 @@ def test_a_record_of_one_seed_is_told_as_one_without_intervals():
     assert "One seed: what is seen, not a test." in finding(one)
     assert "…" not in finding(one)
     assert "intervals" not in finding(one)
-    assert set(view(one).figures) == {"trained-layers.svg"}
+    assert view(one)[0].title == "Over seeds"
 
 
 def test_a_mean_is_written_with_two_digits_or_as_a_whole_number():

@@ -5,6 +5,6 @@ This file imports what a study is, and none of them: the command of one does not
 
 from __future__ import annotations
 
-from tidegate.lab.studies.study import RunStudy, Study, StudyView, page_of, read_record, record_of, save_record
+from tidegate.lab.studies.study import Study, page_of, read_record, record_of, save_record
 
-__all__ = ["RunStudy", "Study", "StudyView", "page_of", "read_record", "record_of", "save_record"]
+__all__ = ["Study", "page_of", "read_record", "record_of", "save_record"]

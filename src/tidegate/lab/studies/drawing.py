@@ -1,4 +1,4 @@
-"""What the figures of studies share: size and axes, colours, and how they are written."""
+"""What the pictures of studies share: size, axes, and how they are written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tidegate._files import write_atomically
-from tidegate.tensors.palette import BLACK, LINES
 
-COLOURS = (*LINES, BLACK)
 GREY = "#8A8A8A"
 
 

@@ -6,38 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidegate._files import irregular_kind, write_content
 from tidegate._json import open_sealed, parse_json, read_as, seal
 from tidegate.lab.studies.options import format_command
-from tidegate.lab.training.events import Tell, ignore
 from tidegate.lab.training.machine import environment
 from tidegate.report.page import Page, Prose, Section, Snippet
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _Options = TypeVar("_Options")
 _Result = TypeVar("_Result")
-_OptionsIn = TypeVar("_OptionsIn", contravariant=True)
-_ResultOut = TypeVar("_ResultOut", covariant=True)
-
-
-class RunStudy(Protocol[_OptionsIn, _ResultOut]):
-    """Does the work of a study: the same options give the same numbers on one machine."""
-
-    def __call__(self, options: _OptionsIn, *, tell: Tell = ignore) -> _ResultOut:
-        """Answer the question, and report progress to `tell`."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyView:
-    """How an answer is shown."""
-
-    sections: tuple[Section, ...]
-    figures: dict[str, Figure]
-    """By file name, whose ending is the format."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +34,14 @@ class Study(Generic[_Options, _Result]):
     quick: _Options | None = None
     """For a first look, in less than a minute; None if there is no such."""
     result: type[_Result]
-    run: RunStudy[_Options, _Result]
+    run: Callable[..., _Result]
+    """Called as `run(options, tell=...)`; the same options give the same numbers on one machine."""
     finding: Callable[[_Result], str]
     """What holds, and what does not, in sentences made from the numbers."""
-    view: Callable[[_Result], StudyView]
+    view: Callable[[_Result], tuple[Section, ...]]
+    """The sections of its page."""
+    figures: Callable[[_Result], dict[str, Figure]] | None = None
+    """Pictures that no panel of a page can draw, by file name, whose ending is the format."""
 
 
 def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
@@ -90,7 +75,7 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
         raise ValueError(f"{path} cannot be read: {problem} Make it anew with tidegate study {study.name}.") from None
 
 
-def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: StudyView) -> Page:
+def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any) -> Page:
     """Return the whole page: what was found, what it was found from, and how to do it again."""
     found = Section(title="What holds", lead=study.claim, panels=(Prose(paragraphs=(record["finding"],)),))
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)
@@ -102,6 +87,6 @@ def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any, view: S
     return Page(
         title=study.name,
         summary=study.question,
-        sections=(found, *view.sections, again),
+        sections=(found, *study.view(result), again),
         data=record,
     )

@@ -4,10 +4,10 @@ from tidegate.lab.studies.boundary.finding import finding
 from tidegate.lab.studies.boundary.result import BoundaryResult
 from tidegate.lab.studies.boundary.run import run_boundary
 from tidegate.lab.studies.boundary.training import BoundaryOptions
-from tidegate.lab.studies.boundary.views import view
+from tidegate.lab.studies.boundary.views import figures, view
 from tidegate.lab.studies.study import Study as _Study
 
-__all__ = ["STUDY", "BoundaryOptions", "BoundaryResult", "finding", "run_boundary", "view"]
+__all__ = ["STUDY", "BoundaryOptions", "BoundaryResult", "figures", "finding", "run_boundary", "view"]
 
 STUDY = _Study(
     name="boundary",
@@ -21,4 +21,5 @@ STUDY = _Study(
     run=run_boundary,
     finding=finding,
     view=view,
+    figures=figures,
 )

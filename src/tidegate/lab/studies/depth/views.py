@@ -1,28 +1,17 @@
-"""Curvature over depth, as panels and a figure."""
+"""Curvature over depth, as panels."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from tidegate.lab.studies.depth.run import WHERE, DepthCurve, DepthResult
-from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
-from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
 
 _TANGENTS = {"plane": "of slices", "full": "of the whole image"}
 
 
-def view(result: DepthResult) -> StudyView:
-    """Show an answer as sections of a page and as figures."""
-    return StudyView(sections=_sections(result), figures=_figures(result))
-
-
-def _sections(result: DepthResult) -> tuple[Section, ...]:
-    """Curves, exponents and a table for each regime."""
+def view(result: DepthResult) -> tuple[Section, ...]:
+    """Show curves, exponents and a table for each regime."""
     return tuple(
         Section(
             title=WHERE[regime],
@@ -32,34 +21,6 @@ def _sections(result: DepthResult) -> tuple[Section, ...]:
         )
         for regime in result.options.regimes
     )
-
-
-def _figures(result: DepthResult) -> dict[str, Figure]:
-    """Curvature against depth, one plot a regime."""
-    depths = result.options.depths
-    regimes = result.options.regimes
-    figure = new_figure(4.0 * len(regimes), 3.2)
-    all_axes: Any = figure.subplots(1, len(regimes), squeeze=False)[0]
-    for axes, regime in zip(all_axes, regimes, strict=True):
-        label_axes(axes, title=WHERE[regime], x="layers", y="median |K|, relative")
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(depths, [str(depth) for depth in depths])
-        axes.xaxis.set_minor_locator(NullLocator())
-        for place, gate in enumerate(result.options.gates):
-            curve = next(curve for curve in result.curves if curve.regime == regime and curve.gate == gate)
-            _draw_curve(axes, curve, depths, COLOURS[place] if gate != "none" else "black")
-        axes.legend(fontsize=7, frameon=False)
-    return {"depth.svg": figure}
-
-
-def _draw_curve(axes: Any, curve: DepthCurve, depths: tuple[int, ...], colour: str) -> None:
-    if curve.flat:
-        axes.plot([], [], color=colour, label=f"{curve.gate}: flat to rounding")
-        return
-    axes.plot(depths, np.array(curve.medians).T, color=colour, linewidth=0.4, alpha=0.35)
-    exponents = curve.local_exponents(depths)
-    label = f"{curve.gate}: L^{exponents[0].value:.1f} … L^{exponents[-1].value:.1f}"
-    axes.plot(depths, curve.levels, "o-", color=colour, markersize=3, label=label)
 
 
 def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:

@@ -1,10 +1,10 @@
 """Which gates bend which charts of attention, how much, and to which side?"""
 
 from tidegate.lab.studies.flat_or_curved.run import FlatOrCurvedOptions, FlatOrCurvedResult, finding, run_flat_or_curved
-from tidegate.lab.studies.flat_or_curved.views import view
+from tidegate.lab.studies.flat_or_curved.views import figures, view
 from tidegate.lab.studies.study import Study as _Study
 
-__all__ = ["STUDY", "FlatOrCurvedOptions", "FlatOrCurvedResult", "finding", "run_flat_or_curved", "view"]
+__all__ = ["STUDY", "FlatOrCurvedOptions", "FlatOrCurvedResult", "figures", "finding", "run_flat_or_curved", "view"]
 
 STUDY = _Study(
     name="flat-or-curved",
@@ -17,4 +17,5 @@ STUDY = _Study(
     run=run_flat_or_curved,
     finding=finding,
     view=view,
+    figures=figures,
 )

@@ -1,4 +1,4 @@
-"""The distributions of curvature, and the caps, as panels and figures."""
+"""The distributions of curvature, and the caps, as panels and pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tidegate.geometry import Chart, gaussian_curvature
-from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
+from tidegate.lab.studies.drawing import GREY, label_axes, new_figure
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
     ChartCell,
@@ -30,17 +30,12 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     three_features,
     ungated_chart,
 )
-from tidegate.lab.studies.study import StudyView
 from tidegate.report.page import Column, Map, Maps, Section, Table
+from tidegate.tensors.palette import LINES
 
 
-def view(result: FlatOrCurvedResult) -> StudyView:
-    """Show an answer as sections of a page and as figures."""
-    return StudyView(sections=_sections(result), figures=_figures(result))
-
-
-def _sections(result: FlatOrCurvedResult) -> tuple[Section, ...]:
-    """Shares of positive curvature, all distributions, and the caps."""
+def view(result: FlatOrCurvedResult) -> tuple[Section, ...]:
+    """Show shares of positive curvature, all distributions, and the caps."""
     return (
         Section(
             title="Gates, charts, strengths",
@@ -55,8 +50,8 @@ def _sections(result: FlatOrCurvedResult) -> tuple[Section, ...]:
     )
 
 
-def _figures(result: FlatOrCurvedResult) -> dict[str, Figure]:
-    """Distributions of slice curvature; the surfaces of all charts; the caps."""
+def figures(result: FlatOrCurvedResult) -> dict[str, Figure]:
+    """Draw distributions of slice curvature, the surfaces of all charts, and the caps."""
     return {"flat-or-curved.svg": _distributions(result), "surfaces.png": _surfaces(), "cap.png": _caps(result)}
 
 
@@ -134,7 +129,7 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
     all_axes[0].set_yticks(range(len(gates)), gates)
     all_axes[0].invert_yaxis()
     handles = [
-        figure.axes[0].plot([], [], color=COLOURS[place], linewidth=2, label=f"gate strength {strength:g}")[0]
+        figure.axes[0].plot([], [], color=LINES[place], linewidth=2, label=f"gate strength {strength:g}")[0]
         for place, strength in enumerate(result.options.strengths)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
@@ -144,7 +139,7 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
 
 def _interval(axes: Any, cell: ChartCell, row: int, strengths: tuple[float, ...]) -> None:
     place = strengths.index(cell.strength) if cell.strength in strengths else 1
-    colour = COLOURS[place] if cell.gate != "none" else "black"
+    colour = LINES[place] if cell.gate != "none" else "black"
     y = row + 0.22 * (place - 1)
     low, _, median, _, high = cell.quantiles
     axes.plot([low, high], [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")

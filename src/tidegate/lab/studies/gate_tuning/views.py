@@ -1,15 +1,10 @@
-"""What each remedy does to a trained model, as panels and a figure."""
+"""What each remedy does to a trained model, as panels."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
-from matplotlib.figure import Figure
-
-from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
-from tidegate.lab.studies.gate_tuning.run import CONTROL, Change, GateTuningResult, RemedyRow
-from tidegate.lab.studies.study import StudyView
+from tidegate.lab.studies.gate_tuning.run import CONTROL, GateTuningResult, RemedyRow
 from tidegate.report.page import Column, Estimate, Intervals, Section, Table
 
 _CHANGES = {
@@ -20,13 +15,8 @@ _CHANGES = {
 }
 
 
-def view(result: GateTuningResult) -> StudyView:
-    """Show an answer as sections of a page and as figures."""
-    return StudyView(sections=_sections(result), figures=_figures(result))
-
-
-def _sections(result: GateTuningResult) -> tuple[Section, ...]:
-    """The table of remedies, and their changes with intervals."""
+def view(result: GateTuningResult) -> tuple[Section, ...]:
+    """Show the table of remedies, and their changes with intervals."""
     options = result.options
     lead = (
         f"A Llama of {result.num_parameters:,} weights, {options.training_steps} steps of {options.batch_size} × "
@@ -36,26 +26,6 @@ def _sections(result: GateTuningResult) -> tuple[Section, ...]:
     return (
         Section(title="Remedies", lead=lead, panels=(_table(result), *(_intervals(result, name) for name in _CHANGES))),
     )
-
-
-def _figures(result: GateTuningResult) -> dict[str, Figure]:
-    """Changes of loss and of attention to the start, with intervals, one row a remedy."""
-    figure = new_figure(8.6, 2.8)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, name in ((left, "loss"), (right, "sink")):
-        label_axes(axes, title=_CHANGES[name], x="nats a byte" if name == "loss" else "share of attention")
-        axes.axvline(0, color=GREY, linewidth=0.8)
-        axes.locator_params(axis="x", nbins=5)
-        for place, row in enumerate(result.rows):
-            _draw_change(axes, getattr(row, name), place, COLOURS[row.remedy.whole_rate is not None])
-    left.set_yticks(range(len(result.rows)), [row.remedy.name for row in result.rows])
-    left.invert_yaxis()
-    return {"gate-tuning.svg": figure}
-
-
-def _draw_change(axes: Any, change: Change, place: int, colour: str) -> None:
-    axes.plot([change.low, change.high], [place, place], color=colour, linewidth=1.2)
-    axes.plot([change.value], [place], "o", color=colour, markersize=4)
 
 
 def _table(result: GateTuningResult) -> Table:

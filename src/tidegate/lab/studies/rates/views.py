@@ -1,158 +1,337 @@
-"""The study of rates as sections of a page and as figures: what can be estimated, how fast, why, and the limits."""
+"""What the study of rates found, as panels: slopes, errors, flat directions, the modulus, and the limits."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from statistics import median
 
-from matplotlib.figure import Figure
+from tidegate.lab.studies.rates.result import ErrorCurve, RatesResult, Slope
+from tidegate.lab.studies.rates.run import list_names
+from tidegate.report.page import CellValue, Column, Estimate, Intervals, Lines, Panel, Prose, Section, Series, Table
 
-from tidegate.lab.studies.drawing import COLOURS, GREY, label_axes, new_figure
-from tidegate.lab.studies.rates.panels import (
-    caution,
-    error_panels,
-    gauge_table_panel,
-    modulus_panels,
-    near_gates_panels,
-    slope_intervals,
-    slope_table,
-    start_panel,
-    surplus_table,
-    truths_table,
+_ZERO = 1e-12
+_PLACEMENT = Column(title="placement of the gate")
+_CONVERGED = Column(title="converged", unit="%", digits=0, help="Of the fits, at the size where it is least.")
+_SLOPE_COLUMNS = (
+    *(Column(title=title, digits=3, signed=True) for title in ("slope", "from", "to")),
+    _CONVERGED,
+    Column(title="verdict"),
 )
-from tidegate.lab.studies.rates.result import RatesResult
-from tidegate.lab.studies.study import StudyView
-from tidegate.report.page import Panel, Section
-
-_DASHES = ("-", "--", ":", "-.")
+_KINDS = {"vector_mass": "sums over each true gate", "scalar_mass": "sums of lengths", "raw": "single experts"}
 
 
-def view(result: RatesResult) -> StudyView:
-    """Show an answer as sections of a page and as figures."""
-    figures = {"expert-rates.svg": _draw_rates(result), "expert-limits.svg": _draw_limits(result)}
-    return StudyView(sections=tuple(_sections(result)), figures=figures)
-
-
-def _sections(result: RatesResult) -> Iterator[Section]:
+def view(result: RatesResult) -> tuple[Section, ...]:
+    """Show what can be estimated, how fast, why, and the limits."""
     options = result.options
-    yield Section(
-        title="Slopes and verdicts",
-        lead=f"Two experts, {options.replicates} replicates of {options.starts} starts, n to {max(options.ns):,}.",
-        panels=(slope_intervals(result), slope_table(result)),
+    return (
+        Section(
+            title="Slopes and verdicts",
+            lead=f"Two experts, {options.replicates} replicates of {options.starts} starts, n to {max(options.ns):,}.",
+            panels=(slope_intervals(result), slope_table(result)),
+        ),
+        Section(
+            title="Experts and predictions of the same fits",
+            lead="Lines are medians over replicates; bands hold 80 % of them.",
+            panels=error_panels(result),
+        ),
+        Section(
+            title="What no data can tell",
+            lead="Directions of a layer's parameters in which no output changes.",
+            panels=(gauge_counts(result),),
+        ),
+        Section(
+            title="How much the function must change",
+            lead="One expert is held away from its true value and all else is fitted; what is left, data can see.",
+            panels=tuple(modulus_panels(result)),
+        ),
+        Section(
+            title="Where the fit began",
+            lead="Starts lie around the truth at a fixed radius. What is not identified keeps their error.",
+            panels=(start_panel(result),),
+        ),
+        Section(title="Limits", panels=tuple(limit_panels(result))),
     )
-    yield Section(
-        title="Experts and predictions of the same fits",
-        lead="Lines are medians over replicates; bands hold 80 % of them.",
-        panels=error_panels(result),
-    )
-    yield Section(
-        title="What no data can tell",
-        lead="Directions of a layer's parameters in which no output changes.",
-        panels=(gauge_table_panel(result),),
-    )
-    yield Section(
-        title="How much the function must change",
-        lead="One expert is held away from its true value and all else is fitted; what is left, data can see.",
-        panels=modulus_panels(result),
-    )
-    yield Section(
-        title="Where the fit began",
-        lead="Starts lie around the truth at a fixed radius. What is not identified keeps their error.",
-        panels=(start_panel(result),),
-    )
-    yield Section(title="Limits", panels=tuple(_limits(result)))
 
 
-def _limits(result: RatesResult) -> Iterator[Panel]:
-    yield from near_gates_panels(result)
-    yield from (table for table in (truths_table(result), surplus_table(result)) if table is not None)
+def slope_intervals(result: RatesResult) -> Intervals:
+    """Show the slopes of the expert error around 0, where more data do not help."""
+    items = tuple(
+        Estimate(
+            label=found.placement,
+            value=slope.slope,
+            low=slope.low,
+            high=slope.high,
+            verdict="control" if found.placement == "none" else None,
+            sentence=slope.verdict,
+        )
+        for found in result.rates
+        for slope in [found.slopes["expert"]]
+    )
+    words = "; ".join(f"{item.label} {item.value:.2f}, {item.sentence}" for item in items)
+    return Intervals(
+        title="At zero more data do not help; at −1/2 four times the data halve the error",
+        alternative=f"Slope of the expert error by placement of the gate: {words}.",
+        x_label="slope of log expert error in log n, 95 % interval",
+        items=items,
+    )
+
+
+def slope_table(result: RatesResult) -> Table:
+    """List slopes with their intervals and verdicts, of the expert error and of the regression error beside it."""
+    rows: list[tuple[CellValue, ...]] = []
+    for found in result.rates:
+        expert, regression, scores = (found.slopes[metric] for metric in ("expert", "regression", "scores"))
+        spread = None if expert.spread_ratio is None else f"{expert.spread_ratio:.1e}"
+        slopes = (*_interval(expert), *_interval(regression), scores.slope)
+        rows.append((found.placement, expert.verdict, *slopes, 100 * expert.converged, spread))
+    columns = (
+        _PLACEMENT,
+        Column(title="verdict on the experts"),
+        Column(title="expert error: slope", digits=3, signed=True),
+        Column(title="from", digits=3, signed=True, help="Lower end of the 95 % interval."),
+        Column(title="to", digits=3, signed=True, help="Upper end of the 95 % interval."),
+        *(Column(title=title, digits=3, signed=True) for title in ("regression error: slope", "from ", "to ")),
+        Column(title="score error: slope", digits=3, signed=True),
+        _CONVERGED,
+        Column(title="spread of starts", help="Over the error, at the largest n: how far equal fits differ."),
+    )
+    return Table(
+        title="How errors fall with the sample size",
+        columns=columns,
+        rows=tuple(rows),
+        note="Slopes of medians on logarithmic axes over n of 1000 and more; intervals by bootstrap over replicates.",
+    )
+
+
+def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
+    """Show the expert error, and the regression error of the same fits."""
+    flat = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "not identified")
+    falling = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "identified")
+    seen = [f"stays where it began for {flat}"] if flat else []
+    seen += [f"falls for {falling}"] if falling else []
+    slopes = [found.slopes["regression"].slope for found in result.rates]
+    return (
+        _errors(result, "expert", "expert error", f"The expert error {', and '.join(seen) or 'by sample size'}"),
+        _errors(
+            result,
+            "regression",
+            "regression error, root mean square",
+            f"The regression error of the same fits falls everywhere: slopes {min(slopes):.2f} to {max(slopes):.2f}",
+        ),
+    )
+
+
+def _errors(result: RatesResult, metric: str, label: str, title: str) -> Lines:
+    curves = {found.placement: found.errors[metric] for found in result.rates}
+    ends = "; ".join(f"{name} {curve.median[0]:.3g} to {curve.median[-1]:.3g}" for name, curve in curves.items())
+    return Lines(
+        title=title,
+        alternative=f"{label} against n, medians over replicates with the band of 80 %. First to last n: {ends}.",
+        x_label="samples n",
+        y_label=label,
+        series=tuple(_series(name, curve) for name, curve in curves.items()),
+        log_x=True,
+        log_y=True,
+    )
+
+
+def gauge_counts(result: RatesResult) -> Table:
+    """List the flat directions of every gate, theory beside measurement."""
+    rows = tuple(
+        (
+            count.layout,
+            count.gate,
+            count.predicted_value_block,
+            count.value_block,
+            count.predicted,
+            count.nullity,
+            count.num_parameters,
+            None if count.gap is None else f"{count.gap:.0e}",
+            "yes" if count.agrees else "no theory" if count.predicted is None else "no",
+        )
+        for count in result.gauge
+    )
+    numbers = [f"{part}: {by}" for part in ("value block", "whole layer") for by in ("theory", "measured")]
+    columns = (
+        Column(title="layer"),
+        Column(title="gate"),
+        *(Column(title=title, digits=0) for title in (*numbers, "parameters")),
+        Column(title="gap", help="Smallest singular value that counts over the largest that does not."),
+        Column(title="agree"),
+    )
+    agreeing = sum(count.agrees for count in result.gauge)
+    return Table(
+        title=f"Flat directions: theory and measurement agree for {agreeing} of {len(result.gauge)} layers",
+        columns=columns,
+        rows=rows,
+        note="Random layers of width 6 on random inputs; the rank of the exact Jacobian in float64.",
+    )
+
+
+def modulus_panels(result: RatesResult) -> Iterator[Panel]:
+    """Show how much the function must change with an expert's error: curves where it must, and all exponents."""
+    steep = [found for found in result.modulus if found.exponent is not None]
+    flat = [found for found in result.modulus if found.exponent is None]
+    if steep:
+        largest = max((max(found.values) for found in flat), default=0.0)
+        rest = f"; for {list_names(found.placement for found in flat)} it is at most {largest:.0e}" if flat else ""
+        words = "; ".join(f"{found.placement} r = {found.exponent:.2f}" for found in steep)
+        yield Lines(
+            title=f"Where an expert is identified, the function must change in proportion to its error{rest}",
+            alternative=f"Least change of the function by the error of an expert, on logarithmic axes: {words}.",
+            x_label="error of one expert",
+            y_label="least change of the function, root mean square",
+            series=tuple(
+                Series(label=found.placement, group=found.placement, x=found.radii, y=found.values) for found in steep
+            ),
+            log_x=True,
+            log_y=True,
+        )
+    rows = tuple(
+        (
+            found.placement,
+            f"{max(found.values):.1e}" if max(found.values) < _ZERO else f"{max(found.values):.3f}",
+            found.exponent,
+            "never" if found.exponent is None else f"n^(−{1 / (2 * found.exponent):.2f})",
+        )
+        for found in result.modulus
+    )
+    radius = max((max(found.radii) for found in result.modulus), default=0.0)
+    columns = (
+        _PLACEMENT,
+        Column(title=f"change at an error of {radius:g}"),
+        Column(title="exponent r", digits=3),
+        Column(title="rate"),
+    )
+    yield Table(title="Without noise or samples: the modulus", columns=columns, rows=rows)
+
+
+def start_panel(result: RatesResult) -> Lines:
+    """Show the expert error by the radius of the starts."""
+    ratios = {found.placement: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
+    moved = list_names(placement for placement, ratio in ratios.items() if ratio > 2)
+    kept = list_names(placement for placement, ratio in ratios.items() if ratio <= 2)
+    seen = [f"The error is that of the start for {moved}"] if moved else []
+    seen += [f"It does not matter where fits begin for {kept}"] if kept else []
+    words = ", ".join(f"{placement} ×{ratio:.2f}" for placement, ratio in ratios.items())
+    radii = result.options.start_radii
+    return Lines(
+        title=". ".join(seen),
+        alternative=f"Expert error at n = {result.options.start_n:,} against the radius of the starts. "
+        f"From {min(radii):g} to {max(radii):g} it changes by: {words}.",
+        x_label="radius of the starts around the truth",
+        y_label=f"expert error at n = {result.options.start_n:,}",
+        series=tuple(_series(found.placement, found.error) for found in result.start_radius),
+        log_x=True,
+        log_y=True,
+    )
+
+
+def limit_panels(result: RatesResult) -> Iterator[Panel]:
+    """Show gates that nearly coincide, other truths and surplus experts, each unless it was left out; and a caution."""
+    if result.near_gates:
+        yield near_gate_lines(result)
+        largest = max(result.options.ns)
+        yield Table(
+            title="The same experiment with gates that come nearer",
+            columns=(
+                _PLACEMENT,
+                Column(title="distance", digits=2),
+                *_SLOPE_COLUMNS,
+                Column(title=f"error at n = {largest:,}", digits=4),
+            ),
+            rows=tuple((near.placement, near.distance, *_cells(near.slope), near.error) for near in result.near_gates),
+        )
+    if result.truths:
+        yield truths_table(result)
+    if result.surplus:
+        yield Table(
+            title=f"{2 + result.options.surplus} experts for 2: what is estimated, and whether fits arrive",
+            columns=(_PLACEMENT, Column(title="what is compared"), *_SLOPE_COLUMNS),
+            rows=tuple((found.placement, _KINDS[found.kind], *_cells(found.slope)) for found in result.surplus),
+            note="σ(z) + σ(−z) = 1: an expert u at the gate θ equals 2u at 0 and −u at −θ, "
+            "so fits lie in flat valleys.",
+        )
     yield caution(result)
 
 
-def _draw_rates(result: RatesResult) -> Figure:
-    """Expert errors beside the regression errors of the same fits."""
-    figure = new_figure(8.4, 3.4)
-    left, right = figure.subplots(1, 2)
-    styles = _styles(result)
-    for axes, metric in ((left, "expert"), (right, "regression")):
-        for found in result.rates:
-            curve, style = found.errors[metric], styles[found.placement]
-            axes.plot(curve.x, curve.median, label=found.placement, linewidth=1.6, **style)
-            axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.08, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    label_axes(
-        left, title="Expert error: where a gate stands on each expert, it falls", x="samples n", y="expert error"
+def near_gate_lines(result: RatesResult) -> Lines:
+    """Show the expert error by the distance of the two true gates, beside that without a gate."""
+    distances, largest = result.options.gate_distances, max(result.options.ns)
+    level = next((found.errors["expert"].median[-1] for found in result.rates if found.placement == "none"), None)
+    series, words = list[Series](), list[str]()
+    for placement in result.options.gated_placements:
+        found = [near for near in result.near_gates if near.placement == placement]
+        x, y = tuple(near.distance for near in found), tuple(near.error for near in found)
+        series.append(Series(label=placement, group=placement, x=x, y=y))
+        words.append(f"{placement}: {', '.join(f'{near.error:.3g} at {near.distance:g}' for near in found)}.")
+    title = "The nearer the gates, the larger the error"
+    if level is not None:
+        ends = (min(distances), max(distances))
+        series.append(Series(label="none, for comparison", group="none", x=ends, y=(level, level)))
+        if worse := set(distances) - {near.distance for near in result.near_gates if near.error <= level}:
+            title += f": at {max(worse):g} larger than without a gate, everywhere"
+    return Lines(
+        title=title,
+        alternative=f"Expert error at n = {largest:,} against the distance of the true gates. {' '.join(words)}",
+        x_label="distance of the two true gates",
+        y_label=f"expert error at n = {largest:,}, median",
+        series=tuple(series),
+        log_x=True,
+        log_y=True,
     )
-    label_axes(
-        right, title="Regression error of the same fits: it falls everywhere", x="samples n", y="root mean square"
-    )
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=7.5, frameon=False)
-    return figure
 
 
-def _draw_limits(result: RatesResult) -> Figure:
-    """The error by the start, and by the distance of the gates."""
-    figure = new_figure(8.4, 3.4)
-    left, right = figure.subplots(1, 2)
-    styles = _styles(result)
-    for found in result.start_radius:
-        left.plot(
-            found.error.x,
-            found.error.median,
-            marker="o",
-            markersize=3,
-            label=found.placement,
-            **styles[found.placement],
+def truths_table(result: RatesResult) -> Table:
+    """Count verdicts and slopes over truths and designs that were drawn at random."""
+    rows: list[tuple[CellValue, ...]] = []
+    for placement in result.options.placements:
+        found = [truth.slope for truth in result.truths if truth.placement == placement]
+        slopes = [slope.slope for slope in found]
+        verdicts = Counter(slope.verdict for slope in found).most_common()
+        words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+        worst = 100 * min(slope.converged for slope in found)
+        rows.append((placement, len(found), min(slopes), median(slopes), max(slopes), worst, words))
+    return Table(
+        title="Does it hold for other experts and other sequences?",
+        columns=(
+            _PLACEMENT,
+            Column(title="truths", digits=0),
+            *(Column(title=f"{which} slope", digits=3, signed=True) for which in ("least", "median", "greatest")),
+            Column(title="converged", unit="%", digits=0, help="Of the fits, at the worst truth and size."),
+            Column(title="verdicts"),
+        ),
+        rows=tuple(rows),
+        note="Truth and design were drawn anew; gates, as they act on the input, at least 1 apart.",
+    )
+
+
+def caution(result: RatesResult) -> Prose:
+    """Say what does not follow from the page."""
+    paragraphs = [
+        "The advantage is one of identification, not of prediction: the regression error falls alike everywhere. "
+        "“Exponentially many samples” reads as “never” here: on an exact gauge orbit the error is that of the start.",
+        "What is not identified is the split of a head into channels; the sum of its experts is, without any gate.",
+    ]
+    if failed := list_names(sorted({found.placement for found in result.surplus if found.slope.converged < 0.9})):
+        paragraphs.append(
+            f"With more experts than there are, too few fits converged for {failed}: no verdict is given there, "
+            "whatever the slope."
         )
-    for placement in result.options.gated_placements if result.near_gates else ():
-        own = [near for near in result.near_gates if near.placement == placement]
-        distances, errors = [near.distance for near in own], [near.error for near in own]
-        right.plot(distances, errors, marker="o", markersize=3, **styles[placement])
-    for found in result.rates:
-        if found.placement == "none" and result.near_gates:
-            right.axhline(found.errors["expert"].median[-1], color=GREY, linewidth=1)
-            right.annotate(
-                "no gate",
-                (1, found.errors["expert"].median[-1]),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=7.5,
-            )
-    options = result.options
-    for axes, ticks in ((left, options.start_radii), (right, options.gate_distances)):
-        if not axes.lines:
-            axes.set_axis_off()
-            continue
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.minorticks_off()
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    size, largest = options.start_n, max(options.ns)
-    label_axes(
-        left,
-        title="Without such a gate, the error is the start's",
-        x="radius of the starts",
-        y=f"expert error, n = {size:,}",
+    paragraphs.append(
+        "One entry of one head, two experts of width 2. A trained layer has other gates and other inputs."
     )
-    label_axes(
-        right,
-        title="Gates that nearly coincide take the advantage away",
-        x="distance of the two true gates",
-        y=f"expert error, n = {largest:,}",
-    )
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=7.5, frameon=False)
-    return figure
+    return Prose(paragraphs=tuple(paragraphs), caution=True)
 
 
-def _styles(result: RatesResult) -> dict[str, dict[str, Any]]:
-    """Placements without a gate on each expert in greys, told apart by dashes; the others in colours."""
-    plain = [found.placement for found in result.rates if not found.gated]
-    gated = [found.placement for found in result.rates if found.gated]
-    greys = {
-        placement: {"color": GREY, "linestyle": _DASHES[place % len(_DASHES)]} for place, placement in enumerate(plain)
-    }
-    return greys | {
-        placement: {"color": COLOURS[place % len(COLOURS)], "linestyle": "-"} for place, placement in enumerate(gated)
-    }
+def _series(placement: str, curve: ErrorCurve) -> Series:
+    return Series(label=placement, group=placement, x=curve.x, y=curve.median, low=curve.low, high=curve.high)
+
+
+def _interval(slope: Slope) -> tuple[float, float, float]:
+    return slope.slope, slope.low, slope.high
+
+
+def _cells(slope: Slope) -> tuple[CellValue, ...]:
+    return (*_interval(slope), 100 * slope.converged, slope.verdict)

@@ -1,10 +1,10 @@
 """Where does the weight of attention go: to the first key, to a sink, to the other keys?"""
 
 from tidegate.lab.studies.sinks.run import SinksOptions, SinksResult, finding, run_sinks
-from tidegate.lab.studies.sinks.views import view
+from tidegate.lab.studies.sinks.views import figures, view
 from tidegate.lab.studies.study import Study as _Study
 
-__all__ = ["STUDY", "SinksOptions", "SinksResult", "finding", "run_sinks", "view"]
+__all__ = ["STUDY", "SinksOptions", "SinksResult", "figures", "finding", "run_sinks", "view"]
 
 STUDY = _Study(
     name="sinks",
@@ -16,4 +16,5 @@ STUDY = _Study(
     run=run_sinks,
     finding=finding,
     view=view,
+    figures=figures,
 )

@@ -1,27 +1,16 @@
-"""Curvature by layer before and after training, over seeds, as panels and a figure."""
+"""Curvature by layer before and after training, over seeds, as panels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from matplotlib.figure import Figure
 
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.studies.drawing import COLOURS, label_axes, new_figure
-from tidegate.lab.studies.study import StudyView
 from tidegate.lab.studies.trained_layers.run import Mean, TrainedLayersResult, magnitude, positive_share, ratio
 from tidegate.report.page import CellValue, Column, Lines, Section, Series, Table
 
 
-def view(result: TrainedLayersResult) -> StudyView:
-    """Show an answer as sections of a page and as figures."""
-    return StudyView(sections=_sections(result), figures=_figures(result))
-
-
-def _sections(result: TrainedLayersResult) -> tuple[Section, ...]:
-    """What holds over seeds, then the panels of the first seed's models at the start and at the end."""
+def view(result: TrainedLayersResult) -> tuple[Section, ...]:
+    """Show means over seeds, then the panels of the first seed's models at the start and at the end."""
     moments = {"at the start": False, f"after {result.options.steps} steps": True}
     first = result.options.seed
     return (
@@ -90,38 +79,3 @@ def _row(result: TrainedLayersResult, gate: str) -> tuple[CellValue, ...]:
     means.append(ratio(end, plain) if plain and gate != "none" else Mean(value=1.0, low=None, high=None))
     numbers = [number for mean in means for number in (mean.value, mean.low, mean.high)]
     return (gate, float(np.mean([each.loss for each in end])), *numbers)
-
-
-def _figures(result: TrainedLayersResult) -> dict[str, Figure]:
-    """By layer: how strongly slices bend, and the share that bends to the positive side; before and after training."""
-    figure = new_figure(8.6, 3.2)
-    left, right = figure.subplots(1, 2)
-    label_axes(left, title="Median |K| by layer", x="layer", y="median |K|, relative")
-    label_axes(right, title="Share of positive curvature", x="layer", y="share")
-    left.set_yscale("log")
-    for axes, figure_of in ((left, magnitude), (right, positive_share)):
-        axes.set_xticks(range(result.options.num_layers))
-        _draw(axes, result, figure_of)
-    right.set_ylim(bottom=0)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7, frameon=False)
-    return {"trained-layers.svg": figure}
-
-
-def _draw(axes: Any, result: TrainedLayersResult, figure_of: Callable[..., Mean]) -> None:
-    gates = result.options.gates
-    layers = np.arange(result.options.num_layers)
-    for place, gate in enumerate(gates):
-        colour = "black" if gate == "none" else COLOURS[place]
-        x = layers + 0.12 * (place - (len(gates) - 1) / 2)
-        for trained in (False, True):
-            means = [figure_of(result.of(gate, trained=trained), layer=layer) for layer in layers.tolist()]
-            y = [mean.value for mean in means]
-            face = colour if trained else "white"
-            axes.plot(
-                x, y, "o", color=colour, markersize=4, markerfacecolor=face, label=gate if trained else "_" + gate
-            )
-            if means[0].low is not None:
-                axes.vlines(x, [mean.low for mean in means], [mean.high for mean in means], color=colour, linewidth=1.1)
-    axes.plot([], [], "o", color="grey", markersize=4, markerfacecolor="white", label="at the start")
-    axes.plot([], [], "o", color="grey", markersize=4, label=f"after {result.options.steps} steps")

@@ -3,18 +3,6 @@ from dataclasses import replace
 import pytest
 
 from tidegate.lab.studies.rates import finding, view
-from tidegate.lab.studies.rates.panels import (
-    caution,
-    error_panels,
-    gauge_table_panel,
-    modulus_panels,
-    near_gates_panels,
-    slope_intervals,
-    slope_table,
-    start_panel,
-    surplus_table,
-    truths_table,
-)
 from tidegate.lab.studies.rates.result import (
     ErrorCurve,
     GaugeCount,
@@ -29,7 +17,15 @@ from tidegate.lab.studies.rates.result import (
     Surplus,
 )
 from tidegate.lab.studies.rates.run import list_names
-from tidegate.report.page import Intervals, Lines, Table
+from tidegate.lab.studies.rates.views import (
+    error_panels,
+    gauge_counts,
+    limit_panels,
+    modulus_panels,
+    slope_intervals,
+    slope_table,
+    start_panel,
+)
 
 NS = (1_000, 10_000, 100_000)
 OPTIONS = RatesOptions(placements=("none", "g1"), ns=NS, start_radii=(0.05, 0.2), gate_distances=(0.1, 1.6))
@@ -109,15 +105,10 @@ def cells(table):
     return {row[0]: row for row in table.rows}
 
 
-def test_the_table_has_slopes_intervals_and_verdicts_of_both_errors():
+def test_slopes_have_intervals_and_verdicts():
     row = cells(slope_table(RESULT))["g1"]
-    assert row[1:5] == ("identified", -0.5, -0.55, -0.45)
-    assert row[5] == -0.5
-
-
-def test_intervals_show_the_experts_slopes():
+    assert row[1:6] == ("identified", -0.5, -0.55, -0.45, -0.5)
     panel = slope_intervals(RESULT)
-    assert isinstance(panel, Intervals)
     assert [item.value for item in panel.items] == [0.0, -0.5]
     assert "none 0.00, not identified" in panel.alternative
 
@@ -125,7 +116,6 @@ def test_intervals_show_the_experts_slopes():
 def test_expert_and_regression_errors_stand_side_by_side_on_logarithmic_axes():
     expert, regression = error_panels(RESULT)
     for panel in (expert, regression):
-        assert isinstance(panel, Lines)
         assert panel.log_x
         assert panel.log_y
         assert [series.group for series in panel.series] == ["none", "g1"]
@@ -134,7 +124,7 @@ def test_expert_and_regression_errors_stand_side_by_side_on_logarithmic_axes():
 
 
 def test_theory_stands_beside_measurement():
-    table = gauge_table_panel(RESULT)
+    table = gauge_counts(RESULT)
     assert "agree for 1 of 3" in table.title
     assert [row[-1] for row in table.rows] == ["yes", "no", "no theory"]
 
@@ -152,36 +142,26 @@ def test_starts_matter_only_where_nothing_is_identified():
     assert title == "The error is that of the start for none. It does not matter where fits begin for g1"
 
 
-def test_near_gates_are_held_against_no_gate():
-    lines, table = near_gates_panels(RESULT)
+def test_limits_compare_near_gates_with_no_gate_count_verdicts_over_truths_and_warn_of_surplus_experts():
+    lines, near, truths, surplus, caution = limit_panels(RESULT)
     assert "at 0.1 larger than without a gate, everywhere" in lines.title
     assert [series.label for series in lines.series] == ["g1", "none, for comparison"]
-    assert table.rows[0][:2] == ("g1", 0.1)
-
-
-def test_verdicts_over_truths_are_counted():
-    row = cells(truths_table(RESULT))["g1"]
+    assert near.rows[0][:2] == ("g1", 0.1)
+    row = cells(truths)["g1"]
     assert row[1:5] == (2, -0.5, pytest.approx(-0.45), -0.4)
     assert row[-1] == "1 inconclusive, 1 identified"
-
-
-def test_surplus_experts_that_do_not_converge_are_warned_of():
-    assert surplus_table(RESULT).rows[0][1] == "single experts"
-    assert any("too few fits converged for g1" in paragraph for paragraph in caution(RESULT).paragraphs)
+    assert surplus.rows[0][1] == "single experts"
+    assert any("too few fits converged for g1" in paragraph for paragraph in caution.paragraphs)
 
 
 def test_parts_that_were_left_out_make_no_panels():
-    less = replace(RESULT, near_gates=(), truths=(), surplus=())
-    assert list(near_gates_panels(less)) == []
-    assert truths_table(less) is surplus_table(less) is None
-    assert len(caution(less).paragraphs) == len(caution(RESULT).paragraphs) - 1
+    (caution,) = limit_panels(replace(RESULT, near_gates=(), truths=(), surplus=()))
+    assert not any("converged" in paragraph for paragraph in caution.paragraphs)
 
 
-def test_the_sections_end_with_the_limits_and_the_finding_names_positions_by_verdict():
+def test_the_finding_names_positions_by_verdict():
     assert "identified for g1, not identified for none" in finding(RESULT)
-    sections = view(RESULT).sections
-    assert [section.title for section in sections][-1] == "Limits"
-    assert any(isinstance(panel, Table) for panel in sections[0].panels)
+    assert [section.title for section in view(RESULT)][-1] == "Limits"
 
 
 def test_names_are_listed_as_in_a_sentence():
