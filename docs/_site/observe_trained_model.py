@@ -25,4 +25,4 @@ if __name__ == "__main__":
     rows = tokenizer(texts, return_tensors="pt", truncation=True, max_length=128)
     with torch.no_grad(), observe(model) as watcher:
         model(**rows)
-    Path(record).write_text(watcher.observation().in_stretches(NUM_POINTS).to_json() + "\n")
+    Path(record).write_text(watcher.observation().downsample(NUM_POINTS).to_json() + "\n")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from errors import rejects
 
 from tidegate.torch import TransformerConfig, TransformerLM
 from tidegate.torch.observing.figure import observation_figure
@@ -53,5 +54,5 @@ def test_a_figure_can_be_written_and_leaves_nothing_open(seen, tmp_path):
 
 
 def test_an_observation_without_layers_is_refused():
-    with pytest.raises(ValueError, match="no layers to draw"):
+    with rejects("observation"):
         observation_figure(Observation(layers=(), num_batches=0, keys="the first key"))

@@ -6,7 +6,7 @@ from closeness import assert_close
 from observed import assert_curves, assert_moments, several_keys
 from torch import nn
 
-from tidegate.torch.observing.modules import attend_without_weights
+from tidegate.torch.observing.modules import ModuleCall, attend_without_weights
 from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
@@ -91,9 +91,9 @@ class Louder(nn.MultiheadAttention):
 
 
 def test_another_forward_is_left_alone():
-    attend_without_weights(Louder(16, 4), (torch.randn(5, 2, 16),), {})
-    attend_without_weights(nn.Linear(2, 2), (None,), {})
+    attend_without_weights(ModuleCall("", Louder(16, 4), (torch.randn(5, 2, 16),), {}))
+    attend_without_weights(ModuleCall("", nn.Linear(2, 2), (None,), {}))
     model = nn.MultiheadAttention(16, 4)
     with pytest.raises(TypeError, match="missing"):
-        attend_without_weights(model, (), {})
+        attend_without_weights(ModuleCall("", model, (), {}))
     assert model.dropout == 0.0

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from damage import some_flips
+from errors import rejects
 
 from tidegate._json import seal
-from tidegate.torch.observing.counting import keys_in_words
+from tidegate.torch.observing.counting import describe_keys
 from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
     GateSummary,
@@ -64,14 +65,14 @@ def test_a_number_that_is_not_finite_is_null_and_comes_back_as_nan():
         ("[]", "it must be an object of fields"),
         ("{", "it is no JSON"),
         ("[" * 100_000, "nested too deeply"),
-        (json.dumps(seal({"layers": [{}], "num_batches": 1, "keys": ""})), r"layers\[0\]\.name is missing"),
+        (json.dumps(seal({"layers": [{}], "num_batches": 1, "keys": ""})), "layers[0].name is missing"),
         (json.dumps(seal({"layers": [], "num_batches": None, "keys": ""})), "num_batches must be a whole number"),
         (json.dumps(seal({"layers": [], "num_batches": 1})), "keys is missing"),
     ],
     ids=["empty", "list", "cut", "deep", "no layer", "null", "missing"],
 )
 def test_other_json_is_refused(text, words):
-    with pytest.raises(ValueError, match=rf"text must be what Observation\.to_json wrote: .*{words}"):
+    with rejects("text", hint=words):
         Observation.from_json(text)
 
 
@@ -97,7 +98,7 @@ def test_a_flipped_bit_is_noticed_unless_it_changes_nothing():
     ],
 )
 def test_only_what_goes_to_a_sink_is_called_after_a_sink(keys, mass):
-    names = statistic_names(keys_in_words(keys))
+    names = statistic_names(describe_keys(keys))
     assert names["mass"] == mass
     assert names["sink"] == "sink-logit mass"
     assert [key for key, name in names.items() if "sink" in name] == ["sink"]
@@ -132,13 +133,13 @@ def test_a_head_that_saw_nothing_has_no_numbers_in_the_table():
 @pytest.mark.parametrize(
     ("limit", "means"), [(1, (3,)), (2, (1.5, 5)), (3, (1, 4, 6)), (7, tuple(range(7))), (9, tuple(range(7)))]
 )
-def test_a_long_curve_is_given_as_means_of_stretches(limit, means):
-    (short,) = replace(OBSERVATION, layers=(layer(num_positions=7),)).in_stretches(limit).layers
+def test_downsampled_curves_are_means_over_consecutive_positions(limit, means):
+    (short,) = replace(OBSERVATION, layers=(layer(num_positions=7),)).downsample(limit).layers
     assert short.positions == tuple(int(2 * mean) for mean in means)
     assert short.by_position["mass"][0] == means
     assert short.heads == layer().heads
 
 
-def test_curves_without_points_are_refused():
-    with pytest.raises(ValueError, match="num_points must be at least 1; got 0"):
-        OBSERVATION.in_stretches(0)
+def test_curves_have_at_least_one_point():
+    with rejects("num_points"):
+        OBSERVATION.downsample(0)

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-import pytest
 import torch
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from observed import Attention, qkv
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
@@ -175,7 +175,7 @@ def test_given_padding_longer_than_the_keys_says_where_they_end():
 def test_rows_of_given_padding_are_checked_after_a_cache_too():
     model = Attention()
     with (
-        pytest.raises(ValueError, match="padding has 3 rows, but attention was called on 2 rows of 4 keys"),
+        rejects("padding", hint="of this batch"),
         observe(model, padding=torch.ones(3, 4, dtype=torch.bool)),
     ):
         model(*qkv(T=1, S=4))

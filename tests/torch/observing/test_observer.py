@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from errors import rejects
 from observed import Attention, qkv
 from torch import nn
 from torch.nn import functional as F
@@ -135,7 +136,7 @@ def test_a_step_that_raises_is_not_kept_and_the_next_goes_on():
 
 def test_a_step_that_attends_nowhere_is_an_error():
     observer = Observer(nn.Linear(2, 2), every=1)
-    with pytest.raises(RuntimeError, match="No attention call of Linear was seen"), observer.step():
+    with pytest.raises(RuntimeError, match="Linear made no attention call"), observer.step():
         pass
     assert observer.history == []
 
@@ -151,16 +152,16 @@ def test_a_step_ends_before_the_next():
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "error", "message"),
+    ("model", "options", "error"),
     [
-        (Attention(), {"every": 0}, ValueError, "every must be a positive integer"),
-        (Attention(), {"every": 2.5}, ValueError, "every must be .* got 2.5"),
-        (Attention(), {"every": 1, "keys": 0}, ValueError, "keys must be at least 1"),
-        (len, {"every": 1}, TypeError, r"model must be an nn\.Module; got builtin"),
+        (Attention(), {"every": 0}, rejects("every")),
+        (Attention(), {"every": 2.5}, rejects("every")),
+        (Attention(), {"every": 1, "keys": 0}, rejects("keys")),
+        (len, {"every": 1}, pytest.raises(TypeError, match=r"model must be an nn\.Module; got builtin")),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(model, options, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_options_are_named(model, options, error):
+    with error:
         Observer(model, **options)
 
 

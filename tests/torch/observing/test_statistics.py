@@ -4,6 +4,7 @@ import pytest
 import torch
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -429,29 +430,29 @@ Q, K, V = tensors()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
+    ("arguments", "options", "error"),
     [
-        ((Q[0], K, V), {}, ValueError, r"q must have shape \(batch, heads, positions, width\); got \(4, 7, 5\)"),
-        ((Q, K[:, :0], V[:, :0]), {}, ValueError, r"k must have shape .*; got \(2, 0, 7, 5\)"),
-        ((Q, K.float(), V), {}, TypeError, "one floating dtype; q has torch.float64, k has torch.float32"),
-        ((Q.long(), K.long(), V.long()), {}, TypeError, "one floating dtype; q has torch.int64"),
-        ((Q, K, V[:, :, :6]), {}, ValueError, "k and v must agree in batch, heads and positions"),
-        ((Q, K[:, :, :0], V[:, :, :0]), {}, ValueError, "at least one position"),
-        ((Q[:1], K, V), {}, ValueError, "q and k must agree in batch and width"),
-        ((Q[..., :4], K, V), {}, ValueError, "q and k must agree in batch and width"),
-        ((Q[:, :3], K, V), {}, ValueError, "The heads of k and v must divide those of q"),
-        ((Q, K, V), {"mask": torch.ones(7, 7, dtype=torch.int64)}, TypeError, "mask must be bool.*Compare it"),
-        ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, ValueError, "mask must be .queries, keys."),
-        ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, ValueError, "as many keys as queries; got 6 and 7"),
-        ((Q, K, V), {"scale": INF}, ValueError, "scale must be a finite number or None; got inf"),
-        ((Q, K, V), {"softcap": 0.0}, ValueError, "softcap must be a positive finite number or None; got 0.0"),
-        ((Q, K, V), {"keys": (0, 7)}, ValueError, r"keys must be positions from 0 to 6, the last of k; got \[7\]"),
-        ((Q, K, V), {"keys": (-1,)}, ValueError, r"keys must be positions from 0 to 6, the last of k; got \[-1\]"),
-        ((Q, K, V), {"keys": (True,)}, ValueError, r"keys must be positions .* got \[True\]"),
-        ((Q, K, V), {"keys": torch.tensor([0])}, ValueError, r"bool, \(7,\) or \(2, 7\); got torch.int64 \(1,\)"),
-        ((Q, K, V), {"keys": random_bool(7, 1)}, ValueError, r"bool, \(7,\) or \(2, 7\); got torch.bool \(7, 1\)"),
+        ((Q[0], K, V), {}, rejects("q")),
+        ((Q, K[:, :0], V[:, :0]), {}, rejects("k")),
+        ((Q, K.float(), V), {}, pytest.raises(TypeError, match=r"q has torch.float64, k has torch.float32")),
+        ((Q.long(), K.long(), V.long()), {}, pytest.raises(TypeError, match="one floating dtype")),
+        ((Q, K, V[:, :, :6]), {}, rejects("v")),
+        ((Q, K[:, :, :0], V[:, :, :0]), {}, rejects("k")),
+        ((Q[:1], K, V), {}, rejects("k")),
+        ((Q[..., :4], K, V), {}, rejects("k")),
+        ((Q[:, :3], K, V), {}, rejects("k")),
+        ((Q, K, V), {"mask": torch.ones(7, 7, dtype=torch.int64)}, pytest.raises(TypeError, match="mask")),
+        ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, rejects("mask")),
+        ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, rejects("causal", hint="mask")),
+        ((Q, K, V), {"scale": INF}, rejects("scale")),
+        ((Q, K, V), {"softcap": 0.0}, rejects("softcap")),
+        ((Q, K, V), {"keys": (0, 7)}, rejects("keys")),
+        ((Q, K, V), {"keys": (-1,)}, rejects("keys")),
+        ((Q, K, V), {"keys": (True,)}, rejects("keys")),
+        ((Q, K, V), {"keys": torch.tensor([0])}, rejects("keys")),
+        ((Q, K, V), {"keys": random_bool(7, 1)}, rejects("keys")),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(arguments, options, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_arguments_are_named(arguments, options, error):
+    with error:
         attention_statistics(*arguments, **options)

@@ -90,7 +90,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
             f"MODEL {model} made no attention call that can be watched. Its attention must run through PyTorch's "
             "scaled_dot_product_attention or an eager function of transformers, or be a softmax between two products."
         )
-    shown = observation.in_stretches(_POINTS)
+    shown = observation.downsample(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
     sequences = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
     return Page(

@@ -1,8 +1,8 @@
 """Find what reaches the output projection: the attention output, or that under an output gate.
 
-What the heads hand on is known if it is seen twice: as the result of the attention call, and as the input of the output
-projection, which must be that result, or that result under an output gate of ours. Anything in between that is not a
-module of ours, such as a gate that a model spells out itself, makes the two differ: then nothing is said.
+The outputs of the heads are known if they are seen twice: as the result of the attention call, and as the input of the
+output projection, which must be that result, or that result under an output gate of ours. If anything else acts on
+them in between, such as a gate in the model's own code, the two differ, and the contribution is unknown.
 
 Legend: B batch, T query positions, H heads, D width of the values.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.observing.counting import CountedCall
@@ -21,7 +21,7 @@ from tidegate.torch.observing.sums import RunningContribution
 from tidegate.torch.precision import wide_dtype
 
 _ROUNDINGS = 8
-"""How many units of rounding the projection's input may be away from what is expected."""
+"""How many units of rounding the projection's input may differ from what is expected."""
 
 
 class AttentionBranch:
@@ -34,62 +34,58 @@ class AttentionBranch:
         self._sums = sums
         self._gate: tuple[AttentionGate, Tensor] | None = None
         self._is_confirmed: bool | None = None
-        """Whether the last projection took in what is expected; None before there was one."""
+        """Whether the input of the last projection was as expected; None before there was one."""
 
     def follow(self, call: ModuleCall, result: Any) -> None:
-        """Take in that a module was called after the attention call."""
-        if isinstance(call.module, AttentionGate):
+        """Take in a module call after the attention call."""
+        module = call.module
+        if isinstance(module, AttentionGate):
             # With a trace asked for, gates are evaluated once more after the projection.
-            if call.module.gate.site == "output" and self._is_confirmed is None and _is_within(call.name, self._layer):
-                self._gate = call.module, result.detach().transpose(1, 2)
-        elif call.args and isinstance(call.args[0], Tensor) and _is_projection(call.module):
-            self._compare(call.args[0].detach())
+            if module.gate.site == "output" and self._is_confirmed is None and _is_within(call.name, self._layer):
+                self._gate = module, result.detach().transpose(1, 2)
+        elif call.args and isinstance(call.args[0], Tensor):
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and weight.ndim == 2:
+                self._compare(call.args[0].detach())
 
     def ends_with(self, name: str) -> bool:
-        """Whether a module that returns now held both the attention call and a projection of its heads."""
+        """Return whether a module that returns now held both the attention call and a projection of its heads."""
         return self._is_confirmed is not None and _is_within(self._layer, name)
 
     def settle(self) -> None:
-        """Add up what the heads handed on; if that was not seen, the layer's contributions are unknown."""
-        if self._is_confirmed and self._counted.set_output_BHTD is not None and not self._is_replaced():
-            gate, op = (None, "multiply") if self._gate is None else (self._gate[1], self._gate[0].gate.op)
-            # What a gate adds is the same whatever the keys.
-            from_set = self._counted.set_output_BHTD * (1 if gate is None or op == "add" else gate)
-            self._sums.add(from_set, self._gated_output(), self._counted)
-        else:
+        """Add up the contribution; if the heads' outputs were not confirmed, the layer's contribution is unknown."""
+        op, gate = ("multiply", None) if self._gate is None else (self._gate[0].gate.op, self._gate[1])
+        from_set = self._counted.set_output_BHTD
+        # Of a function that replaces the outputs no key's part is known.
+        if not self._is_confirmed or from_set is None or op == "replace":
             self._sums.known = False
+            return
+        # What a gate adds is the same whatever the keys.
+        from_set = from_set * (1 if gate is None or op == "add" else gate)
+        self._sums.add(from_set, self._gated_output(), self._counted)
 
     def _gated_output(self) -> Tensor:
-        """(B, H, T, D): the heads' outputs under the output gate."""
+        """Return the heads' outputs under the output gate, (B, H, T, D)."""
         if self._gate is None:
             return self._output_BHTD
         gate, values = self._gate
-        if self._is_replaced():
+        if gate.gate.op == "replace":
             return values
         return self._output_BHTD * values if gate.gate.op == "multiply" else self._output_BHTD + values
 
-    def _is_replaced(self) -> bool:
-        """Whether a function takes the place of the heads' outputs, so that no key's part in them is known."""
-        return self._gate is not None and self._gate[0].gate.op == "replace"
-
-    def _compare(self, taken: Tensor) -> None:
-        """Compare what a projection took in with what the heads hand on, if it is of that size."""
+    def _compare(self, given: Tensor) -> None:
+        """Compare the input of a projection with the heads' outputs, if it has their size."""
         B, H, T, D = self._output_BHTD.shape
-        if taken.shape[-1] != H * D or taken.numel() != self._output_BHTD.numel():
+        if given.shape[-1] != H * D or given.numel() != self._output_BHTD.numel():
             return
-        # What is handed on for a query that may see nothing differs between kernels.
-        counted, dtype = self._counted.counted_BHT.unsqueeze(-1), wide_dtype(taken.dtype)
+        # Kernels differ in their output for a query that may see nothing.
+        counted, dtype = self._counted.counted_BHT.unsqueeze(-1), wide_dtype(given.dtype)
         expected = torch.where(counted, self._gated_output().to(dtype), 0)
-        apart = torch.where(counted, taken.reshape(B, T, H, D).transpose(1, 2).to(dtype), 0) - expected
-        allowed = _ROUNDINGS * torch.finfo(taken.dtype).eps * torch.linalg.vector_norm(expected)
-        self._is_confirmed = bool(torch.linalg.vector_norm(apart) <= allowed)
-
-
-def _is_projection(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2
+        difference = torch.where(counted, given.reshape(B, T, H, D).transpose(1, 2).to(dtype), 0) - expected
+        allowed = _ROUNDINGS * torch.finfo(given.dtype).eps * torch.linalg.vector_norm(expected)
+        self._is_confirmed = bool(torch.linalg.vector_norm(difference) <= allowed)
 
 
 def _is_within(name: str, outer: str) -> bool:
-    """Whether a module is the other, or inside it."""
+    """Return whether a module is the other, or inside it."""
     return not outer or name == outer or name.startswith(f"{outer}.")

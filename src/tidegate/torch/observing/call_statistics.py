@@ -7,13 +7,12 @@ N keys of a set.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.spelled_out import FORBIDDEN, FORBIDDING
+from tidegate.torch.observing.decomposed_attention import FORBIDDEN, FORBIDDING
 from tidegate.torch.observing.statistics import (
     BLOCK,
     AttentionStatistics,
@@ -29,11 +28,11 @@ from tidegate.torch.observing.statistics import (
 from tidegate.torch.precision import wide_dtype
 
 _PART = 2**19
-"""Numbers in the queries of one part, if that is not less than one group of heads of one row."""
+"""Numbers in the queries of one part; more if one group of heads of one row has more."""
 
 
 def with_plain_mask(call: AttentionCall) -> AttentionCall:
-    """The call with its mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
+    """Return the call with its mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
     mask = call.mask
     if mask is None or mask.dtype == torch.bool or call.scored:
         return call
@@ -49,10 +48,13 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
 
     Only the scores of keys in the set are made: with the log-partition known, $A_{ij} = \exp(S_{ij} - L_i)$.
 
-    call              : causal only for S = T
-    log_partition_BHT : of all keys, as `attention_statistics` gives it
-    keys              : positions, or a bool tensor (S,) or (B, S)
-    returns           : (B, H, T, width of the values), in float32 or better; 0 if the query sees no key of the set
+    Args:
+        call: Causal only for S = T.
+        log_partition_BHT: Of all keys, as `attention_statistics` gives it.
+        keys: Positions, or a bool tensor (S,) or (B, S).
+
+    Returns:
+        (B, H, T, width of the values), in float32 or better; 0 if the query sees no key of the set.
     """
     dtype, (num_queries, num_keys) = wide_dtype(call.query.dtype), (call.query.shape[2], call.key.shape[2])
     in_set = indicator(keys, call.key).to(call.key.device).expand(len(call.key), num_keys)
@@ -60,7 +62,8 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
     # Rows with fewer keys in their set are filled up with others, which are hidden.
     chosen_BN = in_set.int().argsort(dim=-1, descending=True, stable=True)[:, :num_chosen]
     hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
-    key, value = (_gather_keys(x.to(dtype), chosen_BN) for x in (call.key, call.value))
+    chosen_BGND = chosen_BN[:, None, :, None].expand(-1, call.key.shape[1], -1, -1)
+    key, value = (x.to(dtype).gather(2, chosen_BGND.expand(-1, -1, -1, x.shape[-1])) for x in (call.key, call.value))
     query = call.query.to(dtype) * (call.query.shape[-1] ** -0.5 if call.scale is None else call.scale)
     parts: list[Tensor] = []
     size = max(BLOCK, BLOCK * num_keys // max(num_chosen, 1))
@@ -83,14 +86,8 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
     return torch.cat(parts, dim=2)
 
 
-def _gather_keys(x_BGSD: Tensor, chosen_BN: Tensor) -> Tensor:
-    """(B, G, N, D): of each row its chosen keys."""
-    B, G, _, D = x_BGSD.shape
-    return x_BGSD.gather(2, chosen_BN[:, None, :, None].expand(B, G, -1, D))
-
-
 def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
-    """The additive mask of some queries and of each row's chosen keys."""
+    """Return the additive mask of some queries and of each row's chosen keys."""
     assert call.mask is not None
     rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, queries]
     if rows.shape[-1] > 1:
@@ -100,49 +97,39 @@ def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype:
     return bias.masked_fill(bias <= FORBIDDEN, -math.inf) if call.scored else bias
 
 
-def statistics_in_parts(call: AttentionCall, *, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
-    """What `attention_statistics` gives for the whole call, (B, H, T) each.
-
-    call : causal only for S = T
-    keys : positions, or a bool tensor (S,) or (B, S)
-    """
+def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
+    """Return `attention_statistics` of a call, which is causal only for S = T, computed part by part."""
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
     group_size = call.query[0].numel() // num_groups
     # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
-    groups = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
-    rows = max(1, _PART // (group_size * num_groups))
-    by_rows = [
-        join_parts(
-            [_statistics(_of_groups(part, at, at + groups), keys, heat) for at in range(0, num_groups, groups)], 1
-        )
-        for part, keys in _by_rows(call, keys, rows, num_rows)
-    ]
+    num_heads = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
+    size = max(1, _PART // (group_size * num_groups))
+    by_rows: list[AttentionStatistics] = []
+    for row in range(0, num_rows, size):
+        rows = slice(row, row + size)
+        in_set = keys[rows] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
+        parts = [
+            _statistics(_part(call, rows, slice(at, at + num_heads)), in_set, heat)
+            for at in range(0, num_groups, num_heads)
+        ]
+        by_rows.append(join_parts(parts, 1))
     return join_parts(by_rows, 0)
 
 
-def _by_rows(
-    call: AttentionCall, keys: Sequence[int] | Tensor, rows: int, num_rows: int
-) -> Iterator[tuple[AttentionCall, Sequence[int] | Tensor]]:
-    for start in range(0, num_rows, rows):
-        part = slice(start, start + rows)
-        mask = call.mask if call.mask is None or call.mask.shape[0] == 1 else call.mask[part]
-        in_set = keys[part] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
-        yield call._replace(query=call.query[part], key=call.key[part], value=call.value[part], mask=mask), in_set
-
-
-def _of_groups(call: AttentionCall, start: int, stop: int) -> AttentionCall:
-    """The key/value heads from `start` to `stop` with the query heads that they serve."""
-    size = call.query.shape[1] // call.key.shape[1]
-    heads = slice(start * size, stop * size)
+def _part(call: AttentionCall, rows: slice, groups: slice) -> AttentionCall:
+    """Return some rows and key/value heads of a call, with the query heads that these serve."""
+    group_size = call.query.shape[1] // call.key.shape[1]
+    heads = slice(groups.start * group_size, groups.stop * group_size)
+    mask = call.mask
+    if mask is not None:
+        mask = mask if mask.shape[0] == 1 else mask[rows]
+        mask = mask if mask.shape[1] == 1 else mask[:, heads]
     return call._replace(
-        query=call.query[:, heads],
-        key=call.key[:, start:stop],
-        value=call.value[:, start:stop],
-        mask=call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, heads],
+        query=call.query[rows, heads], key=call.key[rows, groups], value=call.value[rows, groups], mask=mask
     )
 
 
-def _statistics(call: AttentionCall, keys: Sequence[int] | Tensor, heat: bool) -> AttentionStatistics:
+def _statistics(call: AttentionCall, keys: KeySet, heat: bool) -> AttentionStatistics:
     if call.scored:
         assert call.mask is not None
         return statistics_of_scores(call.mask, call.value, keys=keys, heat=heat)

@@ -1,11 +1,11 @@
 """Intercept every attention call at PyTorch's dispatcher, whatever the caller and kernel.
 
-Attention that a model spells out, as products around a softmax, is put together again (`spelled_out.py`).
+Attention that a model computes from separate operators is put together again (`decomposed_attention.py`).
 
 A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
-it apart first: into one fused kernel, which the mode sees, or into plain matrix products, in which it can no longer be
-told. So a kernel of our own, registered while somebody watches, sees the whole call before autograd does, and then does
-what PyTorch would have done. The mode sees what is left: inference mode, and fused kernels that are called by name.
+it apart first: into one fused kernel, which the mode sees, or into plain matrix products, which no longer show that
+they are one call. So a kernel of our own, registered while anybody watches, sees the whole call before autograd does,
+and then does what PyTorch would have done. The mode sees the rest: inference mode, and fused kernels called by name.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -26,20 +26,20 @@ from torch.utils._python_dispatch import (
 )
 
 from tidegate.torch.kernel import inside_transform
-from tidegate.torch.observing.spelled_out import COMPOSITES, SpelledOutAttention
+from tidegate.torch.observing.decomposed_attention import COMPOSITES, DecomposedAttention
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
 
 
 class AttentionCall(NamedTuple):
-    """What one call was given and gave: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
+    """Arguments and result of one call: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     mask: Tensor | None
-    """Bool (True = attend) or added to the scores, with four axes."""
+    """Bool (True = attend) or added to the scores; four axes."""
     causal: bool
-    """Query i sees no key after key i, whatever T and S are."""
+    """Whether query i sees no key after key i, whatever T and S are."""
     scale: float | None
     """None is 1/sqrt(D)."""
     output: Tensor | None = None
@@ -47,11 +47,11 @@ class AttentionCall(NamedTuple):
     softcap: float | None = None
     """c: before the mask a score s becomes c tanh(s / c)."""
     sink_H: Tensor | None = None
-    """Logits of sinks that the call itself has in its softmax; those of a layer around it are not here."""
+    """Logits of sinks in the softmax of the call itself; those of a layer around it are not here."""
     scored: bool = False
     """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
     changed: bool = False
-    """Whether the weights that met the values are not the softmax of these scores: then it is no call to count."""
+    """Whether the weights are not the softmax of these scores; such a call is not counted."""
 
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
@@ -75,18 +75,46 @@ _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 
 
 def in_backward() -> bool:
-    """Whether a backward pass runs in this thread, in which checkpointing calls modules again."""
+    """Return whether a backward pass runs in this thread, in which checkpointing calls modules again."""
     # PyTorch has no public way to ask.
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
+class SharedPatch:
+    """A patch that is installed while it has at least one user.
+
+    Args:
+        install: Applies the patch and returns what removes it, or None if there is nothing to patch yet.
+    """
+
+    def __init__(self, install: Callable[[], Callable[[], None] | None]) -> None:
+        self._install = install
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._remove: Callable[[], None] | None = None
+
+    def acquire(self) -> None:
+        """Add a user."""
+        with self._lock:
+            self._num_users += 1
+            self._remove = self._remove or self._install()
+
+    def release(self) -> None:
+        """Take a user away."""
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0 and self._remove is not None:
+                self._remove()
+                self._remove = None
+
+
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, whether calls are ignored now, and how many of a kernel were not."""
+    """Per-thread state: active watchers, what is hidden from them, and the number of kernel calls that were seen."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
         self.hidden = False
-        self.spelled_out_hidden = False
+        self.decomposed_hidden = False
         self.num_kernel_calls = 0
 
 
@@ -105,7 +133,7 @@ class AttentionCalls(TorchDispatchMode):
     def __init__(self, see: Callable[[AttentionCall], None]) -> None:
         super().__init__()
         self._see = see
-        self._spelled_out = SpelledOutAttention()
+        self._decomposed = DecomposedAttention()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -123,26 +151,20 @@ class AttentionCalls(TorchDispatchMode):
         _kernel.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Serve the operator, and look at it if it is an attention call."""
+        """Run the operator, and report the attention call that it is or completes."""
         kwargs = kwargs or {}
-        spelled_out = not (_state.hidden or _state.spelled_out_hidden or in_backward() or inside_transform())
-        if func in COMPOSITES and spelled_out:
+        follows = not (_state.hidden or _state.decomposed_hidden or in_backward() or inside_transform())
+        if func in COMPOSITES and follows:
             # In inference mode; its parts are followed.
             with self._entered_again():
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
-        elif spelled_out:
-            self._follow(func, args, result)
-        return result
-
-    def _follow(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Report the call that ends with this operator, if one does."""
-        found = self._spelled_out.follow(func, args, result)
-        if found is not None:
+        elif follows and (found := self._decomposed.follow(func, args, result)) is not None:
             query, key, value, scores, output, changed = found
             self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True, changed=changed))
+        return result
 
     @contextmanager
     def _entered_again(self) -> Generator[None]:
@@ -154,14 +176,16 @@ class AttentionCalls(TorchDispatchMode):
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Report the call, unless it is hidden or left out."""
-        # Under the names that the operator's schema gives its arguments.
+        # By the names in the operator's schema.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if func is ATTEND_IN_BLOCKS:
             named = whole_call(*named.values())
-        if _state.hidden or is_left_out(named["query"]):
+        if _state.hidden or is_ignored(named["query"]):
             return
         _state.num_kernel_calls += 1
-        self._report(_as_call(named, _output(func, result)))
+        # A kernel may return its log-partition too.
+        output = result[0] if isinstance(result, tuple) else result
+        self._report(_as_call(named, output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output))
 
     def _report(self, call: AttentionCall) -> None:
         # Run our own operators outside this mode: dispatching each would be slow.
@@ -169,31 +193,15 @@ class AttentionCalls(TorchDispatchMode):
             self._see(call)
 
 
-class _WholeCallKernel:
-    """The kernel of our own, registered as long as anybody watches."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._library: Any = None
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._num_users += 1
-            if self._library is None:
-                self._library = torch.library.Library("aten", "IMPL")
-                for key in _AUTOGRAD_KEYS:
-                    self._library.impl("scaled_dot_product_attention", _watched_whole_call, key)
-
-    def release(self) -> None:
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0:
-                self._library._destroy()
-                self._library = None
+def _register_kernel() -> Callable[[], None]:
+    library = torch.library.Library("aten", "IMPL")
+    for key in _AUTOGRAD_KEYS:
+        library.impl("scaled_dot_product_attention", _watched_whole_call, key)
+    # PyTorch has no public way to take a kernel away again.
+    return library._destroy  # pyright: ignore[reportPrivateUsage]
 
 
-_kernel = _WholeCallKernel()
+_kernel = SharedPatch(_register_kernel)
 
 
 def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +215,7 @@ def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def hide_calls() -> Generator[None]:
-    """Keep what this thread does from being seen."""
+    """Hide what this thread does from its watchers."""
     before, _state.hidden = _state.hidden, True
     try:
         yield
@@ -215,35 +223,29 @@ def hide_calls() -> Generator[None]:
         _state.hidden = before
 
 
-def _output(func: Any, result: Any) -> Tensor:
-    """What the kernel returned, (B, H, T, D), without its log-partition."""
-    output = result[0] if isinstance(result, tuple) else result
-    return output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output
-
-
 @contextmanager
-def hide_spelled_out() -> Generator[Callable[[], bool]]:
-    """Keep attention that is spelled out from being seen; yield what tells whether a kernel was called and seen."""
-    before, _state.spelled_out_hidden = _state.spelled_out_hidden, True
+def hide_decomposed_calls() -> Generator[Callable[[], bool]]:
+    """Hide attention made of separate operators; yield a function that says whether a kernel call was seen since."""
+    before, _state.decomposed_hidden = _state.decomposed_hidden, True
     num_before = _state.num_kernel_calls
     try:
         yield lambda: _state.num_kernel_calls > num_before
     finally:
-        _state.spelled_out_hidden = before
+        _state.decomposed_hidden = before
 
 
 def calls_are_hidden() -> bool:
-    """Whether what this thread does is not seen now."""
+    """Return whether what this thread does is hidden now."""
     return _state.hidden
 
 
-def is_left_out(query: Tensor) -> bool:
-    """Whether no call with this query is seen: in a backward pass or a transform, of nested or meta tensors."""
+def is_ignored(query: Tensor) -> bool:
+    """Return whether calls with this query are ignored: in a backward pass or transform, of nested or meta tensors."""
     return inside_transform() or in_backward() or query.is_nested or query.device.type == "meta"
 
 
 def _as_call(named: dict[str, Any], output: Tensor) -> AttentionCall:
-    """The call with four axes to each tensor, from an operator's arguments by name and its result."""
+    """Return the call with four axes to each tensor, from an operator's arguments by name and its result."""
     query, key, value = (named[name].detach() for name in ("query", "key", "value"))
     mask = named.get("attn_mask", named.get("attn_bias"))
     if mask is not None:
@@ -252,17 +254,17 @@ def _as_call(named: dict[str, Any], output: Tensor) -> AttentionCall:
     # Without an axis of heads there is one head.
     query, key, value, output = (x.unsqueeze(-3) if x.ndim < 4 else x for x in (query, key, value, output.detach()))
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], () if mask is None else mask.shape[:-3])
+
+    def four_axes(x: Tensor) -> Tensor:
+        """Join all axes before the heads into one batch."""
+        return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
+
     return AttentionCall(
-        query=_four_axes(query, lead),
-        key=_four_axes(key, lead),
-        value=_four_axes(value, lead),
-        mask=None if mask is None else mask[(None,) * (4 - mask.ndim)] if mask.ndim < 5 else _four_axes(mask, lead),
+        query=four_axes(query),
+        key=four_axes(key),
+        value=four_axes(value),
+        mask=None if mask is None else mask[(None,) * (4 - mask.ndim)] if mask.ndim < 5 else four_axes(mask),
         causal=bool(named.get("is_causal", False)),
         scale=named.get("scale"),
-        output=_four_axes(output, lead),
+        output=four_axes(output),
     )
-
-
-def _four_axes(x: Tensor, lead: torch.Size) -> Tensor:
-    """The same numbers with all axes before the heads as one batch."""
-    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])

@@ -1,4 +1,4 @@
-"""What was seen in a model's attention, as one matplotlib figure: maps by layer and head, curves by position."""
+"""An observation as one matplotlib figure: maps by layer and head, curves by position."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tidegate._validation import InputError
 from tidegate.torch.observing.observation import statistic_names
 
 if TYPE_CHECKING:
@@ -26,10 +27,13 @@ def observation_figure(observation: Observation) -> Figure:
     """Draw maps of the key set's mass, of entropy and of each site's mean gate, layer by head, and curves by position.
 
     Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
-    registered with pyplot: nobody has to close it. A `ValueError` if no attention was seen.
+    registered with pyplot, so it need not be closed.
+
+    Raises:
+        InputError: The observation has no layers.
     """
     if not observation.layers:
-        raise ValueError("observation has no layers to draw: the model made no attention call while it was watched.")
+        raise InputError("observation", expected="one with at least one layer")
     maps = _maps(observation)
     map_rows = math.ceil(len(maps) / _MAPS_IN_A_ROW)
     map_height = 1.1 + 0.28 * min(max(len(observation.layers), 4), 24)
@@ -45,19 +49,16 @@ def observation_figure(observation: Observation) -> Figure:
 
 
 def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
-    """Titles and rows."""
+    """Return titles and rows."""
     names = statistic_names(observation.keys)
     maps: list[tuple[str, list[Sequence[float]]]] = [
         (names[name], [layer.head_means(name) for layer in observation.layers])
         for name in _MAPS
         if any(name in layer.heads for layer in observation.layers)
     ]
-    sites = dict.fromkeys(site for layer in observation.layers for site in layer.gates)
-    for site in sites:
-        rows: list[Sequence[float]] = [
-            layer.gates[site].mean if site in layer.gates else () for layer in observation.layers
-        ]
-        maps.append((f"mean gate, {site}", rows))
+    for site in dict.fromkeys(site for layer in observation.layers for site in layer.gates):
+        means = (layer.gates[site].mean if site in layer.gates else () for layer in observation.layers)
+        maps.append((f"mean gate, {site}", list(means)))
     return maps
 
 

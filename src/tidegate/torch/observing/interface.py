@@ -1,10 +1,10 @@
-"""Watch the attention that models of transformers spell out, where they look up the function for it.
+"""Watch the eager attention functions of transformers, where models look them up.
 
 A model asks a table, `AttentionInterface`, for the function of its implementation, and brings one of its own for
-`eager`. While somebody watches, the table hands out that function inside one that looks at the call: at queries, keys,
-values, mask, scale, soft cap and sinks, from which its statistics follow without the matrix of weights. That they
-describe what the function does is checked on some of its queries. Other implementations, such as `sdpa`, call
-PyTorch's kernels, which are watched there.
+`eager`. While anybody watches, the table wraps that function in one that looks at the call: at queries, keys, values,
+mask, scale, soft cap and sinks, from which its statistics follow without the matrix of weights. On some of its queries
+the output is compared with what these arguments give. Other implementations, such as `sdpa`, call PyTorch's kernels,
+which are watched there.
 
 Legend: B batch, T query positions, H heads, D head width.
 """
@@ -26,12 +26,19 @@ from torch.utils._python_dispatch import (
 )
 
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.calls import AttentionCall, calls_are_hidden, hide_calls, hide_spelled_out, is_left_out
+from tidegate.torch.observing.calls import (
+    AttentionCall,
+    SharedPatch,
+    calls_are_hidden,
+    hide_calls,
+    hide_decomposed_calls,
+    is_ignored,
+)
 from tidegate.torch.observing.statistics import with_sink
 
 _HEADS = ("query", "key", "value")
 _ARGUMENTS = (*_HEADS, "attention_mask")
-"""What every attention function takes after the module, in this order."""
+"""The arguments of every attention function after the module, in order."""
 _NUM_CHECKED = 4
 """Queries of a call that are compared with what the function returned."""
 
@@ -39,7 +46,7 @@ _See = Callable[[AttentionCall], None]
 
 
 class _ThreadState(threading.local):
-    """Who watches, in each thread."""
+    """The watchers of each thread."""
 
     def __init__(self) -> None:
         self.watching: list[_See] = []
@@ -49,7 +56,7 @@ _state = _ThreadState()
 
 
 class InterfaceCalls:
-    """While entered, hands every call of an eager attention function of this thread to `see`, after it was served.
+    """While entered, hands every call of an eager attention function of this thread to `see`, after it has run.
 
     Where transformers is not imported there is nothing to watch.
     """
@@ -58,46 +65,33 @@ class InterfaceCalls:
         self._see = see
 
     def __enter__(self) -> InterfaceCalls:
-        _table.acquire()
+        _lookup.acquire()
         _state.watching.append(self._see)
         return self
 
     def __exit__(self, *raised: object) -> None:
         _state.watching.remove(self._see)
-        _table.release()
+        _lookup.release()
 
 
-class _WatchedTable:
-    """The table's lookup, replaced as long as anybody watches."""
+def _patch_lookup() -> Callable[[], None] | None:
+    if "transformers.modeling_utils" not in sys.modules:
+        return None
+    from transformers import AttentionInterface
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._kind: Any = None
-        self._stock: Any = None
-        self._watched: Any = None
+    table: Any = AttentionInterface
+    stock = table.get_interface
+    watched = table.get_interface = _watched_lookup(stock)
 
-    def acquire(self) -> None:
-        with self._lock:
-            self._num_users += 1
-            if self._kind is None and "transformers.modeling_utils" in sys.modules:
-                from transformers import AttentionInterface
+    def remove() -> None:
+        # If somebody else has put a lookup around ours, it stays: it does nothing while nobody watches.
+        if table.get_interface is watched:
+            table.get_interface = stock
 
-                self._kind, self._stock = AttentionInterface, AttentionInterface.get_interface
-                self._watched = _watched_lookup(self._stock)
-                self._kind.get_interface = self._watched
-
-    def release(self) -> None:
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0 and self._kind is not None:
-                # If somebody else has put a lookup around ours, it stays: it does nothing while nobody watches.
-                if self._kind.get_interface is self._watched:
-                    self._kind.get_interface = self._stock
-                self._kind = None
+    return remove
 
 
-_table = _WatchedTable()
+_lookup = SharedPatch(_patch_lookup)
 
 
 def _watched_lookup(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,14 +103,14 @@ def _watched_lookup(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **options: Any) -> Any:
-    """Serve the call, and report it if it is understood; if not, its softmax may still be seen."""
+    """Run the function, and report the call if it is understood; if not, its softmax may still be seen."""
     given = dict(zip(_ARGUMENTS, args, strict=False)) | options
     call = None if calls_are_hidden() else _as_call(given)
     drops = module.training and given.get("dropout", 0.0) > 0
     # After dropout the output says nothing of the weights, but their softmax can be seen unless it has a sink.
     if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
-    with hide_spelled_out() as a_kernel_was_called:
+    with hide_decomposed_calls() as a_kernel_was_called:
         result = function(module, *args, **options)
     if a_kernel_was_called():
         return result
@@ -127,20 +121,19 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
                 see(call)
         else:
             warnings.warn(
-                f"The attention of {type(module).__name__} is not what its arguments say, and is not observed: "
-                "scores by query, key, scaling, softcap, attention_mask and s_aux give another output, or it is not "
-                "the first of what is returned, as (batch, queries, heads, width).",
+                f"The attention of {type(module).__name__} is not observed: query, key, scaling, softcap, "
+                "attention_mask and s_aux do not explain its first result, as (batch, queries, heads, width).",
                 stacklevel=2,
             )
     return result
 
 
 def _as_call(given: dict[str, Any]) -> AttentionCall | None:
-    """The call by its arguments; None if it is left out, or if something else may have a part in it."""
+    """Return the call by its arguments; None if it is ignored, or if another argument may affect it."""
     if not all(isinstance(given.get(name), Tensor) and given[name].ndim == 4 for name in _HEADS):
         return None
     query, key, value, mask = (*(given[name].detach() for name in _HEADS), given.get("attention_mask"))
-    if is_left_out(query):
+    if is_ignored(query):
         return None
     others = (option for name, option in given.items() if name not in _ARGUMENTS)
     if any(isinstance(option, Tensor) and option.ndim > 2 for option in others):
@@ -163,7 +156,7 @@ def _as_call(given: dict[str, Any]) -> AttentionCall | None:
 
 
 def _output(result: Any, call: AttentionCall) -> Tensor | None:
-    """(B, H, T, D): what the function returned first; None if that has not the axes (B, T, H, D)."""
+    """Return the function's first result as (B, H, T, D); None if its axes are not (B, T, H, D)."""
     output = result[0] if isinstance(result, tuple | list) and result else None
     batch, num_heads, num_queries, _ = call.query.shape
     if not isinstance(output, Tensor) or output.shape != (batch, num_queries, num_heads, call.value.shape[-1]):
@@ -172,7 +165,7 @@ def _output(result: Any, call: AttentionCall) -> Tensor | None:
 
 
 def _explains(call: AttentionCall) -> bool:
-    """Whether the call's arguments give the output that it had, at some queries that may see something."""
+    """Return whether the call's arguments give its output, at some queries that may see something."""
     assert call.output is not None
     num_queries = call.query.shape[2]
     if call.query.numel() == 0:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate._validation import require_bool
+from tidegate._validation import InputError, require_bool, require_positive
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
-from tidegate.torch.observing.spelled_out import FORBIDDEN
+from tidegate.torch.observing.decomposed_attention import FORBIDDEN
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
@@ -85,29 +85,40 @@ def attention_statistics(
     keys: KeySet = (0,),
     heat: bool = False,
 ) -> AttentionStatistics:
-    """Log-partition, mean score, entropy, and the mass and impact of a key set, for every query of an attention call.
+    """Return log-partition, mean score, entropy, and a key set's mass and impact, for every query of an attention call.
 
     No tensor of T S elements is made. On the CPU the fused kernel does the work, in one call unless queries differ by
     a mask or follow a cache. Where it cannot (another device, `heat`, a soft cap, a mask with finite entries other than
-    0) scores are held for a block of queries at a time. Half precision is taken to float32 first. No gradients flow.
+    0) scores are held for a block of queries at a time. Half precision is computed in float32. No gradients flow.
 
-    q       : (B, H, T, D), as the scores use them: rotated, normalised
-    k       : (B, G, S, D), G divides H
-    v       : (B, G, S, any width), as they are aggregated: after value gates
-    mask    : bool (True = attend) or added to the scores, broadcasts to (B, H, T, S). Only -inf forbids: a large
-              negative number is a score like any other
-    causal  : the last query sees the last key, each earlier one a key less: key j is seen if j <= i for S = T, if
-              j <= i + S - T for S > T, where queries follow a cache. S < T is refused. A mask may forbid more
-    scale   : of the scores; None is 1/sqrt(D)
-    softcap : c > 0: before the mask a scaled score s becomes c tanh(s / c); None leaves it
-    keys    : the key set, as positions or as a bool tensor (S,) or (B, S); the first key, the sink, by default
-    heat    : whether to give the heat capacity and the largest score as well
-    returns : (B, H, T) each
+    Args:
+        q: (B, H, T, D), as the scores use them: rotated, normalized.
+        k: (B, G, S, D), G divides H.
+        v: (B, G, S, any width), as they are aggregated: after value gates.
+        mask: bool (True = attend) or added to the scores, broadcasts to (B, H, T, S). Only -inf forbids: a large
+            negative number is a score like any other.
+        causal: The last query sees the last key, each earlier one a key less: key j is seen if j <= i + S - T, where
+            S must not be less than T. A mask may forbid more.
+        scale: Factor of the scores; None is 1/sqrt(D).
+        softcap: c > 0: before the mask a scaled score s becomes c tanh(s / c); None leaves it.
+        keys: The key set, as positions or as a bool tensor (S,) or (B, S); by default the first key.
+        heat: Whether to return the heat capacity and the largest score as well.
+
+    Returns:
+        Statistics of shape (B, H, T) each.
     """
-    _require_heads(q, k, v)
+    _validate_tensors(q, k, v)
     require_bool("causal", causal)
     require_bool("heat", heat)
-    _require_options(q, k, mask, causal, scale, softcap)
+    if mask is not None:
+        require_mask(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    if causal and q.shape[2] > k.shape[2]:
+        expected = "False where there are more queries than keys"
+        raise InputError("causal", expected=expected, got=causal, hint="Use a mask instead.")
+    if scale is not None and not math.isfinite(scale):
+        raise InputError("scale", expected="a finite number or None", got=scale)
+    if softcap is not None:
+        require_positive("softcap", softcap)
     dtype = wide_dtype(q.dtype)
     # Under autocast the products would come back in half precision.
     with torch.autocast(q.device.type, enabled=False):
@@ -126,10 +137,13 @@ def attention_statistics(
 
 @torch.no_grad()
 def statistics_of_scores(scores_BHTS: Tensor, v: Tensor, *, keys: KeySet, heat: bool) -> AttentionStatistics:
-    """The same from scores that somebody has made, of which a block of queries at a time is copied.
+    """Return the same from given scores, of which a block of queries at a time is copied.
 
-    scores_BHTS : what goes into the softmax; from -5,000 down a key is forbidden
-    v, keys, heat : as for `attention_statistics`, v with as many heads as the scores have
+    Args:
+        scores_BHTS: What goes into the softmax; from -5,000 down a key is forbidden.
+        v: As for `attention_statistics`, with as many heads as the scores.
+        keys: As for `attention_statistics`.
+        heat: As for `attention_statistics`.
     """
     dtype = wide_dtype(scores_BHTS.dtype)
     nothing = torch.zeros((), dtype=dtype, device=v.device)
@@ -147,10 +161,10 @@ def statistics_of_scores(scores_BHTS: Tensor, v: Tensor, *, keys: KeySet, heat: 
 
 
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
-    """The same of a softmax that has one more state: a sink of each head, with these logits.
+    """Return the statistics under a softmax with one more state per head: a sink with these logits.
 
-    The keys share what the sink leaves them. Impact and the largest score are of the keys alone, as before; a query
-    that may see no key has all its weight on the sink, and keeps the values that are documented for it.
+    Impact and the largest score stay those of the keys alone. A query that may see no key has all its weight on the
+    sink, and keeps its documented values.
     """
     keys_alone = statistics.log_partition
     sink_H = sink_H.detach().to(keys_alone)
@@ -160,8 +174,8 @@ def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStati
     entropy = entropy_with_sink(statistics.entropy, sink)
     heat = statistics.heat_capacity
     if heat is not None:
-        apart = statistics.mean_score - sink_BHT
-        heat = (kept * heat + sink * kept * apart.square()).masked_fill(statistics.empty, 0)
+        difference = statistics.mean_score - sink_BHT
+        heat = (kept * heat + sink * kept * difference.square()).masked_fill(statistics.empty, 0)
     return replace(
         statistics,
         log_partition=log_partition_with_sink(keys_alone, sink_H),
@@ -202,7 +216,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(call: _Call, size: int) -> Iterator[_Block]:
-    """The call in blocks of `size` queries; a single empty one if there are no queries."""
+    """Yield the call in blocks of `size` queries; a single empty block if there are no queries."""
     B, H, T, _ = call.q_BHTD.shape
     S = call.k_BGSD.shape[2]
     for start in range(0, max(T, 1), size):
@@ -218,19 +232,14 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
             num_keys = seen.sum(dim=-1) * (num_visible // bias.shape[-1])
             # Elsewhere than on the CPU a look at the mask would wait for the device.
             if bias.shape[-1] > 1 and bias.numel() and bias.device.type == "cpu":
-                keys = _span(bias.flatten(0, -2).amax(dim=0) != -math.inf)
+                positions = (bias.flatten(0, -2).amax(dim=0) != -math.inf).nonzero()
+                keys = slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(1)
                 bias = bias[..., keys]
         yield _Block(slice(start, stop), keys, bias, num_keys.expand(B, H, stop - start))
 
 
-def _span(seen_S: Tensor) -> slice:
-    """From the first True to the last; one key if there is none."""
-    positions = seen_S.nonzero()
-    return slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(1)
-
-
 def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None:
-    """Mask and causality of the queries from `start` to `stop` as one additive mask; None if there is neither."""
+    """Return mask and causality of the queries from `start` to `stop` as one additive mask, or None."""
     bias = None
     if call.mask is not None:
         rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
@@ -245,14 +254,14 @@ def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers that are added to the scores."""
+    """Return the mask as numbers that are added to the scores."""
     if mask.dtype == torch.bool:
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)
     return mask.to(dtype)
 
 
 def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
-    """Whether the fused kernel gives all that is asked; it has no second moment of the scores, no mean of a bias."""
+    """Return whether the fused kernel suffices: it has no second moment of the scores and no mean of a bias."""
     # A call without queries kills the process in the kernel.
     if heat or call.softcap is not None or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
         return False
@@ -263,12 +272,12 @@ def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
 
 
 def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
-    """Statistics from the fused kernel, which takes queries, keys and values of one width: zeros fill them up."""
+    """Yield statistics from the fused kernel, which takes queries, keys and values of one width, padded with zeros."""
     width, num_channels = call.q_BHTD.shape[-1], call.channels_BGSC.shape[-1]
     spare = -(width + num_channels) % _ALIGNMENT
     query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.q_BHTD, call.k_BGSD))
-    filling = call.k_BGSD.new_zeros(*call.k_BGSD.shape[:-1], spare)
-    value = torch.cat((call.k_BGSD, call.channels_BGSC, filling), dim=-1)
+    padding = call.k_BGSD.new_zeros(*call.k_BGSD.shape[:-1], spare)
+    value = torch.cat((call.k_BGSD, call.channels_BGSC, padding), dim=-1)
     # The kernel's own causality costs no mask, but lines up the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
@@ -292,12 +301,19 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
 
 
 def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
-    """Statistics from the scores of one block of queries after another."""
+    """Yield statistics from the scores of one block of queries after another."""
     # Products of strided keys would copy them again for each block.
     query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
     for queries, keys, bias, num_keys in _blocks(call, BLOCK):
         empty = num_keys == 0
-        scores = _block_scores(call, query[:, :, queries], key[:, :, keys], bias)
+        if call.scored:
+            assert bias is not None
+            scores = bias
+        else:
+            scores = grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
+            if call.softcap is not None:
+                cap_scores(scores, call.softcap)
+            scores = scores if bias is None else scores.add_(bias)
         peak = scores.amax(dim=-1).masked_fill(empty, 0)
         weights = scores.softmax(dim=-1)
         if bool(empty.any()):
@@ -315,24 +331,13 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         yield part
 
 
-def _block_scores(call: _Call, query_BHTD: Tensor, key_BGSD: Tensor, bias: Tensor | None) -> Tensor:
-    """(B, H, T, S): the scores of a block as a tensor of its own, which may be written over."""
-    if call.scored:
-        assert bias is not None
-        return bias
-    scores = grouped_matmul(query_BHTD, key_BGSD.mT)
-    if call.softcap is not None:
-        cap_scores(scores, call.softcap)
-    return scores if bias is None else scores.add_(bias)
-
-
 def cap_scores(scores: Tensor, softcap: float) -> None:
-    """Bend scores below the cap, in place."""
+    """Apply a soft cap, in place."""
     scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
-    """(B, H, T, M): each query head times its group's matrix, which is not repeated."""
+    """Return (B, H, T, M): each query head times the matrix of its group, which is not repeated."""
     B, H, T, N = x_BHTN.shape
     G, M = y_BGNM.shape[1], y_BGNM.shape[3]
     return (x_BHTN.reshape(B, G, H // G * T, N) @ y_BGNM).view(B, H, T, M)
@@ -341,7 +346,7 @@ def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
 def _block_statistics(
     num_keys: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
 ) -> AttentionStatistics:
-    """A block's statistics; of a query that may see nothing, where all else is 0 already, the documented values."""
+    """Return a block's statistics, with the documented values where a query may see nothing."""
     empty = num_keys == 0
     norm, mass, norm_of_set = sums_BHTC.unbind(dim=-1)
     return AttentionStatistics(
@@ -356,7 +361,7 @@ def _block_statistics(
 
 
 def join_parts(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
-    """The statistics of several parts as those of one, along an axis."""
+    """Concatenate statistics along an axis."""
     # A single part is copied too: it is a view of all that the kernel returned.
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
@@ -364,55 +369,36 @@ def join_parts(parts: list[AttentionStatistics], dim: int) -> AttentionStatistic
 
 
 def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
-    """For each key its value's norm, whether it is in the key set, and the product of both."""
+    """Return for each key its value's norm, whether it is in the key set, and the product of both."""
     norm_BGS = torch.linalg.vector_norm(v_BGSD, dim=-1)
     in_set_BGS = in_set.to(norm_BGS).unsqueeze(-2).expand_as(norm_BGS)
     return torch.stack((norm_BGS, in_set_BGS, in_set_BGS * norm_BGS), dim=-1)
 
 
 def indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:
-    """The key set as a bool tensor, (S,) or (B, S)."""
+    """Return the key set as a bool tensor, (S,) or (B, S)."""
     B, _, S, _ = k_BGSD.shape
     if isinstance(keys, Tensor):
         if keys.dtype != torch.bool or tuple(keys.shape) not in ((S,), (B, S)):
-            got = f"{keys.dtype} {tuple(keys.shape)}"
-            raise ValueError(
-                f"keys as a tensor must be bool, {(S,)} or {(B, S)}; got {got}. Give positions as a tuple."
-            )
+            expected = f"positions or a bool tensor {(S,)} or {(B, S)}"
+            raise InputError("keys", expected=expected, got=(keys.dtype, tuple(keys.shape)))
         return keys
-    strays = [position for position in keys if type(position) is not int or not 0 <= position < S]
-    if strays:
-        raise ValueError(f"keys must be positions from 0 to {S - 1}, the last of k; got {strays}.")
+    if strays := [position for position in keys if type(position) is not int or not 0 <= position < S]:
+        raise InputError("keys", expected=f"positions from 0 to {S - 1}, the last of k", got=strays)
     in_set = torch.zeros(S, dtype=torch.bool)
     in_set[list(keys)] = True
     return in_set
 
 
-def _require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 or 0 in tensor.shape[1::2]:
-            raise ValueError(f"{name} must have shape (batch, heads, positions, width); got {tuple(tensor.shape)}.")
+            raise InputError(name, expected="(batch, heads, positions, width)", got=tuple(tensor.shape))
         if tensor.dtype != q.dtype or not tensor.is_floating_point():
             raise TypeError(f"q, k and v must have one floating dtype; q has {q.dtype}, {name} has {tensor.dtype}.")
-    shapes = f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
-    if k.shape[:3] != v.shape[:3] or k.shape[2] == 0:
-        raise ValueError(f"k and v must agree in batch, heads and positions, at least one position; {shapes}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must agree in batch and width; {shapes}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"The heads of k and v must divide those of q; {shapes}")
-
-
-def _require_options(
-    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, softcap: float | None
-) -> None:
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    if mask is not None:
-        require_mask(mask, (B, H, T, S))
-    if causal and T > S:
-        raise ValueError(f"causal needs at least as many keys as queries; got {S} and {T}. Use a mask instead.")
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number or None; got {scale!r}.")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap must be a positive finite number or None; got {softcap!r}.")
+    (B, H, _, D), (_, G, S, _) = q.shape, k.shape
+    if k.shape[0] != B or k.shape[3] != D or H % G or S == 0:
+        expected = f"({B}, a divisor of {H}, at least 1, {D}), to fit q"
+        raise InputError("k", expected=expected, got=tuple(k.shape))
+    if v.shape[:3] != k.shape[:3]:
+        raise InputError("v", expected=f"({B}, {G}, {S}, any width), to fit k", got=tuple(v.shape))

@@ -1,4 +1,4 @@
-"""Sums that are kept while a model runs: they grow with what they describe, not with how often it is seen.
+"""Sums that are kept while a model runs; their size does not depend on the number of batches.
 
 Adding makes new tensors and leaves the old as they are, so that a shallow copy keeps the sums as they were.
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from copy import copy
+from itertools import takewhile
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +38,27 @@ _ENDS: dict[Activation, tuple[float, float]] = {"sigmoid": (0.0, 1.0), "twosigmo
 """The ranges of the activations that have two ends; the others grow without bound."""
 
 
-class RunningSpread:
+class _Sums:
+    """What can be copied before a batch, to be restored if the batch fails."""
+
+    def copy(self) -> Self:
+        """Return the same sums, independent of these; tensors are shared until one of the two adds to them."""
+        twin = object.__new__(type(self))
+        twin.__dict__ = {name: _copied(value) for name, value in self.__dict__.items()}
+        return twin
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, _Sums):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value
+
+
+class RunningSpread(_Sums):
     """Count, mean and squared deviations of each of several numbers, part after part, in float64.
 
     Parts are merged by their own means and deviations, so that no large sums are subtracted from each other.
@@ -49,11 +70,13 @@ class RunningSpread:
         self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> None:
-        """Take in values over the axes `dims`, those where `counted` is True, or all; both of one shape, on the CPU."""
+        """Add values over the axes `dims`, where `counted` is True, or all; both of one shape, on the CPU."""
         count = _count(values, counted, dims)
         mean = _where_counted(values, counted).sum(dim=dims) / count.clamp(min=1)
-        apart = values - _unsqueeze_all(mean, dims)
-        squares = _where_counted(apart.square(), counted).sum(dim=dims)
+        spread_mean = mean
+        for dim in sorted(dims):
+            spread_mean = spread_mean.unsqueeze(dim)
+        squares = _where_counted((values - spread_mean).square(), counted).sum(dim=dims)
         total = self.count + count
         share = count / total.clamp(min=1)
         step = mean - self.mean
@@ -64,16 +87,12 @@ class RunningSpread:
 
     @property
     def std(self) -> Tensor:
-        """Square root of the mean squared deviation; 0 where nothing, or a single value, was counted.
-
-        Divided by n, not by n - 1: it describes the values that were seen and estimates nothing beyond them, and a
-        single value has a spread.
-        """
+        """Standard deviation of the values, divided by n; 0 where nothing, or a single value, was counted."""
         return (self.squares / self.count.clamp(min=1)).sqrt()
 
 
-class RunningMoments:
-    """One statistic of every head: spread, extremes and histogram, which has no bins if there are no edges."""
+class RunningMoments(_Sums):
+    """One statistic of every head: spread, extremes, and a histogram between edges, if there are any."""
 
     def __init__(self, edges: Sequence[float], num_heads: int) -> None:
         self._inner_edges = torch.tensor(edges[1:-1], dtype=torch.float64)
@@ -84,31 +103,22 @@ class RunningMoments:
         self._histogram = torch.zeros(num_heads, self._num_bins, dtype=torch.int64)
 
     def add(self, values_BHT: Tensor, counted_BHT: Tensor | None) -> None:
-        """Take in the values of one call, in float64, where they are counted; None counts all."""
+        """Add the values of one call, in float64, where they are counted; None counts all."""
         if values_BHT.numel() == 0:
             return
         self._spread.add(values_BHT, counted_BHT, (0, 2))
         self._low = torch.minimum(self._low, _where_counted(values_BHT, counted_BHT, math.inf).amin(dim=(0, 2)))
         self._high = torch.maximum(self._high, _where_counted(values_BHT, counted_BHT, -math.inf).amax(dim=(0, 2)))
         if self._num_bins:
-            self._histogram = self._histogram + self._bin_counts(values_BHT, counted_BHT)
-
-    def _bin_counts(self, values_BHT: Tensor, counted_BHT: Tensor | None) -> Tensor:
-        bins = torch.bucketize(values_BHT, self._inner_edges, right=True)
-        bins += self._num_bins * torch.arange(len(self._low))[:, None]
-        # nan is in no bin.
-        known = ~values_BHT.isnan() if counted_BHT is None else counted_BHT & ~values_BHT.isnan()
-        chosen = bins.flatten() if bool(known.all()) else bins[known]
-        return torch.bincount(chosen, minlength=self._histogram.numel()).view_as(self._histogram)
-
-    def copy(self) -> RunningMoments:
-        """The same sums to go on with apart."""
-        twin = copy(self)
-        twin._spread = copy(self._spread)
-        return twin
+            bins = torch.bucketize(values_BHT, self._inner_edges, right=True)
+            bins += self._num_bins * torch.arange(len(self._low))[:, None]
+            # nan is in no bin.
+            known = ~values_BHT.isnan() if counted_BHT is None else counted_BHT & ~values_BHT.isnan()
+            counts = torch.bincount(bins[known], minlength=self._histogram.numel())
+            self._histogram = self._histogram + counts.view_as(self._histogram)
 
     def moments(self, unit: float = 1.0) -> tuple[Moments, ...]:
-        """What is known so far, one for each head, the values divided by a unit."""
+        """Return the moments of each head, of the values divided by a unit."""
         columns = (self._spread.mean, self._spread.std, self._low, self._high)
         count = self._spread.count.expand(len(self._low)).tolist()
         numbers = zip(count, *((column / unit).expand(len(self._low)).tolist() for column in columns), strict=True)
@@ -125,7 +135,7 @@ class RunningMoments:
         )
 
 
-class RunningPositions:
+class RunningPositions(_Sums):
     """Means of every head by query position, for several statistics that are counted alike."""
 
     def __init__(self, names: Sequence[str], num_heads: int) -> None:
@@ -134,7 +144,7 @@ class RunningPositions:
         self._counts = torch.zeros(num_heads, 0, dtype=torch.int64)
 
     def add(self, values: dict[str, Tensor], counted_BHT: Tensor | None, first: int) -> None:
-        """Take in the values (B, H, T) of one call whose first query is at position `first`."""
+        """Add the values (B, H, T) of one call whose first query is at position `first`."""
         stacked = torch.stack([_where_counted(values[name], counted_BHT).sum(dim=0) for name in self._names])
         counts = _count(values[self._names[0]], counted_BHT, (0,)).long()
         length = max(self._counts.shape[-1], first + counts.shape[-1])
@@ -143,46 +153,45 @@ class RunningPositions:
         self._counts = F.pad(self._counts, (0, length - self._counts.shape[-1])) + F.pad(counts, around)
 
     def curves(self, unit: float = 1.0) -> tuple[tuple[int, ...], dict[str, tuple[tuple[float, ...], ...]]]:
-        """The positions that every head has, and by statistic and head the mean at each of them, divided by a unit."""
+        """Return the positions that every head has, and by statistic and head the means there, divided by a unit."""
         present = (self._counts > 0).all(dim=0)
         means = (self._sums / self._counts.clamp(min=1) / unit)[..., present].tolist()
         by_name = {name: tuple(map(tuple, by_head)) for name, by_head in zip(self._names, means, strict=True)}
         return tuple(present.nonzero().flatten().tolist()), by_name
 
 
-class RunningRank:
+class RunningRank(_Sums):
     """Largest magnitude and effective rank of rows of one width, by the matrix of their products in float64."""
 
     def __init__(self) -> None:
-        self._largest = 0.0
+        self.largest = 0.0
+        """Largest magnitude so far."""
         self._products: Tensor | None = None
 
     def add(self, rows_NM: Tensor) -> None:
-        """Take in more rows."""
+        """Add more rows."""
         if rows_NM.numel() == 0:
             return
         largest = float(rows_NM.abs().max())
         # Not `max`, which may lose a nan.
-        self._largest = largest if math.isnan(largest) or largest > self._largest else self._largest
+        self.largest = largest if math.isnan(largest) or largest > self.largest else self.largest
         rows = rows_NM.double()
         products = rows.mT @ rows
         self._products = products if self._products is None else self._products + products
 
-    @property
-    def largest(self) -> float:
-        """Largest magnitude so far."""
-        return self._largest
-
     def effective_rank(self) -> float:
-        """Exponential of the entropy of the normalised singular values; 0 for zeros, nan if not all is finite."""
+        """Return the exponential of the entropy of the normalized singular values; 0 for zeros, nan if not finite."""
         return 0.0 if self._products is None else effective_rank(self._products)
 
 
 def effective_rank(products_MM: Tensor) -> float:
-    """Return the exponential of the entropy of a matrix's normalised singular values, from its products in float64.
+    """Return the exponential of the entropy of a matrix's normalized singular values.
 
-    products_MM : the matrix times its transpose, whose eigenvalues are the squares of its singular values
-    returns     : 0 for zeros, which make use of no direction; nan if not all is finite
+    Args:
+        products_MM: The matrix's transpose times itself, in float64: its eigenvalues are the squared singular values.
+
+    Returns:
+        0 for zeros; nan if not all is finite.
     """
     if not bool(products_MM.any()):
         return 0.0
@@ -192,7 +201,7 @@ def effective_rank(products_MM: Tensor) -> float:
     return float(torch.special.entr(singular / singular.sum()).sum().exp())
 
 
-class RunningGate:
+class RunningGate(_Sums):
     """One gate's mean, share below 0.1, saturation and spreads, in float64.
 
     A value is saturated within 0.05 of an end of the activation's range: of 0 or 1 for `sigmoid`, of 0 or 2 for
@@ -205,7 +214,7 @@ class RunningGate:
         self._shares = RunningSpread()
 
     def add(self, values_NHD: Tensor) -> None:
-        """Take in the gate's values of some tokens."""
+        """Add the gate's values of some tokens."""
         if len(values_NHD) == 0:
             return
         values = values_NHD.detach().cpu().double()
@@ -217,14 +226,8 @@ class RunningGate:
             saturated = (values <= low + _MARGIN) | (values >= high - _MARGIN)
         self._shares.add(torch.stack((values < CLOSED_BELOW, saturated)).double(), counted, (1, 3))
 
-    def copy(self) -> RunningGate:
-        """The same sums to go on with apart."""
-        twin = copy(self)
-        twin._spread, twin._shares = copy(self._spread), copy(self._shares)
-        return twin
-
     def summary(self) -> GateSummary | None:
-        """What is known so far; None if nothing is."""
+        """Return the summary of the gate; None if nothing was added."""
         if self._spread.mean.ndim == 0:
             return None
         mean_H = self._spread.mean.mean(dim=-1)
@@ -238,22 +241,24 @@ class RunningGate:
         )
 
 
-class GateWatch:
-    """Holds a gate's values until its layer has attended, which tells padding, and then adds them up."""
+class GateSums(_Sums):
+    """The sums of all gates; a gate's values wait until its layer has attended, which shows padding."""
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[AttentionGate, RunningGate]] = {}
         self._waiting: list[tuple[str, Tensor]] = []
 
     def take(self, name: str, gate: AttentionGate, values: Tensor) -> None:
-        """Hold what a gate returned."""
+        """Hold the result of a gate."""
         self._running.setdefault(name, (gate, RunningGate(gate.gate.activation)))
         self._waiting.append((name, values.detach()))
 
     def settle(self, within: str, real_by_layer: dict[str, Tensor]) -> None:
-        """Add up what is held of the gates below a module; everything, if its name is empty.
+        """Add the held values of the gates below a module, or all if its name is empty.
 
-        real_by_layer : of each layer that has attended in this batch, (B, T) bool, True for real tokens
+        Args:
+            within: Name of the module.
+            real_by_layer: Of each layer that has attended in this batch, (B, T) bool, True for real tokens.
         """
         waiting, self._waiting = self._waiting, []
         for name, values in waiting:
@@ -263,16 +268,10 @@ class GateWatch:
             gate, running = self._running[name]
             values_BTHD = values.unsqueeze(-2) if gate.gate.site == "dense" else values
             layer = nearest_layer(name, real_by_layer)
-            running.add(tokens_of(values_BTHD, None if layer is None else real_by_layer[layer]))
-
-    def copy(self) -> GateWatch:
-        """The same sums to go on with apart; what is held is no part of them."""
-        twin = GateWatch()
-        twin._running = {name: (gate, running.copy()) for name, (gate, running) in self._running.items()}
-        return twin
+            running.add(real_tokens(values_BTHD, None if layer is None else real_by_layer[layer]))
 
     def summaries(self, layers: Iterable[str]) -> dict[str, dict[str, GateSummary]]:
-        """By layer and site, each gate at the layer nearest to it."""
+        """Return summaries by layer and site; a gate belongs to the layer nearest to it."""
         names = list(layers)
         found: dict[str, dict[str, GateSummary]] = {name: {} for name in names}
         for name, (gate, running) in self._running.items():
@@ -283,27 +282,23 @@ class GateWatch:
 
 
 def nearest_layer(name: str, layers: Iterable[str]) -> str | None:
-    """The layer whose path shares the most leading parts with a module's; the first of several, None of none."""
-    return max(layers, key=lambda layer: _num_shared(name.split("."), layer.split(".")), default=None)
+    """Return the layer, the first of several, whose path shares the most leading parts with a module's, or None."""
+
+    def num_shared(layer: str) -> int:
+        pairs = zip(name.split("."), layer.split("."), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return max(layers, key=num_shared, default=None)
 
 
-def tokens_of(x: Tensor, real_BT: Tensor | None) -> Tensor:
-    """The tokens of (B, T, ...) that are real, all of them if it has no axes (B, T) of that size, as (tokens, ...)."""
+def real_tokens(x: Tensor, real_BT: Tensor | None) -> Tensor:
+    """Return the real tokens of (B, T, ...) as (tokens, ...); all of them if the mask is of another shape."""
     if real_BT is None or x.shape[:2] != real_BT.shape:
         return x.flatten(0, 1)
     return x[real_BT.to(x.device)]
 
 
-def _num_shared(first: list[str], second: list[str]) -> int:
-    num_shared = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        num_shared += 1
-    return num_shared
-
-
-class RunningContribution:
+class RunningContribution(_Sums):
     r"""What the key set adds to a layer's output, head by head, in units of that output.
 
     $|g_{ih} \odot \sum_{j \in J} A_{ijh} v_{jh}| \,/\, \sqrt{\sum_{h'} \langle |g_{ih'} \odot o_{ih'}|^2 \rangle_i}$:
@@ -318,7 +313,7 @@ class RunningContribution:
         self._squared_output = RunningSpread()
 
     def add(self, set_output_BHTD: Tensor, output_BHTD: Tensor, call: CountedCall) -> None:
-        """Take in what one call handed on: from the key set, and from all keys."""
+        """Add the heads' outputs of one call: from the key set, and from all keys."""
         added = torch.linalg.vector_norm(set_output_BHTD, dim=-1).cpu().double()
         squares = torch.linalg.vector_norm(output_BHTD, dim=-1, dtype=wide_dtype(output_BHTD.dtype)).cpu().double() ** 2
         in_means, counted = call.in_means_BHT.cpu(), call.counted_BHT.cpu()
@@ -326,36 +321,29 @@ class RunningContribution:
         self._squared_output.add(squares, in_means, (0, 2))
         self._positions.add({"contribution": added}, counted, call.first)
 
-    def copy(self) -> RunningContribution:
-        """The same sums to go on with apart."""
-        twin = copy(self)
-        twin._moments, twin._positions = self._moments.copy(), copy(self._positions)
-        twin._squared_output = copy(self._squared_output)
-        return twin
-
     def summary(self) -> tuple[tuple[Moments, ...], tuple[tuple[float, ...], ...]] | None:
-        """By head, moments and curve; None if the output was not seen, or no query counts in means."""
+        """Return moments and curves by head; None if the output was not seen, or no query counts in means."""
         if not self.known or not bool((self._squared_output.count > 0).any()):
             return None
-        # A layer that hands nothing on has a contribution of 0 from every key.
+        # In a layer whose output is 0 every key contributes 0.
         unit = float(self._squared_output.mean.sum().sqrt()) or 1.0
         return self._moments.moments(unit), self._positions.curves(unit)[1]["contribution"]
 
 
-class LayerRecord:
+class LayerRecord(_Sums):
     """The running sums of one layer's statistics, by head and by query position."""
 
     def __init__(self, name: str, num_heads: int, statistics: Sequence[str]) -> None:
         self.name = name
         self.num_heads = num_heads
         self.past: Past | None = None
-        """What the next call may go on from."""
+        """What identifies the next call."""
         self._moments = {statistic: RunningMoments(HISTOGRAM_EDGES[statistic], num_heads) for statistic in statistics}
         self._positions = RunningPositions(statistics, num_heads)
         self.contribution = RunningContribution(num_heads)
 
     def add(self, call: CountedCall) -> None:
-        """Take in one attention call of the layer; means leave out the queries that may see a single key."""
+        """Add one attention call of the layer; means leave out the queries that may see a single key."""
         self.past = call.past
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
         in_means = _unless_all(call.in_means_BHT.cpu())
@@ -363,16 +351,8 @@ class LayerRecord:
             moments.add(values[name], in_means)
         self._positions.add(values, _unless_all(call.counted_BHT.cpu()), call.first)
 
-    def copy(self) -> LayerRecord:
-        """The same sums to go on with apart."""
-        twin = copy(self)
-        twin._moments = {name: moments.copy() for name, moments in self._moments.items()}
-        twin._positions = copy(self._positions)
-        twin.contribution = self.contribution.copy()
-        return twin
-
     def observation(self, gates: dict[str, GateSummary], residual: ResidualSummary | None) -> LayerObservation:
-        """The sums as plain data."""
+        """Return the sums as plain data."""
         positions, by_position = self._positions.curves()
         heads = {name: moments.moments() for name, moments in self._moments.items()}
         if (contribution := self.contribution.summary()) is not None:
@@ -388,8 +368,8 @@ class LayerRecord:
         )
 
 
-class Tally:
-    """The sums of layers, gates and residual streams, and how many batches they are of."""
+class Tally(_Sums):
+    """The sums of layers, gates and residual streams, and the number of batches."""
 
     def __init__(self) -> None:
         self.layers: dict[tuple[str, int], LayerRecord] = {}
@@ -397,26 +377,17 @@ class Tally:
         self.layers_in: dict[str, list[str]] = {}
         """The layers in each block."""
         self.streams: dict[str, RunningRank] = {}
-        self.gates = GateWatch()
+        self.gates = GateSums()
         self.num_batches = 0
-
-    def copy(self) -> Tally:
-        """The same sums to go on with apart; tensors are shared until one of the two adds to them."""
-        twin = copy(self)
-        twin.layers = {key: record.copy() for key, record in self.layers.items()}
-        twin.layers_in = {block: list(layers) for block, layers in self.layers_in.items()}
-        twin.streams = {block: copy(stream) for block, stream in self.streams.items()}
-        twin.gates = self.gates.copy()
-        return twin
 
 
 def _unless_all(counted: Tensor) -> Tensor | None:
-    """Which values count; None if all do, which needs no looking up."""
+    """Return which values count; None if all do, which is faster."""
     return None if bool(counted.all()) else counted
 
 
 def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """How many values there are over the axes, in float64."""
+    """Return the number of counted values over the axes, in float64."""
     if counted is not None:
         return counted.expand_as(values).sum(dim=dims).double()
     left = [size for dim, size in enumerate(values.shape) if dim not in dims]
@@ -426,9 +397,3 @@ def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Ten
 def _where_counted(values: Tensor, counted: Tensor | None, instead: float = 0.0) -> Tensor:
     """Return the values, with `instead` where they are not counted."""
     return values if counted is None else torch.where(counted, values, instead)
-
-
-def _unsqueeze_all(reduced: Tensor, dims: tuple[int, ...]) -> Tensor:
-    for dim in sorted(dims):
-        reduced = reduced.unsqueeze(dim)
-    return reduced

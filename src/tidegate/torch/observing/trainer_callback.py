@@ -11,21 +11,19 @@ from tidegate.torch.observing.observer import Observer
 
 
 class ObserverCallback(TrainerCallback):
-    """Hands the trainer's steps to an observer of its model: `Trainer(..., callbacks=[ObserverCallback(observer)])`.
+    """Pass the trainer's steps to an observer of its model: `Trainer(..., callbacks=[ObserverCallback(observer)])`.
 
-    A step is counted as the trainer counts it, all of its accumulated batches together. If a run breaks off inside a
-    step that is watched, the model is watched until `observer.abandon()` or the next run.
+    A step is one of the trainer, with all of its accumulated batches. If a run fails inside a watched step, the model
+    is watched until `observer.abandon()` or the next run.
     """
 
     def __init__(self, observer: Observer) -> None:
         if not isinstance(observer, Observer):
-            raise TypeError(
-                f"observer must be an Observer; got {type(observer).__name__}. Make one of the model first."
-            )
+            raise TypeError(f"observer must be an Observer; got {type(observer).__name__}.")
         self.observer = observer
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
-        """Drop a step that an earlier run broke off."""
+        """Drop an unfinished step of an earlier run."""
         self.observer.abandon()
 
     def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
@@ -33,5 +31,5 @@ class ObserverCallback(TrainerCallback):
         self.observer.begin(state.global_step)
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
-        """Keep what was seen."""
+        """Keep the observation."""
         self.observer.end()

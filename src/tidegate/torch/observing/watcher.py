@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tidegate._validation import require_bool
+from tidegate._validation import InputError, require_bool
 from tidegate.torch.attention import GatedAttention
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
@@ -25,21 +25,20 @@ from tidegate.torch.observing.counting import (
     CountedCall,
     Keys,
     count_call,
-    keys_in_words,
-    require_keys,
-    require_padding,
+    describe_keys,
+    validate_keys,
+    validate_padding,
 )
 from tidegate.torch.observing.interface import InterfaceCalls
 from tidegate.torch.observing.modules import (
     ModuleCall,
     attend_without_weights,
-    attends_across,
     block_of,
     follow_modules,
     given_padding,
+    is_cross_attention,
+    is_torch_multihead,
     num_added_keys,
-    projects_itself,
-    require_names,
     with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
@@ -50,11 +49,11 @@ from tidegate.torch.observing.sums import (
     RunningContribution,
     RunningRank,
     Tally,
-    tokens_of,
+    real_tokens,
 )
 
-_NOT_EVERY_QUERY = "not one for each of the tokens that the module was given, over at least as many keys"
-_CHANGED = "what met the values is not what it gave"
+_NOT_EVERY_QUERY = "it has not one query for each token that the module was given, or fewer keys than queries"
+_CHANGED = "its result was changed before the product with the values"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -68,55 +67,58 @@ def observe(
     padding: Tensor | None = None,
     crossing: Sequence[str] = (),
 ) -> Generator[Watcher]:
-    """Watch every attention call that the model makes inside the `with`; `watcher.observation()` says what was seen.
+    """Watch every attention call that the model makes inside the `with`; `watcher.observation()` returns the results.
 
-    The model computes what it computes otherwise, gradients included. Only two things are different: the fast path of
+    The model computes the same as otherwise, gradients included. Only two things are different: the fast path of
     `nn.MultiheadAttention` and `nn.TransformerEncoder` is off, and a compiled model runs uncompiled. Statistics are of
-    the weights before dropout. They come without gradients, also under autocast, `no_grad` and `inference_mode`. A call
+    the weights before dropout. They have no gradients, also under autocast, `no_grad` and `inference_mode`. A call
     that gradient checkpointing repeats in the backward pass is counted once. A batch that raises is not counted at all.
 
-    A call belongs to the innermost module at work. Seen is all that goes through `scaled_dot_product_attention` or its
+    A call belongs to the innermost running module. Observed are all calls of `scaled_dot_product_attention` and its
     fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time; the `eager`
-    attention functions of transformers, with their soft caps and sinks; and attention that a model spells out, if it is
-    certain: a product, a softmax over its last axis, a product with the values, with a query for each token that the
-    module is given. Other attention is not, nor is that of nested tensors, inside `torch.func` transforms and of other
-    threads.
+    attention functions of transformers, with their soft caps and sinks; and attention made of separate operators, if
+    it is certain: a product, a softmax over its last axis, a product with the values, with a query for each token that
+    the module is given. Other attention is not observed, nor that of nested tensors, inside `torch.func` transforms
+    and of other threads.
 
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
 
     Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and the modules
     down to the one that attends have an argument for a mask. Else it is read from the masks of the calls: a key that no
-    query of its row may see, and in self-attention the query at its position. What a mask adds forbids from -10,000
-    down. Where masks hide keys for other reasons give `padding`.
+    query of its row may see, and in self-attention the query at its position. In an additive mask numbers up to -10,000
+    forbid. Where masks hide keys for other reasons give `padding`.
 
-    Positions are those of the whole sequence. As many queries as keys begin one; a call goes on with it if the key
-    before its own is the last of the call before. So a cache may drop keys: they have no mass and no impact, as behind
+    Positions are those of the whole sequence. As many queries as keys begin one; a call continues it if the key before
+    its own is the last key of the call before. So a cache may drop keys: they have no mass and no impact, as behind
     a window. If the beginning of a sequence was not watched, or its cache was cut back, positions are counted from the
     first key that is handed over.
 
     In cross-attention every query counts, at its position within the call, and padding is read for the keys alone. It
-    is told by the arguments of the module: `nn.MultiheadAttention` whose key is not its query, and modules that are
-    given `key_value_states`, `encoder_hidden_states` or `context`. Name others in `crossing`: taken for self-attention,
-    they lose the queries at the source's padding where lengths are equal, and count from S - T where they are not.
+    is recognized by the arguments of the module: `nn.MultiheadAttention` whose key is not its query, and modules that
+    are given `key_value_states`, `encoder_hidden_states` or `context`. Name others in `crossing`: taken for
+    self-attention, they lose the queries at the source's padding where lengths are equal, and count from S - T where
+    they are not.
 
     Memory grows with the longest sequence and, for `residual`, with the square of the model's width, not with the
     number of batches.
 
-    model    : any module; names of layers are paths within it
-    keys     : the key set of mass, impact and contribution: how many of the first keys that are no padding, or
-               positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have are no part of it,
-               nor are those that a tensor is too short for.
-    heat     : whether to see the largest score and the heat capacity too, which takes a blocked pass
-    residual : whether to see the residual stream after each block
-    padding  : (B, S) bool, True for real tokens, for the batches that follow: all positions of a batch, of generation
-               those of the prompt, after which all tokens are real; None reads it from the masks. Set
-               `watcher.padding` for the next batch. Cross-attention does not heed it.
-    crossing : names of layers that attend to another sequence, or how such names end, as in `("encoder_attn",)`
-    yields   : the watcher
+    Args:
+        model: Any module; names of layers are paths within it.
+        keys: The key set of mass, impact and contribution: how many of the first keys that are not padding, or
+            positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have, or that a tensor is
+            too short for, are not in the set.
+        heat: Whether to compute the largest score and the heat capacity too, which takes a blocked pass.
+        residual: Whether to observe the residual stream after each block.
+        padding: (B, S) bool, True for real tokens, for the batches that follow: all positions of a batch, or those of
+            the prompt in generation, after which all tokens are real; None reads it from the masks. Set
+            `watcher.padding` for the next batch. Cross-attention ignores it.
+        crossing: Names of layers that attend to another sequence, or endings of them, as in `("encoder_attn",)`.
+
+    Yields:
+        The watcher.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
+    validate_options(model, keys=keys, heat=heat, residual=residual, crossing=crossing)
     if any(not set(model.modules()).isdisjoint(other.modules()) for other in _watched_models):
         raise RuntimeError(
             "model, or a part of it, is being observed already. Leave the first `observe`, or use its watcher."
@@ -139,8 +141,27 @@ def observe(
         _watched_models.discard(model)
 
 
+def validate_options(model: nn.Module, *, keys: Keys, heat: bool, residual: bool, crossing: Sequence[str]) -> None:
+    """Raise TypeError or InputError about an argument of `observe`."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
+    validate_keys(keys)
+    require_bool("heat", heat)
+    require_bool("residual", residual)
+    if not isinstance(crossing, tuple | list) or not all(isinstance(name, str) and name for name in crossing):
+        raise TypeError(
+            f'crossing must be a tuple of names of layers, or of their endings, as in ("encoder_attn",); '
+            f"got {crossing!r}."
+        )
+    names = [name for name, _ in model.named_modules()]
+    if strays := [ending for ending in crossing if not any(name.endswith(ending) for name in names)]:
+        expected = f"endings of the names of modules of {type(model).__name__}"
+        hint = "Take names from model.named_modules()."
+        raise InputError("crossing", expected=expected, got=strays, hint=hint)
+
+
 class Watcher:
-    """Keep what has been seen so far; made by `observe`."""
+    """The sums of what has been observed so far; made by `observe`."""
 
     def __init__(
         self,
@@ -152,10 +173,6 @@ class Watcher:
         padding: Tensor | None,
         crossing: Sequence[str],
     ) -> None:
-        require_keys(keys)
-        require_names(crossing, model)
-        require_bool("heat", heat)
-        require_bool("residual", residual)
         self._model = model
         self._keys = keys
         self._heat = heat
@@ -165,11 +182,11 @@ class Watcher:
         self._stack: Sequence[ModuleCall] = ()
         self._tally = Tally()
         self._uncertain: dict[str, str] = {}
-        """Layers that spell out something like attention, which is not observed, and why."""
+        """Layers with a softmax that may belong to attention, which is not observed, and why."""
         self._before: Tally | None = None
-        """The sums before the batch that runs."""
+        """The sums before the current batch."""
         self._real: dict[str, Tensor] = {}
-        """Which tokens are no padding, for each layer that has attended in this batch."""
+        """Which tokens are not padding, for each layer that has attended in this batch."""
         self._branches: dict[str, AttentionBranch] = {}
         """Outputs of attention calls of this batch that have not been projected yet, by layer."""
 
@@ -180,22 +197,23 @@ class Watcher:
 
     @padding.setter
     def padding(self, padding: Tensor | None) -> None:
-        require_padding(padding)
+        validate_padding(padding)
         self._padding = padding
 
     def observation(self) -> Observation:
-        """Return everything seen so far, as plain data.
+        """Return everything observed so far, as plain data.
 
-        Warns of layers with a softmax that is not certain to be attention, of which something is not observed.
+        Warn of layers with a softmax that may belong to attention, which is not observed.
         """
         tally = self._tally
-        uncertain = "".join(f" In {name} a softmax was found, but {why}." for name, why in self._uncertain.items())
+        uncertain = "".join(
+            f" {name} has a softmax that is not observed: {why}." for name, why in self._uncertain.items()
+        )
         if not tally.layers:
             raise RuntimeError(
-                f"No attention call of {type(self._model).__name__} was seen. Call it inside the `with`.{uncertain} "
-                "Watched are scaled_dot_product_attention, the attention functions of transformers, and a product, a "
-                "softmax over its last axis and a product with the values, one after the other. Load a transformers "
-                'model with attn_implementation="sdpa" or "eager".'
+                f"{type(self._model).__name__} made no attention call that can be observed.{uncertain} Call it inside "
+                "the `with`. It must attend by scaled_dot_product_attention, by a function of transformers (load with "
+                'attn_implementation="sdpa" or "eager"), or by a product, a softmax over its last axis and a product.'
             )
         if uncertain:
             warnings.warn(f"Not all attention of {type(self._model).__name__} is observed.{uncertain}", stacklevel=2)
@@ -205,34 +223,34 @@ class Watcher:
                 record.observation(gates[name], self._residual(name)) for (name, _), record in tally.layers.items()
             ),
             num_batches=tally.num_batches,
-            keys=keys_in_words(self._keys),
+            keys=describe_keys(self._keys),
         )
 
     def follow(self, stack: Sequence[ModuleCall]) -> None:
-        """Read from this stack which module is at work."""
+        """Read the running modules from this stack."""
         self._stack = stack
 
     def begin(self) -> None:
-        """Keep the sums as they are before a batch."""
+        """Remember the sums before a batch."""
         if not in_backward():
             self._real.clear()
             self._branches.clear()
             self._before = self._tally.copy()
 
     def end(self) -> None:
-        """Drop what a batch that broke off has added."""
+        """Restore the sums if the batch did not complete."""
         if self._before is not None:
             self._tally, self._before = self._before, None
 
     @torch.no_grad()
     def see(self, call: AttentionCall) -> None:
-        """Take in an attention call of the module at work; one from outside the model is not ours."""
+        """Add an attention call of the running module; calls from outside the model are ignored."""
         if not self._stack or 0 in (call.query.numel(), call.key.numel()):
             return
         name, module = self._stack[-1].name, self._stack[-1].module
         if call.scored:
             # Ours calls the kernel, and PyTorch's own is called again for it.
-            if isinstance(module, GatedAttention) or projects_itself(module):
+            if isinstance(module, GatedAttention) or is_torch_multihead(module):
                 return
             known = None if call.changed else with_rows_of(self._stack[-1], call)
             if known is None:
@@ -249,7 +267,7 @@ class Watcher:
             from_mask=given_padding(self._stack),
             set_output=record.contribution.known,
             past=record.past,
-            crossing=name.endswith(self._crossing) or attends_across(self._stack[-1]),
+            cross_attention=name.endswith(self._crossing) or is_cross_attention(self._stack[-1]),
             num_added=num_added_keys(self._stack[-1], call.key.shape[2]),
             sink_H=sink_H,
         )
@@ -260,10 +278,10 @@ class Watcher:
 
     @torch.no_grad()
     def leave(self, call: ModuleCall, result: Any) -> None:
-        """Take in what a module returned."""
+        """Take in the result of a module."""
         if in_backward() or inside_transform():
             return
-        attend_without_weights(call.module, call.args, call.kwargs)
+        attend_without_weights(call)
         self._follow_branches(call, result)
         name, tally = call.name, self._tally
         if isinstance(call.module, AttentionGate):
@@ -290,7 +308,7 @@ class Watcher:
         if (sink_BHT := counted.statistics.sink) is not None and call.sink_H is None:
             # The layer takes the sink's share off after the call.
             output_BHTD = output_BHTD * (1 - sink_BHT).unsqueeze(-1).to(output_BHTD.dtype)
-        if projects_itself(module):
+        if is_torch_multihead(module):
             sums.add(counted.set_output_BHTD, output_BHTD, counted)
         else:
             self._branches[name] = AttentionBranch(name, output_BHTD, counted, sums)
@@ -310,17 +328,12 @@ class Watcher:
             if any(name == other for other, _ in layers):
                 # The module attends more than once, with different heads.
                 title = f"{title} ({num_heads} heads)"
-            else:
-                self._place(name)
+            elif self._wants_residual and (block := block_of(self._model, name)) is not None:
+                self._tally.layers_in.setdefault(block, []).append(name)
             statistics = (*(STATISTICS_WITH_HEAT if self._heat else STATISTICS), *(("sink",) if has_sink else ()))
             record = LayerRecord(title, num_heads, statistics)
             layers[name, num_heads] = record
         return record
-
-    def _place(self, layer: str) -> None:
-        block = block_of(self._model, layer) if self._wants_residual else None
-        if block is not None:
-            self._tally.layers_in.setdefault(block, []).append(layer)
 
     def _add_stream(self, block: str, result: Any, real: list[Tensor]) -> None:
         stream = result[0] if isinstance(result, tuple | list) else result
@@ -328,7 +341,7 @@ class Watcher:
             return
         # Cross-attention gives no padding for its queries: use masks of matching shape only.
         same = [each for each in real if each.shape == stream.shape[:2]]
-        rows = tokens_of(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
+        rows = real_tokens(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
         self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))
 
     def _residual(self, layer: str) -> ResidualSummary | None:

@@ -1,4 +1,4 @@
-"""Attention that a model spells out is put together from its operators, and what only resembles it is left alone."""
+"""Attention made of separate operators is recognized, and what only resembles it is ignored."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -37,7 +37,7 @@ def heads_in_the_batch(q, k, mask):
 WAYS = {way.__name__: way for way in (matmul, by_hand, einsum, heads_in_the_batch)}
 
 
-class SpelledOut(nn.Module):
+class Decomposed(nn.Module):
     """Attention of four heads by its definition, with weights by one of the ways above."""
 
     def __init__(self, way=matmul, dropout=0.0, change=None, mask=CAUSAL, forbids=-INF):
@@ -62,7 +62,7 @@ def inputs(dtype=torch.float32):
 
 
 def expected_of(model, x):
-    """Every statistic by the definition, in float64."""
+    """Return every statistic by its definition, in float64."""
     q, k, v = model.project(x).double().detach().view(2, 9, 3, 4, 4).permute(2, 0, 3, 1, 4)
     forbidden = model.mask <= -1e4
     scores = (q @ k.mT / 2).masked_fill(forbidden, -INF)
@@ -77,7 +77,7 @@ def expected_of(model, x):
 @pytest.mark.parametrize("way", WAYS)
 def test_every_statistic_is_that_of_the_definition(way, context, monkeypatch):
     monkeypatch.setattr("observed.TOLERANCE", 1e-5)
-    model = SpelledOut(WAYS[way])
+    model = Decomposed(WAYS[way])
     with context():
         x = inputs()
         before = model(x)
@@ -98,7 +98,7 @@ def test_every_statistic_is_that_of_the_definition(way, context, monkeypatch):
 def test_padding_is_read_from_the_scores(way, forbids, monkeypatch):
     monkeypatch.setattr("observed.TOLERANCE", 1e-5)
     # What sees nothing would be nan, and is mended as models do it.
-    model = SpelledOut(WAYS[way], mask=LEFT_PADDED, forbids=forbids, change=partial(torch.nan_to_num, nan=0.0))
+    model = Decomposed(WAYS[way], mask=LEFT_PADDED, forbids=forbids, change=partial(torch.nan_to_num, nan=0.0))
     with observe(model) as watcher:
         model(inputs())
     (layer,) = watcher.observation().layers
@@ -110,7 +110,7 @@ def test_padding_is_read_from_the_scores(way, forbids, monkeypatch):
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout):
     def gradients(context):
-        model = SpelledOut(dropout=dropout).train()
+        model = Decomposed(dropout=dropout).train()
         with context(model) as watcher:
             torch.manual_seed(2)
             model(inputs()).square().sum().backward()
@@ -120,7 +120,7 @@ def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout)
     watched, watcher = gradients(observe)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, plain, strict=True))
     found = watcher.observation()
-    with observe(model := SpelledOut()) as watcher:
+    with observe(model := Decomposed()) as watcher:
         model(inputs())
     # Statistics are of the weights before dropout.
     assert found.layers[0].heads["entropy"] == watcher.observation().layers[0].heads["entropy"]
@@ -128,7 +128,7 @@ def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout)
 
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
 def test_dropout_is_known_by_its_operators(context):
-    model = SpelledOut(dropout=0.4).train()
+    model = Decomposed(dropout=0.4).train()
     with context():
         torch.manual_seed(2)
         before = model(inputs())
@@ -141,14 +141,14 @@ def test_dropout_is_known_by_its_operators(context):
 
 @torch.no_grad()
 def test_dropout_in_one_operator_is_known_too():
-    model = SpelledOut(change=lambda weights: torch.native_dropout(weights, 0.4, True)[0])
+    model = Decomposed(change=lambda weights: torch.native_dropout(weights, 0.4, True)[0])
     with observe(model) as watcher:
         model(inputs())
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
 
 
 def test_half_precision_is_seen():
-    model = SpelledOut(by_hand).bfloat16()
+    model = Decomposed(by_hand).bfloat16()
     with torch.no_grad(), observe(model) as watcher:
         model(inputs(torch.bfloat16))
     statistics, weights, _ = expected_of(model, inputs(torch.bfloat16))
@@ -197,10 +197,10 @@ UNCERTAIN = {
 @pytest.mark.parametrize("kind", UNCERTAIN)
 @torch.no_grad()
 def test_what_only_resembles_attention_is_left_alone(kind, dropout):
-    model = SpelledOut(**UNCERTAIN[kind], dropout=dropout).train()
+    model = Decomposed(**UNCERTAIN[kind], dropout=dropout).train()
     with observe(model) as watcher:
         model(inputs())
-    with pytest.raises(RuntimeError, match=r"No attention call of SpelledOut was seen.*softmax over its last axis"):
+    with pytest.raises(RuntimeError, match=r"Decomposed made no attention call .*softmax over its last axis"):
         watcher.observation()
 
 
@@ -212,17 +212,18 @@ def test_a_softmax_for_some_of_the_queries_is_named():
 
     with observe(nn.Sequential(Half())) as watcher:
         watcher._model(inputs())
-    with pytest.raises(RuntimeError, match="In 0 a softmax was found, but not one for each of the tokens"):
+    with pytest.raises(RuntimeError, match="0 has a softmax that is not observed: it has not one query for each token"):
         watcher.observation()
 
 
 @torch.no_grad()
 def test_a_layer_that_is_left_alone_beside_others_is_named():
-    model = nn.Sequential(SpelledOut(), SpelledOut(**UNCERTAIN["without a head"]))
+    model = nn.Sequential(Decomposed(), Decomposed(**UNCERTAIN["without a head"]))
     with observe(model) as watcher:
         model(inputs())
     with pytest.warns(
-        UserWarning, match="Not all attention of Sequential is observed. In 1 a softmax was found, but w"
+        UserWarning,
+        match=r"Not all attention of Sequential is observed\. 1 has a softmax .* its result was changed",
     ):
         found = watcher.observation()
     assert [layer.name for layer in found.layers] == ["0"]
@@ -230,7 +231,7 @@ def test_a_layer_that_is_left_alone_beside_others_is_named():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_repeats_is_counted_once(reentrant):
-    model = nn.Sequential(SpelledOut())
+    model = nn.Sequential(Decomposed())
     with observe(model) as watcher:
         x = inputs().requires_grad_()
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
@@ -248,7 +249,7 @@ def test_weights_that_multihead_attention_returns_are_counted_once():
 
 @torch.no_grad()
 def test_scores_of_a_cache_go_on_with_the_sequence():
-    class Cached(SpelledOut):
+    class Cached(Decomposed):
         def forward(self, x):
             self.seen = x if self.seen is None else torch.cat((self.seen, x), 1)
             _, k, v = self.project(self.seen).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)
@@ -257,7 +258,7 @@ def test_scores_of_a_cache_go_on_with_the_sequence():
             output = matmul(q, k, self.mask[start:stop, :stop]) @ v
             return self.out(output.transpose(1, 2).reshape(x.shape))
 
-    model, whole = Cached(), SpelledOut()
+    model, whole = Cached(), Decomposed()
     model.seen = None
     with observe(model) as watcher:
         for part in inputs().split((5, 3, 1), dim=1):

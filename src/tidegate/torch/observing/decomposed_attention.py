@@ -1,0 +1,220 @@
+"""Recognize attention that a model computes from separate operators: a product, a softmax, a product with the values.
+
+Operators are followed below autograd. The result of a batched product is traced through operators that keep its size,
+such as scales, biases, masks, casts and copies, by its storage. If it reaches a softmax over its last axis, and the
+softmax's result is the first factor of a batched product over the same axis, then this is attention, and the input of
+the softmax is its scores. Whatever is not certain is left alone: weights that are changed between softmax and product
+are found by comparing all of them, with dropout applied if its operators were seen.
+
+Legend: B batch, T query positions, S attended positions, H heads, D head width, N products of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tidegate.torch.kernel import is_plain
+from tidegate.torch.precision import widen
+
+_aten: Any = torch.ops.aten
+
+_FACTORS = {_aten.bmm.default: slice(2), _aten.baddbmm.default: slice(1, 3)}
+"""The batched products, and which of their arguments are the factors."""
+_softmax = _aten._softmax.default
+COMPOSITES = {_aten.matmul.default, _aten.einsum.default, _aten.softmax.int, _aten.dropout.default}
+"""Operators that reach a dispatch mode whole in inference mode, and as their parts elsewhere."""
+
+_bernoulli = _aten.bernoulli_.float
+_native_dropout = _aten.native_dropout.default
+"""The operators of dropout: random numbers to multiply with, or both steps at once."""
+
+FORBIDDING = -1e4
+"""A number of at most this in an additive mask forbids: the least number of a dtype, -1e9, -10,000."""
+FORBIDDEN = FORBIDDING / 2
+"""A masked score of at most this was forbidden: whatever it was before, it is far below all others."""
+
+_NUM_TRACED = 64
+"""Products that are traced at a time; between scores and their softmax there are few."""
+_NUM_COMPARED = 1 << 20
+"""Weights that are compared at a time."""
+
+
+class DecomposedCall(NamedTuple):
+    """An attention call put together from its operators; heads that the model has in the batch are left there."""
+
+    query: Tensor
+    """(B, H, T, D)."""
+    key: Tensor
+    """(B, H, S, D)."""
+    value: Tensor
+    """(B, H, S, any width)."""
+    scores: Tensor
+    """(B, H, T, S): the input of the softmax."""
+    output: Tensor
+    """(B, H, T, any width)."""
+    changed: bool
+    """Whether the values were multiplied with anything but the softmax of the scores, up to dropout."""
+
+
+class _Product(NamedTuple):
+    """A product that may become scores."""
+
+    storage: StorageWeakRef
+    """Held so that no other storage takes its address."""
+    query_NTD: Tensor
+    key_NDS: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _Weights:
+    """The result of a softmax, until it meets the values."""
+
+    product: _Product
+    scores: Tensor
+    storages: dict[int, StorageWeakRef] = field(default_factory=dict)
+    """Storages of the weights and of what was computed from them."""
+    noise: list[Tensor] = field(default_factory=list)
+    """The factors that dropout has multiplied them with."""
+
+
+class DecomposedAttention:
+    """Follow the operators of one thread, and put attention calls together."""
+
+    def __init__(self) -> None:
+        self._products: dict[int, _Product] = {}
+        self._weights: _Weights | None = None
+        self._drawn: Tensor | None = None
+        """The noise of a dropout that has not been applied yet."""
+
+    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> DecomposedCall | None:
+        """Take in an executed operator; return the call that ends with it."""
+        weights = self._weights
+        if func in _FACTORS:
+            left, right = args[_FACTORS[func]]
+            return self._follow_product(left, right, result)
+        if func is _softmax:
+            self._follow_softmax(args[0], args[1], result)
+        elif func is _bernoulli and weights is not None and _can_be_traced(result):
+            # Its memory was allocated like the weights, and is not one of them.
+            weights.storages.pop(_storage_id(result), None)
+            self._drawn = result.detach()
+        elif func is _native_dropout:
+            given, probability, (dropped, kept) = args[0], args[1], result
+            if weights is not None and _is_stored_in(weights.storages, given) and probability < 1:
+                weights.noise.append(kept / (1 - probability))
+            self._pass_on((given,), dropped)
+        elif self._products or weights is not None:
+            self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
+        return None
+
+    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> DecomposedCall | None:
+        weights = self._weights
+        if not (_can_be_traced(left) and _can_be_traced(right)):
+            return None
+        if weights is not None and _storage_id(left) in weights.storages:
+            self._weights = None
+            return _as_call(weights, left, right, result)
+        # A product over one channel, as of rotary angles, is not a product of queries and keys.
+        if left.shape[-1] > 1:
+            newest = list(self._products.items())[-_NUM_TRACED:]
+            self._products = {place: product for place, product in newest if not product.storage.expired()}
+            self._trace(result, left.detach(), right.detach())
+        return None
+
+    def _follow_softmax(self, scores: Tensor, dim: int, weights: Tensor) -> None:
+        product = self._products.get(_storage_id(scores)) if _can_be_traced(scores) else None
+        if product is not None and dim in (-1, scores.ndim - 1) and scores.ndim >= 3:
+            storages = {_storage_id(weights): StorageWeakRef(weights.untyped_storage())}
+            self._weights = _Weights(product, scores.detach(), storages)
+
+    def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
+        """Trace the result of an operator on something that is traced, if it has its size."""
+        if not _can_be_traced(result):
+            return
+        weights = self._weights
+        for given in args:
+            if not _can_be_traced(given) or given.numel() != result.numel():
+                continue
+            place = _storage_id(given)
+            if place in self._products:
+                _, query_NTD, key_NDS = self._products[place]
+                self._trace(result, query_NTD, key_NDS)
+                return
+            if weights is not None and place in weights.storages:
+                drawn = self._drawn
+                if drawn is not None and any(_is_stored_in((_storage_id(drawn),), other) for other in args):
+                    weights.noise.append(drawn.expand_as(given))
+                    self._drawn = None
+                weights.storages[_storage_id(result)] = StorageWeakRef(result.untyped_storage())
+                return
+
+    def _trace(self, result: Tensor, query_NTD: Tensor, key_NDS: Tensor) -> None:
+        # Put at the end, among the newest.
+        self._products.pop(_storage_id(result), None)
+        self._products[_storage_id(result)] = _Product(StorageWeakRef(result.untyped_storage()), query_NTD, key_NDS)
+
+
+def _can_be_traced(x: Any) -> TypeGuard[Tensor]:
+    """Return whether this is a tensor of floating-point numbers with a storage of its own."""
+    if not isinstance(x, Tensor) or not is_plain(x) or not x.is_floating_point():
+        return False
+    return x.layout is torch.strided and not x.is_nested and x.device.type != "meta"
+
+
+def _storage_id(x: Tensor) -> int:
+    # PyTorch has no public way to ask whether two tensors share a storage that may be empty.
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_stored_in(storages: Any, x: Any) -> bool:
+    return _can_be_traced(x) and _storage_id(x) in storages
+
+
+def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> DecomposedCall | None:
+    """Return the call, if the product's first factor has the shape of the weights."""
+    (_, query_NTD, key_NDS), scores = weights.product, weights.scores
+    num_queries, num_keys = scores.shape[-2:]
+    num_products = len(left)
+    shapes = (query_NTD.shape[:2], key_NDS.shape[::2], left.shape)
+    expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
+    if shapes != expected or scores.numel() != left.numel():
+        return None
+    num_heads = scores.shape[-3] if scores.ndim > 3 else 1
+
+    def by_heads(x: Tensor) -> Tensor:
+        return x.detach().reshape(-1, num_heads, *x.shape[-2:])
+
+    return DecomposedCall(
+        query=by_heads(query_NTD),
+        key=by_heads(key_NDS.mT),
+        value=by_heads(values_NSD),
+        scores=by_heads(scores),
+        output=by_heads(result_NTD),
+        changed=not _are_weights(weights, left.detach()),
+    )
+
+
+def _are_weights(weights: _Weights, used_NTS: Tensor) -> bool:
+    """Return whether `used_NTS` is the softmax of the scores times the noise of dropout, up to rounding.
+
+    Queries that may see nothing are not compared: some models get nan or equal weights, and replace them afterwards.
+    """
+    tolerance = 8 * torch.finfo(used_NTS.dtype).eps
+    num_keys = used_NTS.shape[-1]
+    size = max(1, _NUM_COMPARED // max(1, num_keys))
+    parts = (x.reshape(-1, num_keys).split(size) for x in (used_NTS, weights.scores, *weights.noise))
+    for used, scores, *noise in zip(*parts, strict=True):
+        scores = widen(scores)
+        expected = scores.softmax(dim=-1)
+        for each in noise:
+            expected = expected * each
+        empty = scores.amax(dim=-1, keepdim=True) <= FORBIDDEN
+        same = (widen(used) - expected).abs() <= tolerance * (1 + expected.abs())
+        if not bool((same | empty).all()):
+            return False
+    return True
