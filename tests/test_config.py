@@ -1,9 +1,5 @@
-import ast
-import inspect
 import json
-from dataclasses import MISSING, FrozenInstanceError, fields, replace
-from pathlib import Path
-from typing import Unpack
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
@@ -12,13 +8,10 @@ from errors import rejects
 from tidegate import Gate, Gates
 from tidegate.config import (
     AttentionConfig,
-    AttentionOptions,
     Rotary,
     StackConfig,
     TransformerConfig,
     VisionConfig,
-    accept_options,
-    default_of,
 )
 
 UNUSUAL = [
@@ -177,76 +170,6 @@ def test_widths_that_do_not_fit_the_blocks_are_refused(widths):
         TransformerConfig(num_layers=3, d_ff=widths)
 
 
-def written_defaults(source):
-    """The names of arguments and fields that a source gives a literal default."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            pairs = [(node.target.id, node.value)]
-        elif isinstance(node, ast.FunctionDef):
-            positional = node.args.posonlyargs + node.args.args
-            pairs = list(zip(positional[::-1], node.args.defaults[::-1], strict=False))
-            pairs += list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
-            pairs = [(argument.arg, default) for argument, default in pairs]
-        else:
-            continue
-        yield from (name for name, default in pairs if isinstance(default, ast.Constant))
-
-
-SOURCE = Path(__file__).parents[1] / "src" / "tidegate"
-BUILDERS = [
-    "torch/attention.py",
-    "torch/named.py",
-    "torch/block.py",
-    "torch/hf/config.py",
-    "flax/block.py",
-    "flax/modules.py",
-]
-OPTIONS = {option.name for option in fields(AttentionConfig)}
-
-
-@pytest.mark.parametrize("file", BUILDERS)
-def test_what_builds_a_layer_writes_no_default_of_its_options_again(file):
-    assert not OPTIONS.intersection(written_defaults((SOURCE / file).read_text(encoding="utf-8")))
-
-
-def test_each_default_is_written_once():
-    written = list(written_defaults((SOURCE / "config.py").read_text(encoding="utf-8")))
-    # A stack has sizes and a dropout of its own; a gate and a metric are the layers'.
-    assert {name: written.count(name) for name in OPTIONS} == dict.fromkeys(OPTIONS, 1) | {"d_model": 2, "dropout": 2}
-
-
-def test_a_default_that_is_written_again_is_found():
-    source = "class A:\n    window: int = 3\n    other: int = f()\ndef f(a, b=1, *, bias=False, gate=GATE): ..."
-    assert set(written_defaults(source)) == {"window", "b", "bias"}
-
-
-def test_options_by_keyword_are_those_of_the_configuration():
-    own = {"d_model", "num_heads", "gate"}
-    typed = {option.name: option.type for option in fields(AttentionConfig) if option.name not in own}
-    assert {name: hint.__forward_arg__ for name, hint in AttentionOptions.__annotations__.items()} == typed
-    assert AttentionOptions.__optional_keys__ == typed.keys()
-
-
-def test_a_constructor_shows_its_options_and_refuses_others():
-    class Layer:
-        @accept_options(AttentionOptions)
-        def __init__(self, size, *, flag=True, **options: Unpack[AttentionOptions]):
-            self.given = size, flag, options
-
-    shown = inspect.signature(Layer).parameters
-    assert list(shown)[:2] == ["size", "flag"]
-    assert {name: shown[name].default for name in AttentionOptions.__annotations__} == {
-        option.name: option.default
-        for option in fields(AttentionConfig)
-        if option.default is not MISSING and option.name != "gate"
-    }
-    assert Layer(3, window=4).given == (3, True, {"window": 4})
-    with pytest.raises(
-        TypeError, match=r"Layer\(\) got an unexpected keyword argument 'widow'. Known: size, flag, .*window"
-    ):
-        Layer(3, widow=4)
-
-
 def test_the_layers_of_a_model_have_its_options():
     shared = {"gate": "g1", "d_model": 12, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "qk_norm": True}
     shared |= {"metric": "learned", "temperature": 0.5, "bias": True, "recompute_gate": True}
@@ -261,7 +184,6 @@ def test_a_layer_and_the_layers_of_a_model_have_the_same_defaults():
     layer = AttentionConfig(d_model=128, num_heads=4)
     assert TransformerConfig(positions="none").attention == layer
     assert VisionConfig(d_model=128).attention == replace(layer, causal=False)
-    assert default_of("temperature") == layer.temperature == 1
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,15 @@
-"""The options of an attention layer, declared once for every framework, and the configurations of models of layers.
+"""The options of an attention layer, the same for every framework, and the configurations of models of layers.
 
-A layer's options, with their defaults, meanings and checks, stand in `AttentionConfig`; whatever builds a layer takes
-them from there. `AttentionOptions` has their names and types once more, for keyword arguments.
+`AttentionConfig` declares a layer's options and checks them; constructors repeat names and defaults, and tests compare.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, cast, final, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, final, get_args
 
 from tidegate._json import parse_json
 from tidegate._text import echo, shorten
@@ -220,67 +216,6 @@ class AttentionConfig(LayerOptions):
         return self.shape.head_dim**-0.5 / self.temperature
 
 
-def default_of(name: str) -> Any:
-    """Return the default of an option of `AttentionConfig`, the one place where it is written."""
-    return next(option.default for option in fields(AttentionConfig) if option.name == name)
-
-
-class CommonOptions(TypedDict, total=False):
-    """Options of `AttentionConfig` that the layers of PyTorch and of Flax take by the same names."""
-
-    num_kv_heads: int | None
-    rope: Rotary | bool | None
-    window: int | None
-    metric: MetricKind | None
-    temperature: float
-    recompute_gate: bool
-
-
-class AttentionOptions(CommonOptions, total=False):
-    """The options of `AttentionConfig` but the sizes and the gate, which a layer's constructor names itself."""
-
-    head_dim: int | None
-    causal: bool
-    dropout: float
-    bias: bool
-    qk_norm: bool
-
-
-_Init = TypeVar("_Init", bound=Callable[..., None])
-
-
-def accept_options(options: type[CommonOptions]) -> Callable[[_Init], _Init]:
-    """Make a constructor with `**options: Unpack[...]` refuse unknown names and show the known ones.
-
-    Python takes any name for `**options`; the type checker alone knows better. Here a misspelt one fails with the names
-    that there are, and the signature shows each option with its default, for `help` and for completion in a notebook.
-
-    options : the TypedDict that is unpacked
-    """
-
-    def decorate(init: _Init) -> _Init:
-        declared = inspect.signature(init)
-        kept = [option for option in declared.parameters.values() if option.kind is not option.VAR_KEYWORD]
-        shown = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default_of(name), annotation=hint)
-            for name, hint in options.__annotations__.items()
-        ]
-        signature = declared.replace(parameters=[*kept, *shown])
-
-        @functools.wraps(init)
-        def checked(self: object, *arguments: Any, **given: Any) -> None:
-            if unknown := [name for name in given if name not in signature.parameters]:
-                known = ", ".join(list(signature.parameters)[1:])
-                name = type(self).__name__
-                raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}. Known: {known}.")
-            init(self, *arguments, **given)
-
-        checked.__dict__["__signature__"] = signature
-        return cast("_Init", checked)
-
-    return decorate
-
-
 Init: TypeAlias = float | Literal["fan-in", "torch"]
 """How the matrices of a model start, see `starting_deviation`."""
 
@@ -331,7 +266,7 @@ class StackConfig(LayerOptions, ABC):
     norm: NormKind = "rms"
     dropout: float = 0.0
     """Share of the embeddings and of each residual branch that is dropped in training."""
-    attention_dropout: float = default_of("dropout")
+    attention_dropout: float = 0.0
     """Share of the attention weights that is dropped in training: the `dropout` of the attention layers."""
     init: Init = _DEFAULT_DEVIATION
     """How matrices start: a standard deviation, `fan-in` or `torch`; `starting_deviation` says what each means."""
@@ -415,7 +350,7 @@ class TransformerConfig(StackConfig):
     positions: PositionKind = "rotary"
     rotary: Rotary = field(default_factory=Rotary)
     """The details of `positions="rotary"`."""
-    window: int | None = default_of("window")
+    window: int | None = None
     """Keys that a query sees, itself included; None is all of them."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""

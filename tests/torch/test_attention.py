@@ -1,4 +1,6 @@
 import copy
+import inspect
+from dataclasses import MISSING, fields
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 from torch_layers import OPTIONS, every_option, every_spelling, exactly, make, sample, ungated
 
 from tidegate import Gate, Gates, InputError
+from tidegate.config import AttentionConfig
 from tidegate.torch import GatedAttention, KVCache
 
 EVERYTHING = {"bias": True, "qk_norm": True, "metric": "learned", "rope": True, "num_kv_heads": 2}
@@ -161,6 +164,13 @@ def test_a_layer_starts_anew_in_every_part():
     layer.reset_parameters()
     assert list(before) == NAMES
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_the_constructor_has_the_options_of_the_configuration():
+    shown = {name: option.default for name, option in inspect.signature(GatedAttention).parameters.items()}
+    declared = {option.name: option.default for option in fields(AttentionConfig)}
+    declared |= {name: inspect.Parameter.empty for name, default in declared.items() if default is MISSING}
+    assert shown == declared | {"device": None, "dtype": None}
 
 
 def test_a_misspelt_option_is_refused():

@@ -6,7 +6,7 @@ Legend: B batch, T query positions, S attended positions, M model width, H query
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self, Unpack
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from tidegate._validation import require_bool, require_sizes
-from tidegate.config import AttentionConfig, CommonOptions, accept_options, default_of
+from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
 from tidegate.flax.masks import require_mask_array
@@ -24,10 +24,6 @@ from tidegate.gate import GatePath
 from tidegate.gates import GateLike
 from tidegate.tensors.layer import AttentionArrays
 
-_GATE: GateLike = default_of("gate")
-_DROPOUT: float = default_of("dropout")
-_QK_NORM: bool = default_of("qk_norm")
-
 
 class GatedAttention(SwitchedModule):
     """Multi-head attention with any gates of the vocabulary, built and called like `nnx.MultiHeadAttention`.
@@ -36,26 +32,30 @@ class GatedAttention(SwitchedModule):
     mask is bool, since a floating one would be 0 and 1 there and added to the scores elsewhere.
     """
 
-    @accept_options(CommonOptions)
     def __init__(
         self,
         num_heads: int,
         in_features: int,
         qkv_features: int | None = None,
         *,
-        gate: GateLike = _GATE,
+        gate: GateLike = "bma",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-        dropout_rate: float = _DROPOUT,
+        dropout_rate: float = 0.0,
         deterministic: bool | None = None,
         use_bias: bool = True,
         decode: bool | None = None,
-        normalize_qk: bool = _QK_NORM,
+        normalize_qk: bool = False,
         params: Params | None = None,
         mesh_axis: str | None = None,
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
-        **options: Unpack[CommonOptions],
+        num_kv_heads: int | None = None,
+        rope: Rotary | bool | None = None,
+        window: int | None = None,
+        metric: MetricKind | None = None,
+        temperature: float = 1.0,
+        recompute_gate: bool = False,
     ) -> None:
         """Build the layer, with the names and defaults of `nnx.MultiHeadAttention` where it has them.
 
@@ -75,7 +75,7 @@ class GatedAttention(SwitchedModule):
         mesh_axis     : the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`)
         rngs          : keys for the parameters and for dropout
         keep_rngs     : whether to keep a stream of keys for dropout
-        options       : the other options of `AttentionConfig`, by name
+        num_kv_heads, rope, window, metric, temperature, recompute_gate : as in `AttentionConfig`
         """
         require_bool("use_bias", use_bias)
         require_bool("normalize_qk", normalize_qk)
@@ -95,7 +95,12 @@ class GatedAttention(SwitchedModule):
             dropout=dropout_rate,
             bias=use_bias,
             qk_norm=normalize_qk,
-            **options,
+            num_kv_heads=num_kv_heads,
+            rope=rope,
+            window=window,
+            metric=metric,
+            temperature=temperature,
+            recompute_gate=recompute_gate,
         )
         key = rngs.params()
         params = check_or_draw(params, lambda: init_attention(key, config, dtype=param_dtype))
@@ -124,7 +129,6 @@ class GatedAttention(SwitchedModule):
 
         Whether it is causal is said at each call, as in `nnx.MultiHeadAttention`, and not by the configuration.
         """
-        options: dict[str, Any] = {name: getattr(config, name) for name in CommonOptions.__annotations__}
         layer = cls(
             config.num_heads,
             config.d_model,
@@ -133,7 +137,12 @@ class GatedAttention(SwitchedModule):
             dropout_rate=config.dropout,
             use_bias=config.bias,
             normalize_qk=config.qk_norm,
-            **options,
+            num_kv_heads=config.num_kv_heads,
+            rope=config.rope,
+            window=config.window,
+            metric=config.metric,
+            temperature=config.temperature,
+            recompute_gate=config.recompute_gate,
             dtype=dtype,
             param_dtype=param_dtype,
             deterministic=deterministic,

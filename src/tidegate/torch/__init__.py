@@ -22,7 +22,6 @@ from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.gate_groups import freeze_all_but_gates, gate_optimizer_groups
 from tidegate.torch.kernel import plain_kernel
-from tidegate.torch.named import BilinearlyModulatedAttention, MultiHeadAttention, PostGatedAttention
 from tidegate.torch.observing import AttentionStatistics, Observation, Observer, attention_statistics, observe
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import load_model, save_model
@@ -49,14 +48,11 @@ __all__ = [
     "AttentionConfig",
     "AttentionStatistics",
     "AttentionTrace",
-    "BilinearlyModulatedAttention",
     "GatedAttention",
     "KVCache",
-    "MultiHeadAttention",
     "Observation",
     "Observer",
     "ObserverCallback",
-    "PostGatedAttention",
     "RetrofitReport",
     "Rotary",
     "StackConfig",

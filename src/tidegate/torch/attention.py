@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tidegate._validation import require_bool, require_positions_shape
-from tidegate.config import AttentionConfig, AttentionOptions, accept_options, default_of
+from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.gate import Site
 from tidegate.gates import GateLike, require_layer_inputs
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
@@ -31,7 +31,6 @@ from tidegate.torch.windows import attend_without_mask
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the linear maps, as in models of transformers."""
-_GATE: GateLike = default_of("gate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,28 +71,63 @@ class GatedAttention(nn.Module):
     learned metric mixes what the rotation has turned, so that with both the scores depend on absolute positions.
     """
 
-    @accept_options(AttentionOptions)
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
-        gate: GateLike = _GATE,
+        gate: GateLike = "bma",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        rope: Rotary | bool | None = None,
+        qk_norm: bool = False,
+        metric: MetricKind | None = None,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
+        bias: bool = False,
+        recompute_gate: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[AttentionOptions],
     ) -> None:
-        """Build the layer with the options of `AttentionConfig`, which says what each means.
+        """Build the layer.
 
-        d_model   : width of the input and of the output
-        num_heads : query heads
-        gate      : a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention
-        device    : where the parameters live
-        dtype     : of the parameters
-        options   : all other options, by name
+        Args:
+            d_model: Width of the input and of the output.
+            num_heads: Number of query heads.
+            gate: A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
+            num_kv_heads: Number of key/value heads, a divisor of `num_heads`; None has as many as query heads.
+            head_dim: Width of a head; None is `d_model / num_heads`.
+            causal: Whether a query sees no later position.
+            window: Number of keys that a query sees, itself included, to both sides unless causal; None is all.
+            rope: A rotary embedding; True is the usual one, None and False none.
+            qk_norm: Whether queries and keys pass a root-mean-square norm, one scale for all heads.
+            metric: A metric of each head, the identity at the start; None is the plain product.
+            temperature: Divides the attention scores.
+            dropout: Share of the attention weights that is dropped in training; it builds the score matrix.
+            bias: Whether the projections have biases.
+            recompute_gate: Whether to compute gates again in the backward pass instead of keeping their results.
+            device: Where the parameters live.
+            dtype: Of the parameters.
         """
         super().__init__()
-        config = AttentionConfig(d_model=d_model, num_heads=num_heads, gate=gate, **options)
+        config = AttentionConfig(
+            d_model=d_model,
+            num_heads=num_heads,
+            gate=gate,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            causal=causal,
+            window=window,
+            rope=rope,
+            qk_norm=qk_norm,
+            metric=metric,
+            temperature=temperature,
+            dropout=dropout,
+            bias=bias,
+            recompute_gate=recompute_gate,
+        )
         self.shape = shape = config.shape
         self.gates = config.gates
         self.causal = config.causal
