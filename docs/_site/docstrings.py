@@ -1,13 +1,16 @@
 """Translate a docstring of this library, which is Markdown with a line for each array, to reStructuredText.
 
-Known are paragraphs, `code`, $formulas$ in a line or displayed, code set in by four spaces, and lines
-`name : what it is`, which become the list of a function's arguments.
+Supported are paragraphs, `code`, $formulas$ (inline or displayed), code that is indented by four spaces, Google's sections
+`Args:`, `Returns:` and `Raises:`, and the older lines `name : meaning`; both become the list of a function's arguments.
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 
 ARGUMENT = re.compile(r"(?P<names>\w+(?:, \w+)*) +: +(?P<text>.+)")
+SECTION = re.compile(r"(Args|Returns|Raises):")
+ENTRY = re.compile(r"(?P<names>[*\w]+(?:, [*\w]+)*): +(?P<text>.+)", re.DOTALL)
 SHAPE = re.compile(r"\((?:\.\.\.|\w+)?(?:, [\w ·/+-]+)*,?\)(?=$|[\s,;:])")
 INLINE = re.compile(r"``(?P<double>.+?)``|`(?P<code>[^`]+)`|\$(?P<formula>[^$]+)\$", re.DOTALL)
 
@@ -20,7 +23,9 @@ def to_rst(docstring: str, link: Link) -> list[str]:
     written: list[str] = []
     for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
         lines = paragraph.splitlines()
-        if lines and all(line.startswith("    ") for line in lines):
+        if lines and SECTION.fullmatch(lines[0]):
+            written += [*_section(lines[0][:-1], textwrap.dedent("\n".join(lines[1:])), link), ""]
+        elif lines and all(line.startswith("    ") for line in lines):
             written += ["::", "", *lines, ""]
         elif paragraph.startswith("$$") and paragraph.endswith("$$"):
             written += [".. math::", "", *(f"   {line}" for line in paragraph.strip("$").splitlines()), ""]
@@ -28,6 +33,26 @@ def to_rst(docstring: str, link: Link) -> list[str]:
             for piece in _pieces(lines):
                 written += [*_translate(piece, link), ""]
     return written
+
+
+def _section(title: str, text: str, link: Link) -> list[str]:
+    """Translate a section: one entry for each line that is not indented, or one in all for what is returned."""
+    if title == "Returns":
+        whole, *parts = re.split(r"\n +(?=\w+(?:, \w+)*: )", text)
+        written = [f":returns: {to_inline(_joined(whole), link)}"]
+        for entry in map(ENTRY.fullmatch, parts):
+            written += ["", f"   - ``{entry['names']}``: {to_inline(_joined(entry['text']), link)}"]
+        return written
+    field = "raises" if title == "Raises" else "param"
+    return [
+        f":{field} {name}: {to_inline(_joined(entry['text']), link)}"
+        for entry in map(ENTRY.fullmatch, re.split(r"\n(?! )", text))
+        for name in entry["names"].replace("*", "").split(", ")
+    ]
+
+
+def _joined(text: str) -> str:
+    return " ".join(line.strip() for line in text.splitlines())
 
 
 def _pieces(lines: list[str]) -> Iterator[list[str]]:

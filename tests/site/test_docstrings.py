@@ -56,6 +56,44 @@ def test_arguments_of_one_line_and_parts_of_a_result_are_told_apart():
     )
 
 
+def test_sections_become_fields():
+    assert (
+        translated("""
+        Return a sum.
+
+        Args:
+            u, v: (..., d), which
+                broadcast
+            tol: `softmax`
+
+        Returns:
+            A dict
+            of two:
+                yes: (...) bool
+                no: (...)
+
+        Raises:
+            ValueError: if they
+                do not fit
+    """)
+        == textwrap.dedent("""
+        Return a sum.
+
+        :param u: ``(..., d)``\\ , which broadcast
+        :param v: ``(..., d)``\\ , which broadcast
+        :param tol: \\ :py:obj:`softmax <tidegate.softmax>`\\ 
+
+        :returns: A dict of two:
+
+           - ``yes``: ``(...)`` bool
+
+           - ``no``: ``(...)``
+
+        :raises ValueError: if they do not fit
+    """).strip()
+    )
+
+
 def test_code_that_is_set_in_and_displayed_formulas_are_blocks():
     assert translated("Text:\n\n    a  b\n\n$$x = 1$$") == "Text:\n\n::\n\n    a  b\n\n.. math::\n\n   x = 1"
 
