@@ -120,10 +120,13 @@ def definition_of(origin: Origin) -> Definition:
 
 
 def exported(module: str) -> list[str]:
-    """What a module's `__all__` lists; nothing without one."""
+    """Return what a module's `__all__` lists, or, where that is derived, what it imports as `name as name`."""
     for node in parsed(module).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return ast.literal_eval(node.value)
+            if isinstance(node.value, ast.List):
+                return ast.literal_eval(node.value)
+            imports = (line.names for line in parsed(module).body if isinstance(line, ast.ImportFrom))
+            return [alias.name for names in imports for alias in names if alias.name == alias.asname]
     return []
 
 

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 import pytest
-from tensors_surface import SURFACE
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 FILES = sorted(PurePosixPath(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
@@ -40,8 +39,6 @@ def complaints(module: ModuleType, source: str) -> Iterator[str]:
     yield from (f"{name} is in __all__ but private" for name in names if is_private(name))
     yield from (f"{name} is in __all__ but does not exist" for name in names if not hasattr(module, name))
     yield from (f"{name} is public but not in __all__" for name in sorted(exposed.difference(names)))
-    if list(names) != sorted(names, key=constants_then_classes_then_the_rest):
-        yield "__all__ is not sorted"
 
 
 def definitions(module: ModuleType) -> dict[str, object]:
@@ -71,19 +68,12 @@ def is_package(module: ModuleType) -> bool:
 
 
 def says_what_is_public(module: ModuleType) -> bool:
-    """A package does, and a module of `tensors` whose own path is promised to users."""
-    parent, _, name = module.__name__.rpartition(".")
-    return is_package(module) or (parent == "tidegate.tensors" and name in SURFACE)
+    """A package does, and the plots, which their package leaves out because they need matplotlib."""
+    return is_package(module) or module.__name__ == "tidegate.tensors.plots"
 
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and name != "__version__"
-
-
-def constants_then_classes_then_the_rest(name: str) -> tuple[int, list[str | int]]:
-    """The linter's order, in which numbers inside names count as numbers."""
-    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
-    return kind, [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def has_own_docstring(value: object) -> bool:
@@ -105,7 +95,7 @@ def test_the_walk_finds_the_public_modules_and_no_others():
     assert "tidegate.tensors._checks" not in modules
 
 
-def made_of(source: str, *, name: str = "tidegate.tensors.softmax", package: bool = False) -> tuple[ModuleType, str]:
+def made_of(source: str, *, name: str = "tidegate.tensors.plots", package: bool = False) -> tuple[ModuleType, str]:
     source = textwrap.dedent(source)
     module = ModuleType(name)
     if package:
@@ -135,7 +125,6 @@ FAULTS = {
     "LIMIT is in __all__ but does not exist": ("LIMIT = 3", ""),
     "rank2 is public but not in __all__": ('"rank2", ', ""),
     "Thing is public but not in __all__": ('"Thing", ', ""),
-    "__all__ is not sorted": ('"rank2", "rank10"', '"rank10", "rank2"'),
     "rank2 has no docstring": ('def rank2(): "What it does."', "def rank2(): pass"),
     "Thing has no docstring": ('class Thing: "What it is."', "class Thing: size: int"),
     "has no docstring": ('"""A module."""', ""),

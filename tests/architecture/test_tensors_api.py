@@ -6,6 +6,8 @@ from inspect import Parameter
 import pytest
 from tensors_surface import SURFACE
 
+import tidegate.tensors
+
 LISTED = [(module, signature) for module, signatures in SURFACE.items() for signature in signatures]
 
 
@@ -44,14 +46,13 @@ def assert_accepts(function, signature: str) -> None:
 def test_a_listed_function_can_be_called_as_listed(module, signature):
     name = signature.split("(")[0]
     home = importlib.import_module(f"tidegate.tensors.{module}")
-    assert name in home.__all__
+    assert module == "plots" or getattr(tidegate.tensors, name) is getattr(home, name)
     assert_accepts(getattr(home, name), signature)
 
 
 def test_the_table_of_examples_is_listed_too():
-    einsum = importlib.import_module("tidegate.tensors.einsum")
-    assert "EINSUM_EXAMPLES" in einsum.__all__
-    assert einsum.EINSUM_EXAMPLES
+    assert "EINSUM_EXAMPLES" in tidegate.tensors.__all__
+    assert tidegate.tensors.EINSUM_EXAMPLES
 
 
 def test_the_checker_lets_further_options_pass():

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from errors import rejects
 
 from tidegate.geometry import (
     GeometryError,
@@ -162,7 +163,7 @@ def test_a_probability_of_zero_is_refused():
 
 
 def test_shapes_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match=r"u must have shape \(..., coordinates\)"):
+    with rejects("u"):
         sectional_curvature(sphere(), X, np.ones(3), V)
     with pytest.raises(ValueError, match="must broadcast"):
         sectional_curvature(sphere(), X.expand(3, 2), np.ones((4, 2)), V)
@@ -189,9 +190,9 @@ def test_no_points_are_refused():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="tangent must be 'full' or 'plane'; got 'slice'"):
+    with rejects("tangent"):
         sectional_curvature(sphere(), X, U, V, tangent="slice")
-    with pytest.raises(ValueError, match="max_bytes must be at least 1"):
+    with rejects("max_bytes"):
         gaussian_curvature(sphere(), X, max_bytes=0)
     with pytest.raises(TypeError, match="f must be a function"):
         gaussian_curvature(3.0, X)

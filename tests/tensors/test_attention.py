@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -291,38 +292,38 @@ def test_torch_agrees_with_its_own_kernel():
 
 
 def test_bad_arguments_are_named(library):
-    with pytest.raises(ValueError, match="Q and K must have the same width; Q has 4, K has 6"):
+    with rejects("K"):
         library.call(scaled_dot_product_attention, Q, V, K)
-    with pytest.raises(ValueError, match="A and V must have the same number of keys; A has 5, V has 3"):
+    with rejects("V"):
         library.call(scaled_dot_product_attention, Q, K, V[:, :3])
-    with pytest.raises(ValueError, match=r"Q must have shape \(..., query, width\); got \(4,\)"):
+    with rejects("Q"):
         library.call(attention_scores, Q[0, 0], K)
-    with pytest.raises(ValueError, match=r"K must have shape \(..., key, width\); got \(4,\)"):
+    with rejects("K"):
         library.call(attention_scores, Q, K[0, 0])
-    with pytest.raises(ValueError, match=r"V must have shape \(..., key, value width\); got \(6,\)"):
+    with rejects("V"):
         library.call(attention_output, MASK.astype(float), V[0, 0])
-    with pytest.raises(ValueError, match="The leading axes of Q and K must be equal or broadcast"):
+    with rejects("K"):
         library.call(attention_scores, Q, np.concatenate([K, K]))
-    with pytest.raises(ValueError, match="The leading axes of A and V must be equal or broadcast"):
+    with rejects("V"):
         library.call(scaled_dot_product_attention, Q, K, np.concatenate([V, V]))
-    with pytest.raises(TypeError, match=r"K must have a real floating dtype; got .*int64"):
+    with pytest.raises(TypeError, match=r"K must have a real floating dtype, got .*int64"):
         library.call(attention_scores, Q, K.astype(np.int64))
     with pytest.raises(TypeError, match="scale must be True, for 1/sqrt"):
         library.call(attention_scores, Q, K, 0.5)
     with pytest.raises(TypeError, match="mask must be bool, True where a query may attend"):
         library.call(scaled_dot_product_attention, Q, K, V, MASK.astype(np.int64))
     for mask in (MASK[0, 0], MASK[..., :3], MASK[None, None], np.swapaxes(MASK, 1, 2)):
-        with pytest.raises(ValueError, match=r"mask must broadcast to the scores' shape \(..., query, key\)"):
+        with rejects("mask"):
             library.call(scaled_dot_product_attention, Q, K, V, mask)
-    with pytest.raises(ValueError, match=r"Q must have shape \(..., batch, query, width\); got \(3, 4\)"):
+    with rejects("Q"):
         library.call(batched_attention, Q[0], K, V)
-    with pytest.raises(ValueError, match=r"V must have shape \(..., batch, key, value width\); got \(5, 6\)"):
+    with rejects("V"):
         library.call(batched_attention, Q, K, V[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -2.0])
 def test_a_temperature_that_is_not_positive_is_refused(library, temperature):
-    with pytest.raises(ValueError, match=f"temperature must be above 0; got {temperature}"):
+    with rejects("temperature"):
         library.call(scaled_dot_product_attention, Q, K, V, None, temperature)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -304,25 +305,25 @@ EAGER = pytest.mark.parametrize("array", [np.asarray, jnp.asarray, torch.tensor]
 @EAGER
 def test_a_metric_that_is_not_symmetric_is_refused(array):
     v, g = array([1.0, 2.0]), array([[1.0, 0.5], [0.0, 1.0]])
-    with pytest.raises(ValueError, match=r"g must be symmetric; its largest \|g - gᵀ\| is 0.5"):
+    with rejects("g", hint="|g - gᵀ| is 0.5"):
         lower_index(v, g)
-    with pytest.raises(ValueError, match="g_inv must be symmetric"):
+    with rejects("g_inv"):
         raise_index(v, g)
-    with pytest.raises(ValueError, match="g must be symmetric"):
+    with rejects("g"):
         metric_inverse(g)
 
 
 @EAGER
 def test_one_bad_metric_in_a_batch_is_refused(array):
     g = np.stack([np.eye(2), np.array([[1.0, 0.5], [0.0, 1.0]])])
-    with pytest.raises(ValueError, match="g must be symmetric"):
+    with rejects("g"):
         lower_index(array([1.0, 2.0]), array(g))
 
 
 @EAGER
 @pytest.mark.parametrize("g", [np.diag([1.0, 0.0]), np.ones((2, 2)), np.zeros((2, 2)), normal(1, 3).T * normal(1, 3)])
 def test_a_singular_metric_has_no_inverse(array, g):
-    with pytest.raises(ValueError, match=r"g must be invertible; .* Add a small multiple of euclidean_metric"):
+    with rejects("g", hint="euclidean_metric"):
         metric_inverse(array(g))
 
 
@@ -331,7 +332,7 @@ def test_a_singular_metric_has_no_inverse(array, g):
 def test_a_metric_that_is_not_finite_is_refused(array, value):
     g = array([[1.0, value], [value, 1.0]])
     for function in (metric_inverse, verify_metric_properties, lambda g: lower_index(array([1.0, 2.0]), g)):
-        with pytest.raises(ValueError, match="g must be finite"):
+        with rejects("g"):
             function(g)
 
 
@@ -349,35 +350,37 @@ def test_rounding_is_no_asymmetry(library):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "field"),
     [
-        (lambda: euclidean_metric(0), ValueError, "d must be at least 1; got 0"),
-        (lambda: euclidean_metric(2.0), TypeError, "d must be .* got 2.0"),
-        (lambda: scaled_euclidean_metric(-1), ValueError, "d must be at least 1"),
-        (lambda: scaled_euclidean_metric(2, 0.0), ValueError, "scale must be above 0; got 0.0"),
-        (lambda: scaled_euclidean_metric(2, np.ones(2)), ValueError, "scale must be a single number.* diagonal_metric"),
-        (lambda: learned_metric(np.ones(3)), ValueError, r"W must have shape \(..., k, d\); got \(3,\)"),
-        (lambda: learned_metric(np.ones((3, 3), int)), TypeError, "W must have a real floating dtype; got int64"),
-        (lambda: diagonal_metric(np.float64(1.0)), ValueError, r"diag must have shape \(..., d\); got \(\)"),
-        (lambda: diagonal_metric([1.0]), TypeError, "diag must be an array"),
-        (lambda: metric_inverse(np.ones((2, 3))), ValueError, r"g must be a square matrix .* got \(2, 3\)"),
-        (lambda: metric_inverse(np.ones((0, 0))), ValueError, r"g must be a square matrix .* got \(0, 0\)"),
-        (lambda: lower_index(np.ones(3), np.eye(2)), ValueError, "v_upper and g must have the same width"),
-        (lambda: raise_index(np.ones(3), np.eye(2)), ValueError, "v_lower and g_inv must have the same width"),
-        (lambda: bilinear_form(np.ones(3), np.ones(1), np.eye(3)), ValueError, "u has 3, v has 1, g has 3"),
-        (
-            lambda: bilinear_form(np.ones((2, 3)), np.ones((4, 3)), np.eye(3)),
-            ValueError,
-            "leading axes of u and v and g",
-        ),
-        (lambda: bilinear_form_batch(np.ones(3), np.ones((2, 3)), np.eye(3)), ValueError, "Q must have shape"),
-        (lambda: bilinear_form_batch(np.ones((2, 3)), np.ones((2, 1)), np.eye(3)), ValueError, "K has 1"),
-        (lambda: lower_index(np.ones((2, 3)), np.ones((4, 3, 3))), ValueError, "leading axes of v_upper and g"),
-        (lambda: inner_product(np.ones(3), np.ones(1)), ValueError, "u and v must have the same width"),
-        (lambda: inner_product(np.ones(3), np.ones(3), "cosine"), ValueError, "metric_type must be .* got 'cosine'"),
-        (lambda: verify_metric_properties(np.eye(2), tol=-1.0), ValueError, "tol must be at least 0; got -1.0"),
+        (lambda: euclidean_metric(0), "d"),
+        (lambda: scaled_euclidean_metric(2, 0.0), "scale"),
+        (lambda: scaled_euclidean_metric(2, np.ones(2)), "scale"),
+        (lambda: learned_metric(np.ones(3)), "W"),
+        (lambda: diagonal_metric(np.float64(1.0)), "diag"),
+        (lambda: metric_inverse(np.ones((2, 3))), "g"),
+        (lambda: metric_inverse(np.ones((0, 0))), "g"),
+        (lambda: lower_index(np.ones(3), np.eye(2)), "g"),
+        (lambda: raise_index(np.ones(3), np.eye(2)), "g_inv"),
+        (lambda: bilinear_form(np.ones(3), np.ones(1), np.eye(3)), "v"),
+        (lambda: bilinear_form(np.ones((2, 3)), np.ones((4, 3)), np.eye(3)), "v"),
+        (lambda: bilinear_form_batch(np.ones(3), np.ones((2, 3)), np.eye(3)), "Q"),
+        (lambda: bilinear_form_batch(np.ones((2, 3)), np.ones((2, 1)), np.eye(3)), "K"),
+        (lambda: lower_index(np.ones((2, 3)), np.ones((4, 3, 3))), "g"),
+        (lambda: inner_product(np.ones(3), np.ones(1)), "v"),
+        (lambda: inner_product(np.ones(3), np.ones(3), "cosine"), "metric_type"),
+        (lambda: verify_metric_properties(np.eye(2), tol=-1.0), "tol"),
     ],
 )
-def test_bad_input_is_refused_by_name(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_is_rejected_by_name(call, field):
+    with rejects(field):
         call()
+
+
+def test_wrong_types_are_rejected_by_name():
+    for call, name in (
+        (lambda: euclidean_metric(2.0), "d"),
+        (lambda: learned_metric(np.ones((3, 3), int)), "W"),
+        (lambda: diagonal_metric([1.0]), "diag"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must"):
+            call()

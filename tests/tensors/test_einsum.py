@@ -3,10 +3,12 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, naming, to_numpy
+from errors import rejects
 from hypothesis import given
 from hypothesis import strategies as st
 from libraries import NUMPY
 
+from tidegate import InputError
 from tidegate.tensors import einsum
 from tidegate.tensors.einsum import EINSUM_EXAMPLES, explain_einsum, parse_einsum
 from tidegate.tensors.namespace import namespace_of
@@ -50,12 +52,9 @@ def operands(shapes, batch=(), dtype=np.float64):
 
 
 def test_every_operation_is_in_the_table():
-    assert {row[0] for row in OPERATIONS} == set(einsum.__all__) - {
-        "EINSUM_EXAMPLES",
-        "ParsedEinsum",
-        "explain_einsum",
-        "parse_einsum",
-    }
+    functions = {name for name, value in vars(einsum).items() if getattr(value, "__module__", "") == einsum.__name__}
+    others = {"ParsedEinsum", "explain_einsum", "parse_einsum"}
+    assert {row[0] for row in OPERATIONS} == {name for name in functions if not name.startswith("_")} - others
 
 
 def call_all(library, given):
@@ -114,20 +113,20 @@ def test_batch_axes_that_do_not_fit_are_refused():
     for name, shapes in SEVERAL_OPERANDS:
         first, *_ = operands(shapes, (2,))
         _, *others = operands(shapes, (3,))
-        with naming(name), pytest.raises(ValueError, match=r"leading axes of .* must be equal or broadcast"):
+        with naming(name), pytest.raises(InputError, check=lambda error: "leading axes" in error.expected):
             getattr(einsum, name)(first, *others)
 
 
 def test_too_few_axes_are_refused(library):
     for name, shapes, _ in OPERATIONS:
         first, *others = operands(shapes)
-        with naming(name), pytest.raises(ValueError, match=r"must have shape \(\.\.\., .*\); got"):
+        with naming(name), pytest.raises(InputError, check=lambda error: "(..., " in error.expected):
             library.call(getattr(einsum, name), first[0], *others)
 
 
 def test_integers_are_refused():
     for name, shapes, _ in OPERATIONS:
-        with naming(name), pytest.raises(TypeError, match="must have a real floating dtype; got int64"):
+        with naming(name), pytest.raises(TypeError, match="must have a real floating dtype, got int64"):
             getattr(einsum, name)(*operands(shapes, dtype=np.int64))
 
 
@@ -136,20 +135,16 @@ SHARED_LAST_AXIS = [row for row in SEVERAL_OPERANDS if row[0] != "outer_product"
 
 
 def test_a_size_of_one_is_not_stretched(library):
-    message = r"\.shape\[-1\] and .* must have the same size, being index . of"
     for name, shapes in SHARED_LAST_AXIS:
         first, *others = operands(shapes)
-        with naming(name), pytest.raises(ValueError, match=message):
+        with naming(name), pytest.raises(InputError, check=lambda error: ", as in " in error.expected):
             library.call(getattr(einsum, name), first[..., :1], *others)
 
 
-def test_the_error_names_both_axes_and_their_index():
-    message = (
-        r"Q.shape\[-1\] and K.shape\[-1\] must have the same size, being index a of '...ia,...ja->...ij'; .* has 3"
-    )
-    with pytest.raises(ValueError, match=message):
+def test_the_error_names_the_argument():
+    with rejects("K"):
         einsum.attention_scores_einsum(np.ones((2, 3)), np.ones((2, 4)))
-    with pytest.raises(ValueError, match=r"A.shape\[-2\] and A.shape\[-1\] must have the same size"):
+    with rejects("A"):
         einsum.trace(np.ones((2, 3)))
 
 
@@ -248,29 +243,25 @@ def test_the_implied_output_is_the_one_numpy_takes(terms, batched):
 
 
 @pytest.mark.parametrize(
-    ("subscripts", "message"),
+    ("subscripts", "hint"),
     [
-        ("ij,jk->ik->i", "at most one '->'"),
-        ("i1->i", "got '1' in the operand 'i1' of 'i1->i'"),
-        ("i-j", "got '-' in the operand"),
-        ("i.j->ij", r"got '\.' in the operand"),
-        ("......i->...i", r"at most one '\.\.\.' an operand; got '\.'"),
-        ("é->", "got 'é'"),
-        ("ij->k", "The output of subscripts has 'k', which no operand has; got 'ij->k'"),
-        ("ij->ii", "The output of subscripts has 'i' more than once; got 'ij->ii'"),
-        ("ij->i,j", "got ',' in the operand"),
-        ("...i->i", r"'\.\.\.' on both sides of '->' or on none; only the left"),
-        ("i->...i", r"'\.\.\.' on both sides of '->' or on none; only the right"),
+        ("ij,jk->ik->i", ""),
+        ("i1->i", "'1' in 'i1'"),
+        ("i.j->ij", "'.'"),
+        ("......i->...i", "'.'"),
+        ("é->", "'é'"),
+        ("ij->k", "'k' in the output"),
+        ("ij->ii", "'i' in the output"),
+        ("ij->i,j", "','"),
+        ("...i->i", ""),
+        ("i->...i", ""),
     ],
 )
-def test_a_bad_string_is_refused_with_what_is_wrong(subscripts, message):
+def test_a_bad_string_is_rejected_with_what_is_wrong(subscripts, hint):
     for function in (parse_einsum, explain_einsum):
-        with pytest.raises(ValueError, match=message):
+        with rejects("subscripts", hint=hint):
             function(subscripts)
-
-
-def test_only_strings_are_parsed():
-    with pytest.raises(TypeError, match="subscripts must be a string such as 'ij,jk->ik'; got int"):
+    with pytest.raises(TypeError, match="subscripts must be a string"):
         parse_einsum(3)
 
 

@@ -1,4 +1,3 @@
-import re
 from dataclasses import FrozenInstanceError, replace
 
 import jax
@@ -35,11 +34,6 @@ FEW = tuple(map(Gate.parse, ("bma", "g1-head", "output:value", EXOTIC[0], "dense
 
 def sample(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
-
-
-def exactly(message):
-    # JAX adds a line of its own to what is raised under jit.
-    return rf"^{re.escape(message)}(\n|$)"
 
 
 def heads_at(gate):
@@ -271,7 +265,7 @@ class TestReads:
     )
     def test_a_source_that_is_not_there_is_named(self, gate, missing):
         sources = raw() | {missing: None}
-        with pytest.raises(ValueError, match=exactly(f"Gate {gate} needs GateSources.{missing}, which is None.")):
+        with rejects(f"GateSources.{missing}"):
             gate_reads(Gate.parse(gate), GateSources(**sources))
 
     def test_what_is_not_read_need_not_be_there(self):
@@ -280,7 +274,7 @@ class TestReads:
         for gate, names in needs.items():
             reads = gate_reads(Gate.parse(gate), GateSources(**{name: sources[name] for name in names}))
             assert (reads == gate_reads(Gate.parse(gate), GateSources(**sources))).all()
-        with pytest.raises(ValueError, match=r"Gate g1 needs GateSources.input"):
+        with rejects("GateSources.input"):
             gate_reads(Gate(), GateSources())
 
 
@@ -299,118 +293,50 @@ def weight(*shape):
 
 
 BAD = {
-    "a missing parameter": ("g1", {}, ValueError, "parameters of gate g1 must be ['weight']; got []."),
-    "a superfluous parameter": (
-        "g1",
-        {"weight": weight(H, d, h), "bias": weight(H, h)},
-        ValueError,
-        "parameters of gate g1 must be ['weight']; got ['bias', 'weight'].",
-    ),
-    "a whole matrix for a rank": (
-        "output:input:r2:b1",
-        {"weight": weight(H, d, h)},
-        ValueError,
-        "parameters of gate output:input:r2:b1 must be ['bias', 'weight_down', 'weight_up']; got ['weight'].",
-    ),
-    "a weight without heads": (
-        "g1",
-        {"weight": weight(d, h)},
-        ValueError,
-        "weight must have shape (heads, read width, gated width); got (6, 4).",
-    ),
-    "a weight of another read width": (
-        "g1",
-        {"weight": weight(H, d + 1, h)},
-        ValueError,
-        "weight and reads must have the same read width; weight has 7, reads has 6.",
-    ),
+    "a missing parameter": ("g1", {}, "parameters"),
+    "an extra parameter": ("g1", {"weight": weight(H, d, h), "bias": weight(H, h)}, "parameters"),
+    "a whole matrix for a rank": ("output:input:r2:b1", {"weight": weight(H, d, h)}, "parameters"),
+    "a weight without heads": ("g1", {"weight": weight(d, h)}, "weight"),
+    "a weight of another read width": ("g1", {"weight": weight(H, d + 1, h)}, "weight"),
     "factors of different ranks": (
         "output:input:r2",
         {"weight_down": weight(H, d, 2), "weight_up": weight(H, 3, h)},
-        ValueError,
-        "weight_up and reads must have the same read width; weight_up has 3, reads has 2.",
+        "weight_up",
     ),
-    "one matrix for heads that do not share": (
-        "g1",
-        {"weight": weight(1, d, h)},
-        ValueError,
-        "weight must have as many heads as share='head' asks for over 4 gated heads, 4; got 1.",
-    ),
-    "too many matrices for one layer": (
-        "output:input:shared-layer",
-        {"weight": weight(2, d, h)},
-        ValueError,
-        "weight must have as many heads as share='layer' asks for over 4 gated heads, 1; got 2.",
-    ),
-    "groups that do not divide the heads": (
-        "output:input:shared-group",
-        {"weight": weight(3, d, h)},
-        ValueError,
-        "weight must have as many heads as share='group' asks for over 4 gated heads, a divisor of 4; got 3.",
-    ),
+    "one matrix for heads that do not share": ("g1", {"weight": weight(1, d, h)}, "weight"),
+    "too many matrices for one layer": ("output:input:shared-layer", {"weight": weight(2, d, h)}, "weight"),
+    "groups that do not divide the heads": ("output:input:shared-group", {"weight": weight(3, d, h)}, "weight"),
     "one bias for heads that do not share": (
         "output:input:b1",
         {"weight": weight(H, d, h), "bias": weight(1, h)},
-        ValueError,
-        "bias must have as many heads as share='head' asks for over 4 gated heads, 4; got 1.",
+        "bias",
     ),
-    "a bias without heads": (
-        "output:input:b1",
-        {"weight": weight(H, d, h), "bias": weight(h)},
-        ValueError,
-        "bias must have shape (heads, width); got (4,).",
-    ),
-    "a bias of another width": (
-        "output:input:b1",
-        {"weight": weight(H, d, h), "bias": weight(H, 1)},
-        ValueError,
-        "bias and weight must have the same gated width; bias has 1, weight has 4.",
-    ),
-    "one number for each head where there should be features": (
-        "g1",
-        {"weight": weight(H, d, 1)},
-        ValueError,
-        "Gate g1 must give 4 numbers for each head; got 1.",
-    ),
-    "features where there should be one number for each head": (
-        "g1-head",
-        {"weight": weight(H, d, h)},
-        ValueError,
-        "Gate g1-head must give 1 numbers for each head; got 4.",
-    ),
-    "whole numbers": (
-        "g1",
-        {"weight": np.ones((H, d, h), int)},
-        TypeError,
-        "weight must have a real floating dtype; got int64. Convert it to float32 or float64.",
-    ),
+    "a bias without heads": ("output:input:b1", {"weight": weight(H, d, h), "bias": weight(h)}, "bias"),
+    "a bias of another width": ("output:input:b1", {"weight": weight(H, d, h), "bias": weight(H, 1)}, "bias"),
+    "one number for each head where there should be features": ("g1", {"weight": weight(H, d, 1)}, "parameters"),
+    "features where there should be one number for each head": ("g1-head", {"weight": weight(H, d, h)}, "parameters"),
 }
 
 
-@pytest.mark.parametrize(("gate", "parameters", "error", "message"), BAD.values(), ids=BAD)
-def test_parameters_that_do_not_fit_are_refused(gate, parameters, error, message):
-    with pytest.raises(error, match=exactly(message)):
+@pytest.mark.parametrize(("gate", "parameters", "field"), BAD.values(), ids=BAD)
+def test_parameters_that_do_not_fit_are_rejected(gate, parameters, field):
+    with rejects(field):
         apply_gate(Gate.parse(gate), sample(B, H, T, h), GateSources(**raw()), parameters)
 
 
-@pytest.mark.parametrize(
-    ("gate", "shape", "message"),
-    [
-        ("g1", (B, H, T + 1, h), "target and gate must have the same number of positions; target has 4, gate has 3."),
-        ("g1", (T, h), "target must have shape (..., heads, position, width); got (3, 4)."),
-        ("g5", (d,), "target must have shape (..., position, width); got (6,)."),
-    ],
-)
-def test_a_target_that_does_not_fit_is_refused(library, gate, shape, message):
+@pytest.mark.parametrize(("gate", "shape"), [("g1", (B, H, T + 1, h)), ("g1", (T, h)), ("g5", (d,))])
+def test_a_target_that_does_not_fit_is_rejected(library, gate, shape):
     parameters = gate_parameters([Gate.parse(gate)], np.random.default_rng(0))[Gate.parse(gate).path]
-    with pytest.raises(ValueError, match=exactly(message)):
+    with rejects("target"):
         call(library, Gate.parse(gate), sample(*shape), raw(), parameters)
 
 
-def test_a_target_of_whole_numbers_is_refused():
+def test_integers_are_rejected():
     _, sources, parameters = case(Gate())
-    with pytest.raises(TypeError, match="target must have a real floating dtype; got int64"):
+    with pytest.raises(TypeError, match=r"^target must have a real floating dtype"):
         apply_gate(Gate(), np.ones((B, H, T, h), int), GateSources(**sources), parameters)
+    with pytest.raises(TypeError, match=r"^weight must have a real floating dtype"):
+        apply_gate(Gate(), sample(B, H, T, h), GateSources(**sources), {"weight": np.ones((H, d, h), int)})
 
 
 class TestStart:
@@ -580,37 +506,27 @@ class TestBilinearlyModulatedAttention:
             assert output.item() == wanted.item()
 
     @pytest.mark.parametrize(
-        ("change", "error", "message"),
+        ("change", "field"),
         [
-            ({"W_g": weight(3, 5)}, ValueError, "Q and W_g must have the same width; Q has 4, W_g has 3."),
-            ({"W_g": weight(4, 1)}, ValueError, "V and W_g must have the same value width; V has 5, W_g has 1."),
-            ({"W_g": weight(5)}, ValueError, "W_g must have shape (..., width, value width); got (5,)."),
-            ({"V": weight(5)}, ValueError, "V must have shape (..., position, width); got (5,)."),
-            ({"Q": weight(4)}, ValueError, "Q must have shape (..., position, width); got (4,)."),
-            ({"W_g": np.ones((4, 5), int)}, TypeError, "W_g must have a real floating dtype; got int64."),
-            ({"Q": np.ones((3, 4), int)}, TypeError, "Q must have a real floating dtype; got int64."),
-            ({"V": np.ones((3, 5), int)}, TypeError, "V must have a real floating dtype; got int64."),
-            ({"mask": np.ones((3, 3))}, TypeError, "mask must be bool, True where a query may attend; got float64."),
-            ({"mask": np.ones((2, 3), bool)}, ValueError, "mask must broadcast to the scores' shape"),
-            ({"Q": [[1.0]]}, TypeError, "Q must be an array of NumPy, JAX or PyTorch; got list."),
+            ({"W_g": weight(3, 5)}, "W_g"),
+            ({"W_g": weight(4, 1)}, "W_g"),
+            ({"W_g": weight(5)}, "W_g"),
+            ({"V": weight(5)}, "V"),
+            ({"Q": weight(4)}, "Q"),
+            ({"mask": np.ones((2, 3), bool)}, "mask"),
         ],
     )
     @pytest.mark.parametrize("function", [bilinearly_modulated_attention, naive_query_modulated_attention])
-    def test_what_does_not_fit_is_refused(self, function, change, error, message):
+    def test_arguments_that_do_not_fit_are_rejected(self, function, change, field):
         good = {"Q": self.Q[0, 0], "K": self.K[0, 0], "V": self.V[0, 0], "W_g": self.W[0], "mask": None}
-        with pytest.raises(error, match=f"^{re.escape(message)}"):
+        with rejects(field):
             function(**{**good, **change})
+        for name, wrong in (("W_g", weight(4, 5)), ("Q", weight(3, 4)), ("V", weight(3, 5))):
+            with pytest.raises(TypeError, match=f"^{name} must have a real floating dtype"):
+                function(**{**good, name: wrong.astype(int)})
 
     def test_the_source_reading_needs_a_query_for_each_key(self):
-        message = (
-            "index='source' needs self-attention, one query for each key; got 3 queries and 5 keys. "
-            "For cross-attention use index='query'."
-        )
-        with pytest.raises(ValueError, match=exactly(message)):
+        with rejects("Q", hint="index='query'"):
             bilinearly_modulated_attention(self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
-        with pytest.raises(ValueError, match=exactly(message)):
-            bilinearly_modulated_attention(self.Q[0, 0], sample(S, h), sample(S, 5), self.W[0])
-
-    def test_an_unknown_index_is_refused(self):
-        with pytest.raises(ValueError, match=exactly("index must be 'source' or 'query'; got 'target'.")):
+        with rejects("index"):
             bilinearly_modulated_attention(self.Q, self.K, self.V, self.W, index="target")

@@ -1,14 +1,12 @@
-import re
-
 import jax
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
 from covers import axis, over, rows
+from errors import rejects
 from libraries import JAX, NUMPY, TORCH
 
-from tidegate.tensors._broadcast import sum_to_shape
 from tidegate.tensors.attention import (
     attention_output,
     attention_scores,
@@ -29,6 +27,7 @@ from tidegate.tensors.gradients import (
     gradients_agree,
     verify_gradients,
 )
+from tidegate.tensors.primitives import sum_to_shape
 
 
 def sample(*shape, seed=0):
@@ -55,11 +54,6 @@ every_case = pytest.mark.parametrize(
 
 def arrays_of(shapes):
     return {name: sample(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
-
-
-def exactly(message):
-    # JAX adds a line of its own to what is raised under jit.
-    return rf"^{re.escape(message)}(\n|$)"
 
 
 class TestModulatedAttention:
@@ -126,22 +120,10 @@ class TestModulatedAttention:
         assert_close(found["dL_dV"], gate * E)
         assert_close(found["dL_dK"], np.zeros((1, h)))
 
-    @pytest.mark.parametrize(
-        ("E", "error", "message"),
-        [
-            (np.ones((T, v + 1)), ValueError, "dL_dO must have the shape of output, (4, 5); got (4, 6)."),
-            (np.ones((1, v)), ValueError, "dL_dO must have the shape of output, (4, 5); got (1, 5)."),
-            (np.ones((T, v), int), TypeError, "dL_dO must have a real floating dtype; got int64."),
-        ],
-    )
-    def test_a_gradient_that_does_not_fit_is_refused(self, E, error, message):
-        with pytest.raises(error, match=f"^{re.escape(message)}"):
+    @pytest.mark.parametrize("E", [np.ones((T, v + 1)), np.ones((1, v))])
+    def test_a_gradient_that_does_not_fit_is_rejected(self, E):
+        with rejects("dL_dO"):
             bma_backward(E, **arrays_of(SHAPES["matrices"]))
-
-
-def unmet(**sizes):
-    (left, a), (right, b) = sizes.items()
-    return f"{left} and {right} must have the same contracted axis; {left} has {a}, {right} has {b}."
 
 
 class TestPlainAttention:
@@ -188,33 +170,34 @@ class TestPlainAttention:
         assert_close(grad_softmax(sample(T, T, seed=3), A).sum(-1), np.zeros(T))
 
     @pytest.mark.parametrize(
-        ("function", "arguments", "message"),
+        ("function", "arguments", "field"),
         [
-            (grad_scores_wrt_Q, ((4, 3), (4, 2), 1.0), unmet(dL_dS=3, K=4)),
-            (grad_scores_wrt_K, ((4, 3), (3, 2), 1.0), unmet(dL_dS=4, Q=3)),
-            (grad_scores_wrt_K, ((4,), (3, 2), 1.0), "dL_dS must have shape (..., row, column); got (4,)."),
-            (grad_scores_wrt_Q, ((4, 3), (3,), 1.0), "K must have shape (..., row, column); got (3,)."),
-            (grad_output_wrt_A, ((4, 3), (4, 2)), unmet(dL_dO=3, V=2)),
-            (grad_output_wrt_A, ((4, 3), (4,)), "V must have shape (..., row, column); got (4,)."),
-            (grad_output_wrt_V, ((4, 3), (3, 2)), unmet(A=3, dL_dO=4)),
-            (grad_output_wrt_V, ((4, 3), (3,)), "A must have shape (..., row, column); got (3,)."),
-            (grad_softmax, ((4, 3), (3,)), "dL_dA must have the shape of A, (3,); got (4, 3)."),
+            (grad_scores_wrt_Q, ((4, 3), (4, 2), 1.0), "K"),
+            (grad_scores_wrt_Q, ((4, 3), (3,), 1.0), "K"),
+            (grad_scores_wrt_K, ((4, 3), (3, 2), 1.0), "Q"),
+            (grad_scores_wrt_K, ((4,), (3, 2), 1.0), "dL_dS"),
+            (grad_output_wrt_A, ((4, 3), (4, 2)), "V"),
+            (grad_output_wrt_A, ((4, 3), (4,)), "V"),
+            (grad_output_wrt_V, ((4, 3), (3, 2)), "A"),
+            (grad_output_wrt_V, ((4, 3), (3,)), "A"),
+            (grad_softmax, ((4, 3), (3,)), "dL_dA"),
         ],
     )
-    def test_factors_that_do_not_meet_are_refused(self, library, function, arguments, message):
+    def test_factors_that_do_not_fit_are_rejected(self, library, function, arguments, field):
         arrays = [np.ones(part) if isinstance(part, tuple) else part for part in arguments]
-        with pytest.raises(ValueError, match=exactly(message)):
+        with rejects(field):
             library.call(function, *arrays)
 
-    @pytest.mark.parametrize("function", [grad_softmax, grad_output_wrt_A])
-    def test_whole_numbers_are_refused(self, function):
-        with pytest.raises(TypeError, match="must have a real floating dtype; got int64"):
-            function(np.ones((3, 3), int), np.ones((3, 3)))
+    @pytest.mark.parametrize("function", [grad_softmax, grad_output_wrt_A, bma_backward])
+    def test_integers_are_rejected(self, function):
+        others = arrays_of(SHAPES["matrices"]).values() if function is bma_backward else [np.ones((3, 3))]
+        with pytest.raises(TypeError, match=r"^dL_d[AO] must have a real floating dtype"):
+            function(np.ones((3, 3), int), *others)
 
     def test_scores_of_another_shape_are_refused(self):
         Q, K, V = sample(T, h), sample(3, h), sample(3, v)
         A = attention_weights(attention_scores(Q, K))
-        with pytest.raises(ValueError, match=exactly("S must have the shape of A, (4, 3); got (3, 4).")):
+        with rejects("S"):
             attention_backward(sample(T, v), Q, K, V, A, A.T)
 
 

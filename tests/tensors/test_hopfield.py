@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from scipy.special import lambertw, logsumexp, softmax
 
@@ -414,38 +415,40 @@ def test_more_patterns_than_trials_and_fewer_are_both_measured():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "field"),
     [
-        (lambda: modern_hopfield_update([1.0], PATTERNS), TypeError, "state must be an array"),
-        (lambda: modern_hopfield_update(STATE.astype(int), PATTERNS), TypeError, "state must have a real floating"),
-        (lambda: modern_hopfield_update(STATE, PATTERNS.astype(int)), TypeError, "patterns must have a real floating"),
-        (lambda: hopfield_retrieve(np.float64(1.0), PATTERNS), ValueError, r"query must have shape \(..., d\)"),
-        (lambda: modern_hopfield_energy(STATE, STATE), ValueError, r"patterns must have shape \(..., num_patterns, d"),
-        (
-            lambda: modern_hopfield_energy(STATE[:3], PATTERNS),
-            ValueError,
-            "state and patterns must have the same width",
-        ),
-        (lambda: modern_hopfield_energy(STATE, PATTERNS[:0]), ValueError, "at least one pattern"),
-        (lambda: modern_hopfield_energy(STATES, np.ones((2, 6, 4))), ValueError, "leading axes of state and patterns"),
-        (lambda: modern_hopfield_energy(STATE, PATTERNS, 0.0), ValueError, "beta must be above 0; got 0.0"),
-        (lambda: modern_hopfield_energy(STATE, PATTERNS, np.ones(6)), ValueError, "beta must be one number"),
-        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 0), ValueError, "max_iterations must be at least 1; got 0"),
-        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 2.5), TypeError, "max_iterations must be a whole number"),
-        (lambda: attention_as_hopfield(STATES, PATTERNS[:, :3], PATTERNS), ValueError, "queries and keys .* width"),
-        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS[:5]), ValueError, "number of positions; keys has 6"),
-        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS, -1.0), ValueError, "beta must be above 0"),
-        (lambda: classical_capacity(0), ValueError, "N must be above 0"),
-        (lambda: modern_capacity(1), ValueError, "d must be at least 2; got 1"),
-        (lambda: modern_capacity(8, 0.0), ValueError, "epsilon must be above 0"),
-        (lambda: modern_capacity(8, 1.5), ValueError, r"epsilon must be a probability in \(0, 1\]; got 1.5"),
-        (lambda: energy_landscape_1d(PATTERNS, 4), ValueError, "axis must be from -4 to 3; got 4"),
-        (lambda: retrieval_basin(6, PATTERNS), ValueError, "pattern_idx must be from -6 to 5; got 6"),
-        (lambda: retrieval_basin(0, PATTERNS, 0), ValueError, "n_samples must be at least 1"),
-        (lambda: retrieval_basin(0, PATTERNS, key=7), TypeError, "key must be a numpy.random.Generator"),
-        (lambda: retrieval_success(np.random.default_rng(0), 4, 0), ValueError, "num_patterns must be at least 1"),
+        (lambda: hopfield_retrieve(np.float64(1.0), PATTERNS), "query"),
+        (lambda: modern_hopfield_energy(STATE, STATE), "patterns"),
+        (lambda: modern_hopfield_energy(STATE[:3], PATTERNS), "patterns"),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS[:0]), "patterns"),
+        (lambda: modern_hopfield_energy(STATES, np.ones((2, 6, 4))), "patterns"),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS, 0.0), "beta"),
+        (lambda: modern_hopfield_energy(STATE, PATTERNS, np.ones(6)), "beta"),
+        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 0), "max_iterations"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS[:, :3], PATTERNS), "keys"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS[:5]), "values"),
+        (lambda: attention_as_hopfield(STATES, PATTERNS, PATTERNS, -1.0), "beta"),
+        (lambda: classical_capacity(0), "N"),
+        (lambda: modern_capacity(1), "d"),
+        (lambda: modern_capacity(8, 0.0), "epsilon"),
+        (lambda: modern_capacity(8, 1.5), "epsilon"),
+        (lambda: energy_landscape_1d(PATTERNS, 4), "axis"),
+        (lambda: retrieval_basin(6, PATTERNS), "pattern_idx"),
+        (lambda: retrieval_basin(0, PATTERNS, 0), "n_samples"),
+        (lambda: retrieval_success(np.random.default_rng(0), 4, 0), "num_patterns"),
     ],
 )
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_is_rejected_by_name(call, field):
+    with rejects(field):
         call()
+
+
+def test_wrong_types_are_rejected_by_name():
+    for call, name in (
+        (lambda: modern_hopfield_update([1.0], PATTERNS), "state"),
+        (lambda: modern_hopfield_update(STATE, PATTERNS.astype(int)), "patterns"),
+        (lambda: hopfield_retrieve(STATE, PATTERNS, 1.0, 2.5), "max_iterations"),
+        (lambda: retrieval_basin(0, PATTERNS, key=7), "key"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must"):
+            call()

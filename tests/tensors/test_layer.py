@@ -1,4 +1,3 @@
-import re
 from dataclasses import FrozenInstanceError, replace
 
 import jax
@@ -26,11 +25,6 @@ def sample(*shape, seed=0):
 X, CONTEXT = sample(B, T, d), sample(B, S, d, seed=1)
 MASK = sample(B, H, T, T, seed=2) > 0
 MASK[0, :, 2] = False
-
-
-def exactly(message):
-    # JAX adds a line of its own to what is raised under jit.
-    return rf"^{re.escape(message)}(\n|$)"
 
 
 def assert_is_slow(layer, x=X, *, context=None, mask=None, positions=None, library=None):
@@ -267,8 +261,7 @@ class TestParameters:
         assert (moved.rotary, moved.temperature, moved.gates) == (layer.rotary, layer.temperature, layer.gates)
 
     def test_an_unknown_parameter_is_refused(self):
-        message = "parameters must be among ['W_K', 'W_O', 'W_Q', 'W_V']; got also ['W_X', 'gate.value.weight']."
-        with pytest.raises(ValueError, match=exactly(message)):
+        with rejects("parameters"):
             make_layer().with_parameters(
                 {"W_X": np.ones(2), "gate.value.weight": np.ones(2), "W_Q": np.ones((H, d, h))}
             )
@@ -299,162 +292,101 @@ class TestParameters:
             make_layer().causal = False
 
 
+ONE_GATE = {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"weight": np.ones((2, 8, 4))}}}
 BAD_LAYERS = {
-    "W_K": ({"W_K": np.ones((2, d + 1, h))}, ValueError, "W_K must have shape (2, 6, 4); got (2, 7, 4)."),
-    "W_V heads": ({"W_V": np.ones((4, d, h))}, ValueError, "W_V must have shape (2, 6, 4); got (4, 6, 4)."),
-    "W_O": ({"W_O": np.ones((H, d, h))}, ValueError, "W_O must have shape (4, 4, 6); got (4, 6, 4)."),
-    "W_Q rank": ({"W_Q": np.ones((d, h))}, ValueError, "W_Q must have shape (heads, d, h); got (6, 4)."),
-    "W_Q batch": ({"W_Q": np.ones((1, H, d, h))}, ValueError, "W_Q must have shape (heads, d, h); got (1, 4, 6, 4)."),
-    "whole numbers": (
-        {"W_Q": np.ones((H, d, h), int)},
-        TypeError,
-        "W_Q must have a real floating dtype; got int64. Convert it to float32 or float64.",
-    ),
-    "b_Q": ({"b_Q": np.ones(h)}, ValueError, "b_Q must have shape (4, 4); got (4,)."),
-    "b_K": ({"b_K": np.ones((H, h))}, ValueError, "b_K must have shape (2, 4); got (4, 4)."),
-    "b_V": ({"b_V": np.ones((H, h))}, ValueError, "b_V must have shape (2, 4); got (4, 4)."),
-    "b_O": ({"b_O": np.ones(h)}, ValueError, "b_O must have shape (6,); got (4,)."),
-    "q_norm": ({"q_norm": np.ones(1)}, ValueError, "q_norm must have shape (4,); got (1,)."),
-    "k_norm": ({"k_norm": np.ones((2, h))}, ValueError, "k_norm must have shape (4,); got (2, 4)."),
-    "metric_diagonal": (
-        {"metric_diagonal": np.ones(h)},
-        ValueError,
-        "metric_diagonal must have shape (4, 4); got (4,).",
-    ),
-    "metric_factor": (
-        {"metric_factor": np.ones((2, 3, h))},
-        ValueError,
-        "metric_factor must have shape (4, 3, 4); got (2, 3, 4).",
-    ),
-    "metric_factor rank": (
-        {"metric_factor": np.ones(h)},
-        ValueError,
-        "metric_factor must have shape (heads, m, h); got (4,).",
-    ),
-    "two metrics": (
-        {"metric_diagonal": np.ones((H, h)), "metric_factor": np.ones((H, 3, h))},
-        ValueError,
-        "A layer has one metric: give metric_diagonal or metric_factor, not both.",
-    ),
-    "no heat": ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0, got 0.0."),
-    "epsilon": ({"norm_epsilon": -1.0}, ValueError, "norm_epsilon must be a finite number above 0, got -1.0."),
-    "no boolean": ({"causal": "no"}, ValueError, "causal must be True or False, got 'no'."),
-    "window": ({"window": 0}, ValueError, "window must be a positive integer or None, got 0."),
-    "rotary": (
-        {"rotary": Rotary(fraction=0.25)},
-        ValueError,
-        "Rotary.fraction must be a share that selects an even number of the head's 4 channels, got 0.25. It selects 1.",
-    ),
-    "a gate without parameters": (
-        {"gates": Gates.parse("g1+bma")},
-        ValueError,
-        "gate_parameters must have one entry per gate, ['value', 'output']; got [].",
-    ),
-    "parameters without a gate": (
-        {"gate_parameters": {"value": {}}},
-        ValueError,
-        "gate_parameters must have one entry per gate, []; got ['value'].",
-    ),
+    "W_K": ({"W_K": np.ones((2, d + 1, h))}, "W_K"),
+    "W_V heads": ({"W_V": np.ones((4, d, h))}, "W_V"),
+    "W_O": ({"W_O": np.ones((H, d, h))}, "W_O"),
+    "W_Q rank": ({"W_Q": np.ones((d, h))}, "W_Q"),
+    "W_Q batch": ({"W_Q": np.ones((1, H, d, h))}, "W_Q"),
+    "b_Q": ({"b_Q": np.ones(h)}, "b_Q"),
+    "b_K": ({"b_K": np.ones((H, h))}, "b_K"),
+    "b_V": ({"b_V": np.ones((H, h))}, "b_V"),
+    "b_O": ({"b_O": np.ones(h)}, "b_O"),
+    "q_norm": ({"q_norm": np.ones(1)}, "q_norm"),
+    "k_norm": ({"k_norm": np.ones((2, h))}, "k_norm"),
+    "metric_diagonal": ({"metric_diagonal": np.ones(h)}, "metric_diagonal"),
+    "metric_factor": ({"metric_factor": np.ones((2, 3, h))}, "metric_factor"),
+    "metric_factor rank": ({"metric_factor": np.ones(h)}, "metric_factor"),
+    "two metrics": ({"metric_diagonal": np.ones((H, h)), "metric_factor": np.ones((H, 3, h))}, "metric_factor"),
+    "no heat": ({"temperature": 0.0}, "temperature"),
+    "epsilon": ({"norm_epsilon": -1.0}, "norm_epsilon"),
+    "no boolean": ({"causal": "no"}, "causal"),
+    "window": ({"window": 0}, "window"),
+    "rotary": ({"rotary": Rotary(fraction=0.25)}, "Rotary.fraction"),
+    "a gate without parameters": ({"gates": Gates.parse("g1+bma")}, "gate_parameters"),
+    "parameters without a gate": ({"gate_parameters": {"value": {}}}, "gate_parameters"),
     "parameters of another shape": (
         {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"weight": np.ones((4, 4, 4))}}},
-        ValueError,
-        "Parameters of gate bma must have the shapes {'weight': (2, 8, 4)}; got {'weight': (4, 4, 4)}.",
+        "gate_parameters['value']",
     ),
     "parameters of another name": (
         {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"W": np.ones((2, 8, 4))}}},
-        ValueError,
-        "Parameters of gate bma must have the shapes {'weight': (2, 8, 4)}; got {'W': (2, 8, 4)}.",
+        "gate_parameters['value']",
+    ),
+    "key heads that do not divide the heads": (
+        {
+            "W_K": np.ones((3, d, h)),
+            "W_V": np.ones((3, d, h)),
+            "gates": Gates.parse("g1"),
+            "gate_parameters": {"output": {}},
+        },
+        "num_kv_heads",
     ),
 }
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_LAYERS.values(), ids=BAD_LAYERS)
-def test_a_layer_whose_parts_do_not_fit_is_refused(change, error, message):
+@pytest.mark.parametrize(("change", "field"), BAD_LAYERS.values(), ids=BAD_LAYERS)
+def test_a_layer_whose_parts_do_not_fit_is_rejected(change, field):
     plain = make_layer()
     arrays = {name: getattr(plain, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
-    with pytest.raises(error, match=exactly(message)):
+    with rejects(field):
         AttentionArrays(**{**arrays, **change})
 
 
-def test_key_heads_must_divide_the_heads():
-    with pytest.raises(ValueError, match="num_kv_heads must be a divisor of num_heads=4, got 3"):
-        AttentionArrays(W_Q=np.ones((4, 6, 4)), W_K=np.ones((3, 6, 4)), W_V=np.ones((3, 6, 4)), W_O=np.ones((4, 4, 6)))
-
-
-BAD_INPUTS = {
-    "x of another width": (
-        {"x": sample(T, d + 1)},
-        ValueError,
-        "x and W_Q must have the same width; x has 7, W_Q has 6.",
-    ),
-    "x without positions": ({"x": sample(d)}, ValueError, "x must have shape (..., position, d); got (6,)."),
-    "whole numbers": ({"x": np.ones((T, d), int)}, TypeError, "x must have a real floating dtype; got"),
-    "a short mask": (
-        {"mask": np.ones((T, 3), bool)},
-        ValueError,
-        "mask must broadcast to the scores' shape (..., query, key) = (2, 4, 5, 5); got (5, 3).",
-    ),
-    "a mask of keys alone": (
-        {"mask": np.ones(T, bool)},
-        ValueError,
-        "mask must be (query, key) or have every axis of the weights (..., head, query, key) = (2, 4, 5, 5); got (5,).",
-    ),
-    "a mask of numbers": (
-        {"mask": np.ones((T, T))},
-        TypeError,
-        "mask must be bool, True where a query may attend; got",
-    ),
-    "too few positions": (
-        {"positions": np.arange(3)},
-        ValueError,
-        "x and positions must have the same number of positions; x has 5, positions has 3.",
-    ),
-    "positions of another batch": (
-        {"positions": np.ones((3, T))},
-        ValueError,
-        "The leading axes of x and angles must be equal or broadcast; x has (2, 4), angles has (3, 1).",
-    ),
-    "context for a causal layer": (
-        {"context": CONTEXT},
-        ValueError,
-        "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
-        "Use causal=False and window=None for cross-attention.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("change", "error", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS)
-def test_inputs_that_do_not_fit_are_refused(library, change, error, message):
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"x": sample(T, d + 1)}, "x"),
+        ({"x": sample(d)}, "x"),
+        ({"mask": np.ones((T, 3), bool)}, "mask"),
+        ({"mask": np.ones(T, bool)}, "mask"),
+        ({"positions": np.arange(3)}, "positions"),
+        ({"positions": np.ones((3, T))}, "angles"),
+        ({"context": CONTEXT}, "context"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
+)
+def test_inputs_that_do_not_fit_are_rejected(library, change, field):
     layer = make_layer(full=True)
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
+    with rejects(field):
         library.call(lambda **inputs: layer(**inputs), **{"x": X, **change})
 
 
-def test_lists_are_refused_by_name():
-    with pytest.raises(TypeError, match="positions must be an array of NumPy, JAX or PyTorch; got list"):
-        make_layer(full=True)(X, positions=[0, 1, 2, 3, 4])
-    with pytest.raises(TypeError, match="x must be an array of NumPy, JAX or PyTorch; got list"):
-        make_layer()(X.tolist())
+def test_inputs_of_wrong_types_are_rejected():
+    arrays = {name: getattr(make_layer(), name) for name in ("W_Q", "W_K", "W_V", "W_O")}
+    for call, name in (
+        (lambda: AttentionArrays(**{**arrays, "W_Q": np.ones((H, d, h), int)}), "W_Q"),
+        (lambda: make_layer()(np.ones((T, d), int)), "x"),
+        (lambda: make_layer()(X.tolist()), "x"),
+        (lambda: make_layer()(X, mask=np.ones((T, T))), "mask"),
+        (lambda: make_layer(full=True)(X, positions=[0, 1, 2, 3, 4]), "positions"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must"):
+            call()
 
 
 class TestCrossAttentionInputs:
     @pytest.mark.parametrize(
-        ("options", "context", "message"),
-        [
-            ({}, sample(B, S, d + 1), "context and W_Q must have the same width; context has 7, W_Q has 6."),
-            (
-                {},
-                sample(3, S, d),
-                "The leading axes of x and context must be equal or broadcast; x has (2,), context has (3,).",
-            ),
-            ({"window": 2}, CONTEXT, "context was given to a layer that is causal or has a window"),
-        ],
+        ("options", "context"),
+        [({}, sample(B, S, d + 1)), ({}, sample(3, S, d)), ({"window": 2}, CONTEXT)],
+        ids=["width", "batch", "window"],
     )
-    def test_a_context_that_does_not_fit_is_refused(self, options, context, message):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+    def test_a_context_that_does_not_fit_is_rejected(self, options, context):
+        with rejects("context"):
             make_layer(causal=False, **options)(X, context=context)
 
-    def test_a_gate_that_needs_self_attention_refuses_a_context(self):
+    def test_a_gate_that_needs_self_attention_rejects_a_context(self):
         with rejects("gate"):
             make_layer("bma", causal=False)(X, context=CONTEXT)
 

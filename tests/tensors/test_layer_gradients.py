@@ -5,6 +5,7 @@ import pytest
 import torch
 from closeness import assert_close, to_numpy
 from covers import axis, over
+from errors import rejects
 from jax_layers import COMBINED
 from layers import CONTROLS, EXOTIC, GATES, TOGETHER, gate_parameters, make_layer
 
@@ -175,17 +176,12 @@ def test_a_wrong_gradient_is_found_by_name(monkeypatch):
     assert found["dL_dW_O"]
 
 
-@pytest.mark.parametrize(
-    ("E", "error", "message"),
-    [
-        (np.ones((T, d)), ValueError, r"^dL_dy must have the output's shape \(2, 5, 6\); got \(5, 6\)\.$"),
-        (np.ones((B, T, d), int), TypeError, r"^dL_dy must have a real floating dtype; got int64\."),
-        ([1.0], TypeError, r"^dL_dy must be an array of NumPy, JAX or PyTorch; got list\."),
-    ],
-)
-def test_a_gradient_that_does_not_fit_is_refused(E, error, message):
-    with pytest.raises(error, match=message):
-        layer_backward(make_layer(), X, E)
+def test_a_gradient_that_does_not_fit_is_rejected():
+    with rejects("dL_dy"):
+        layer_backward(make_layer(), X, np.ones((T, d)))
+    for E in (np.ones((B, T, d), int), [1.0]):
+        with pytest.raises(TypeError, match="dL_dy must"):
+            layer_backward(make_layer(), X, E)
 
 
 @pytest.mark.parametrize("text", [*map(str, GATES), *EXOTIC, *CONTROLS])

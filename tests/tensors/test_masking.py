@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import to_numpy
+from errors import rejects
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -208,64 +209,55 @@ def test_a_drawing_has_a_line_for_each_query(array):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "field"),
     [
-        (lambda: causal_mask(-1), ValueError, "n must be at least 1; got -1"),
-        (lambda: causal_mask(0), ValueError, "n must be at least 1; got 0"),
-        (lambda: causal_mask(3.0), TypeError, "n must be .* got 3.0"),
-        (lambda: causal_mask_with_window(3, 0), ValueError, "window must be at least 1; got 0"),
-        (lambda: local_attention_mask(3, 0), ValueError, "window must be at least 1; got 0"),
-        (lambda: strided_attention_mask(3, 0), ValueError, "stride must be at least 1; got 0"),
-        (lambda: block_sparse_mask(3, 0), ValueError, "block_size must be at least 1; got 0"),
-        (lambda: block_sparse_mask(0, 3), ValueError, "n must be at least 1; got 0"),
-        (lambda: global_local_mask(3, 1, 4), ValueError, "global_tokens must be .* below n = 3.*; got 4"),
-        (lambda: global_local_mask(3, 1, [0, 3]), ValueError, r"global_tokens must be .* got \[0, 3\]"),
-        (lambda: global_local_mask(3, 1, -1), ValueError, "global_tokens must be at least 0; got -1"),
-        (lambda: global_local_mask(3, 1, [-1]), ValueError, "global_tokens must be at least 0; got -1"),
-        (lambda: global_local_mask(3, 1, [True, False]), TypeError, "global_tokens must be .* got True"),
-        (lambda: global_local_mask(3, 1, 1.5), TypeError, "global_tokens must be .* got 1.5"),
-        (lambda: padding_mask(np.array([2]), 0), ValueError, "max_len must be at least 1"),
-        (lambda: padding_mask(np.array([2.0]), 3), TypeError, "lengths must have an integer dtype; got float64"),
-        (lambda: padding_mask(np.array([True]), 3), TypeError, "lengths must have an integer dtype; got bool"),
-        (lambda: padding_mask([2], 3), TypeError, "lengths must be an array"),
-        (lambda: padding_mask(np.array([1, 4]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
-        (lambda: padding_mask(torch.tensor([-1]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
-        (lambda: causal_padding_mask(jnp.asarray([4]), 3), ValueError, "lengths must lie between 0 and max_len = 3"),
-        (
-            lambda: attention_mask_from_padding(np.array([1]), np.array([4]), 4, 3),
-            ValueError,
-            "key_lengths must lie between 0 and max_k = 3",
-        ),
-        (
-            lambda: attention_mask_from_padding(np.array([5]), np.array([1]), 4, 3),
-            ValueError,
-            "query_lengths must lie between 0 and max_q = 4",
-        ),
-        (
-            lambda: attention_mask_from_padding(np.array([1, 1]), np.array([1, 1, 1]), 4, 3),
-            ValueError,
-            "leading axes of query_lengths and key_lengths",
-        ),
-        (lambda: document_mask(np.ones(2), np.ones(2, int)), TypeError, "query_documents must have an integer dtype"),
-        (lambda: document_mask(np.ones(2, int), np.asarray(1)), ValueError, "key_documents must have shape"),
-        (lambda: document_mask(np.ones((2, 3), int), np.ones((4, 3), int)), ValueError, "leading axes"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((2, 2), int)), TypeError, "mask must be bool.* got int64"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((3, 2), bool)), ValueError, "mask must broadcast"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((1, 2, 2), bool)), ValueError, "mask must broadcast"),
-        (
-            lambda: apply_mask(np.ones((2, 2), int), np.ones((2, 2), bool)),
-            TypeError,
-            "scores must have a real floating",
-        ),
-        (lambda: apply_mask(np.ones(2), np.ones((1, 2), bool)), ValueError, "scores must have shape"),
-        (lambda: apply_mask(np.ones((1, 2)), np.ones((1, 2), bool), np.nan), ValueError, "fill_value must be a number"),
-        (lambda: mask_to_additive(np.ones((2, 2), int)), TypeError, "mask must be bool"),
-        (lambda: mask_to_additive(np.ones(2, bool)), ValueError, "mask must have shape"),
-        (lambda: mask_to_additive(np.ones((2, 2), bool), dtype=np.int64), TypeError, "dtype must be a real floating"),
-        (lambda: visualize_mask(np.ones((2, 2), int)), TypeError, "mask must be bool"),
-        (lambda: visualize_mask(np.ones(2, bool)), ValueError, "mask must have shape"),
+        (lambda: causal_mask(-1), "n"),
+        (lambda: causal_mask_with_window(3, 0), "window"),
+        (lambda: local_attention_mask(3, 0), "window"),
+        (lambda: strided_attention_mask(3, 0), "stride"),
+        (lambda: block_sparse_mask(3, 0), "block_size"),
+        (lambda: block_sparse_mask(0, 3), "n"),
+        (lambda: global_local_mask(3, 1, 4), "global_tokens"),
+        (lambda: global_local_mask(3, 1, [0, 3]), "global_tokens"),
+        (lambda: global_local_mask(3, 1, -1), "global_tokens"),
+        (lambda: global_local_mask(3, 1, [-1]), "global_tokens"),
+        (lambda: padding_mask(np.array([2]), 0), "max_len"),
+        (lambda: padding_mask(np.array([1, 4]), 3), "lengths"),
+        (lambda: padding_mask(torch.tensor([-1]), 3), "lengths"),
+        (lambda: causal_padding_mask(jnp.asarray([4]), 3), "lengths"),
+        (lambda: attention_mask_from_padding(np.array([1]), np.array([4]), 4, 3), "key_lengths"),
+        (lambda: attention_mask_from_padding(np.array([5]), np.array([1]), 4, 3), "query_lengths"),
+        (lambda: attention_mask_from_padding(np.array([1, 1]), np.array([1, 1, 1]), 4, 3), "key_lengths"),
+        (lambda: document_mask(np.ones(2, int), np.asarray(1)), "key_documents"),
+        (lambda: document_mask(np.ones((2, 3), int), np.ones((4, 3), int)), "key_documents"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((3, 2), bool)), "mask"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((1, 2, 2), bool)), "mask"),
+        (lambda: apply_mask(np.ones(2), np.ones((1, 2), bool)), "scores"),
+        (lambda: apply_mask(np.ones((1, 2)), np.ones((1, 2), bool), np.nan), "fill_value"),
+        (lambda: mask_to_additive(np.ones(2, bool)), "mask"),
+        (lambda: visualize_mask(np.ones(2, bool)), "mask"),
     ],
 )
-def test_bad_input_is_refused_by_name(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_is_rejected_by_name(call, field):
+    with rejects(field):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: causal_mask(3.0), "n"),
+        (lambda: global_local_mask(3, 1, [True, False]), "global_tokens"),
+        (lambda: global_local_mask(3, 1, 1.5), "global_tokens"),
+        (lambda: padding_mask(np.array([2.0]), 3), "lengths"),
+        (lambda: padding_mask(np.array([True]), 3), "lengths"),
+        (lambda: padding_mask([2], 3), "lengths"),
+        (lambda: document_mask(np.ones(2), np.ones(2, int)), "query_documents"),
+        (lambda: apply_mask(np.ones((2, 2)), np.ones((2, 2), int)), "mask"),
+        (lambda: apply_mask(np.ones((2, 2), int), np.ones((2, 2), bool)), "scores"),
+        (lambda: mask_to_additive(np.ones((2, 2), bool), dtype=np.int64), "dtype"),
+    ],
+)
+def test_wrong_types_are_rejected_by_name(call, name):
+    with pytest.raises(TypeError, match=f"^{name} must"):
         call()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -235,14 +236,14 @@ def test_the_same_key_gives_the_same_weights_ready_for_attention(kind):
 
 def test_sizes_that_do_not_fit_are_refused():
     key = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="num_heads must divide d_model; got num_heads 4 and d_model 6"):
+    with rejects("num_heads"):
         init_multihead_weights(key, 6, 4)
-    with pytest.raises(ValueError, match="num_heads must divide d_model"):
+    with rejects("num_heads"):
         init_multihead_weights(key, 6, 4, d_k=2)
     assert init_multihead_weights(key, 6, 4, d_k=2, d_v=5)["W_O"].shape == (4, 5, 6)
-    with pytest.raises(ValueError, match="num_heads must be at least 1; got 0"):
+    with rejects("num_heads"):
         init_multihead_weights(key, 6, 0)
-    with pytest.raises(ValueError, match="d_v must be at least 1; got 0"):
+    with rejects("d_v"):
         init_multihead_weights(key, 6, 3, d_v=0)
     with pytest.raises(TypeError, match=r"key must be a numpy\.random\.Generator"):
         init_multihead_weights(0, 6, 3)
@@ -250,33 +251,33 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_masks_that_could_mean_heads_or_batches_are_refused(library):
     for mask in (MASK[0], MASK[:, 0]):
-        with pytest.raises(ValueError, match=r"mask must be \(query, key\) or have every axis .* head axis of size 1"):
+        with rejects("mask"):
             library.call(multihead_attention, Q, K, V, *WEIGHTS, mask)
-    with pytest.raises(ValueError, match=r"mask must broadcast to the scores' shape"):
+    with rejects("mask"):
         library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK[:, :2])
     with pytest.raises(TypeError, match="mask must be bool"):
         library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK.astype(np.int64))
 
 
 def test_bad_arguments_are_named(library):
-    with pytest.raises(ValueError, match="Q and W_Q must have the same d_model; Q has 5, W_Q has 6"):
+    with rejects("W_Q"):
         library.call(multihead_attention, Q[..., :5], K, V, *WEIGHTS)
-    with pytest.raises(ValueError, match="W_Q and W_K must have the same d_k; W_Q has 2, W_K has 3"):
+    with rejects("W_K"):
         library.call(multihead_attention, Q, K, V, W_Q, W_V, W_V, W_O)
-    with pytest.raises(ValueError, match="W_V and W_O must have the same d_v; W_V has 2, W_O has 3"):
+    with rejects("W_O"):
         library.call(multihead_attention, Q, K, V, W_Q, W_K, W_K, W_O)
-    with pytest.raises(ValueError, match=r"must have the same number of heads; .* W_O has 1"):
+    with rejects("W_O"):
         library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O[:1])
-    with pytest.raises(ValueError, match="K and V must have the same number of keys; K has 5, V has 4"):
+    with rejects("V"):
         library.call(multihead_attention, Q, K, V[:, :4], *WEIGHTS)
-    with pytest.raises(ValueError, match=r"W_Q must have shape \(head, d_model, d_k\); got \(6, 2\)"):
+    with rejects("W_Q"):
         library.call(multihead_attention, Q, K, V, W_Q[0], W_K, W_V, W_O)
-    with pytest.raises(ValueError, match="The leading axes of Q and K and V must be equal or broadcast"):
+    with rejects("K"):
         library.call(multihead_attention, np.concatenate([Q, Q]), K, V, *WEIGHTS)
-    with pytest.raises(ValueError, match=r"K must have shape \(..., batch, key, d_model\); got \(5, 6\)"):
+    with rejects("K"):
         library.call(multihead_attention_batched, Q, K[0], V, *WEIGHTS)
     with pytest.raises(TypeError, match="W_O must have a real floating dtype"):
         library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O.astype(np.int64))
     for function in (head_diversity, head_attention_entropy):
-        with pytest.raises(ValueError, match=r"A must have shape \(..., head, query, key\); got \(4, 5\)"):
+        with rejects("A"):
             library.call(function, MASK[0, 0].astype(float))

@@ -68,7 +68,7 @@ def test_a_constant_goes_to_the_callers_device():
 @pytest.mark.parametrize("value", [[1.0, 2.0], 3.0, "text"], ids=str)
 def test_what_is_no_array_is_refused_by_name(value):
     message = (
-        rf"^Q must be an array of NumPy, JAX or PyTorch; got {type(value).__name__}\. "
+        rf"^Q must be an array of NumPy, JAX or PyTorch, got {type(value).__name__}\. "
         r"Wrap it, for instance with numpy\.asarray\(Q\)\.$"
     )
     with pytest.raises(TypeError, match=message):
@@ -77,7 +77,7 @@ def test_what_is_no_array_is_refused_by_name(value):
 
 def test_two_libraries_are_refused_and_named():
     message = (
-        r"^The arrays must come from one library \(NumPy constants may be mixed in\); Q is torch, K is jax\w*\. "
+        r"^The arrays must come from one library \(NumPy constants may be mixed in\): Q is torch, K is jax\w*\. "
         r"Convert them to one kind, for instance with numpy\.asarray\.$"
     )
     with pytest.raises(TypeError, match=message):

@@ -1,5 +1,4 @@
 import math
-import re
 
 import numpy as np
 import pytest
@@ -137,16 +136,15 @@ def test_the_fraction_is_a_share(fraction):
 
 
 @pytest.mark.parametrize(
-    ("x", "angles", "error", "message"),
+    ("x", "angles", "field"),
     [
-        (sample(3, 4), sample(2, 2), ValueError, "x and angles must have the same number of positions; x has 3"),
-        (sample(3, 4), sample(3, 3), ValueError, "angles has 3 pairs, which need 6 channels; x has 4."),
-        (sample(3, 4), sample(2, 3, 2), ValueError, "angles must broadcast to x's leading axes, (); got (2,)."),
-        (sample(2, 3, 4), sample(5, 3, 2), ValueError, "The leading axes of x and angles must be equal or broadcast"),
-        (sample(4), sample(3, 2), ValueError, "x must have shape (..., position, width); got (4,)."),
-        (np.ones((3, 4), int), sample(3, 2), TypeError, "x must have a real floating dtype"),
+        (sample(3, 4), sample(2, 2), "angles"),
+        (sample(3, 4), sample(3, 3), "angles"),
+        (sample(3, 4), sample(2, 3, 2), "angles"),
+        (sample(2, 3, 4), sample(5, 3, 2), "angles"),
+        (sample(4), sample(3, 2), "x"),
     ],
-)  # fmt: skip
-def test_angles_that_do_not_fit_are_refused(library, x, angles, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+)
+def test_angles_that_do_not_fit_are_rejected(library, x, angles, field):
+    with rejects(field):
         library.call(rotate, x, angles)

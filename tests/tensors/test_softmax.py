@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -355,37 +356,37 @@ def test_a_numpy_mask_mixes_with_other_arrays():
 @pytest.mark.parametrize("function", [gibbs_distribution, log_partition, partition_function, free_energy])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, np.asarray(0.0)])
 def test_a_temperature_that_is_not_positive_is_refused(function, temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0; got"):
+    with rejects("temperature"):
         function(SCORES, temperature)
 
 
 def test_bad_arguments_are_named(library):
-    with pytest.raises(TypeError, match=r"energies must have a real floating dtype; got .*int64"):
+    with pytest.raises(TypeError, match=r"energies must have a real floating dtype, got .*int64"):
         library.call(gibbs_distribution, np.arange(3))
     with pytest.raises(TypeError, match="mask must be bool"):
         library.call(gibbs_distribution, SCORES, 1.0, np.ones(SHAPE))
-    with pytest.raises(ValueError, match=r"mask must broadcast to .* \(2, 3, 4\); got \(3,\)"):
+    with rejects("mask"):
         library.call(gibbs_distribution, SCORES, 1.0, np.ones(3, dtype=bool))
-    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(2, 3, 1\); got \(4,\)"):
+    with rejects("temperature"):
         library.call(gibbs_distribution, SCORES, np.ones(4))
-    with pytest.raises(ValueError, match=r"temperature must be a number or broadcast .* \(3, 1\); got \(1, 1, 1\)"):
+    with rejects("temperature"):
         library.call(gibbs_distribution, SCORES[0], np.ones((1, 1, 1)))
-    with pytest.raises(ValueError, match=r"temperatures must have shape \(temperature\); got \(1, 2\)"):
+    with rejects("temperatures"):
         library.call(temperature_sweep, SCORES, np.ones((1, 2)))
-    with pytest.raises(ValueError, match=r"A must have shape \(..., query, key\); got \(4,\)"):
+    with rejects("A"):
         library.call(attention_entropy, np.ones(4))
-    with pytest.raises(ValueError, match=r"probs must have shape \(..., batch, states\); got \(4,\)"):
+    with rejects("probs"):
         library.call(softmax_jacobian_batched, np.ones(4))
 
 
 def test_bad_values_are_named():
-    with pytest.raises(ValueError, match=r"energies must have shape \(..., states\); got \(\)"):
+    with rejects("energies"):
         gibbs_distribution(np.asarray(1.0))
-    with pytest.raises(ValueError, match="temperatures must be above 0"):
+    with rejects("temperatures"):
         temperature_sweep(SCORES, np.array([1.0, 0.0]))
-    with pytest.raises(ValueError, match="eps must be above 0; got 0"):
+    with rejects("eps"):
         entropy(softmax_rows(SCORES), 0.0)
-    with pytest.raises(ValueError, match="n must be at least 1; got 0"):
+    with rejects("n"):
         max_entropy(0)
-    with pytest.raises(TypeError, match="energies must be an array of NumPy, JAX or PyTorch; got list"):
+    with pytest.raises(TypeError, match="energies must be an array of NumPy, JAX or PyTorch, got list"):
         gibbs_distribution([1.0, 2.0])

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, naming, to_numpy
+from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -209,13 +210,13 @@ def test_entropy_takes_a_temperature_for_each_row(library):
 
 
 def test_bad_arguments_are_named(library):
-    with pytest.raises(ValueError, match=r"log_partition and mean_score must have the same shape; .* \(2,\)"):
+    with rejects("mean_score"):
         library.call(entropy_from_log_partition, np.ones(3), np.ones(2))
-    with pytest.raises(ValueError, match="log_partition and temperature must have the same shape"):
+    with rejects("temperature"):
         library.call(entropy_from_log_partition, np.ones(3), np.ones(3), np.ones((3, 1)))
-    with pytest.raises(ValueError, match="gradient and probs must have the same number of states"):
+    with rejects("probs"):
         library.call(natural_gradient, np.ones(3), np.ones(1))
-    with pytest.raises(ValueError, match="The leading axes of gradient and probs must be equal or broadcast"):
+    with rejects("probs"):
         library.call(natural_gradient, np.ones((2, 3)), np.ones((4, 3)))
     with pytest.raises(TypeError, match="probs must have a real floating dtype"):
         library.call(fisher_metric, np.arange(3))
@@ -223,7 +224,7 @@ def test_bad_arguments_are_named(library):
 
 @pytest.mark.parametrize("function", [mean_score, internal_energy, heat_capacity])
 def test_a_temperature_that_is_not_positive_is_refused(function):
-    with pytest.raises(ValueError, match="temperature must be above 0; got 0"):
+    with rejects("temperature"):
         function(SCORES, 0.0)
-    with pytest.raises(ValueError, match="temperature must be above 0; got -1"):
+    with rejects("temperature"):
         entropy_from_log_partition(np.ones(2), np.ones(2), -1.0)

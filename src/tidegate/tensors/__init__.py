@@ -3,289 +3,141 @@
 Every function returns arrays of its caller's kind, dtype and device. Pictures are in `tidegate.tensors.plots`.
 """
 
-from tidegate.tensors.activations import activate, activation_slope
-from tidegate.tensors.attention import (
-    attention_output,
-    attention_scores,
-    attention_scores_with_metric,
-    attention_weights,
-    batched_attention,
-    bilinear_attention,
-    decompose_attention,
-    scaled_dot_product_attention,
-)
-from tidegate.tensors.bilinear import (
-    bilinear_form,
-    bilinear_form_batch,
-    diagonal_metric,
-    euclidean_metric,
-    inner_product,
-    learned_metric,
-    lower_index,
-    metric_inverse,
-    quadratic_form,
-    raise_index,
-    scaled_euclidean_metric,
-    verify_metric_properties,
-)
-from tidegate.tensors.einsum import (
-    EINSUM_EXAMPLES,
-    ParsedEinsum,
-    attention_output_einsum,
-    attention_scores_einsum,
-    batch_bilinear_form,
-    batch_matrix_multiply,
-    batched_attention_output_einsum,
-    batched_attention_scores_einsum,
-    batched_multihead_project_einsum,
-    batched_multihead_scores_einsum,
-    bilinear_form_einsum,
-    dot_product,
-    explain_einsum,
-    frobenius_norm_squared,
-    hadamard_product,
-    matrix_multiply,
-    matrix_transpose,
-    multihead_combine_einsum,
-    multihead_output_einsum,
-    multihead_project_einsum,
-    multihead_scores_einsum,
-    outer_product,
-    parse_einsum,
-    trace,
-)
-from tidegate.tensors.gating import (
-    GateSources,
-    apply_gate,
-    bilinearly_modulated_attention,
-    gate_logits,
-    gate_reads,
-    gate_values,
-    init_gate_parameters,
-    naive_query_modulated_attention,
-)
-from tidegate.tensors.gradients import (
-    attention_backward,
-    bma_backward,
-    grad_output_wrt_A,
-    grad_output_wrt_V,
-    grad_scores_wrt_K,
-    grad_scores_wrt_Q,
-    grad_softmax,
-    gradient_flow_analysis,
-    gradient_numerical_check,
-    gradients_agree,
-    verify_gradients,
-)
-from tidegate.tensors.hopfield import (
-    Retrieval,
-    attention_as_hopfield,
-    classical_capacity,
-    classical_hopfield_energy,
-    classical_hopfield_update,
-    energy_landscape_1d,
-    hopfield_retrieve,
-    modern_capacity,
-    modern_hopfield_energy,
-    modern_hopfield_update,
-    retrieval_basin,
-    retrieval_success,
-    separation_quality,
-)
-from tidegate.tensors.layer import AttentionArrays, LayerTrace, rms_norm
-from tidegate.tensors.layer_gradients import (
-    GateGradients,
-    gate_backward,
-    layer_backward,
-    verify_layer_gradients,
-)
-from tidegate.tensors.masking import (
-    apply_mask,
-    attention_mask_from_padding,
-    block_sparse_mask,
-    causal_mask,
-    causal_mask_with_window,
-    causal_padding_mask,
-    document_mask,
-    global_local_mask,
-    local_attention_mask,
-    mask_to_additive,
-    padding_mask,
-    strided_attention_mask,
-    visualize_mask,
-)
-from tidegate.tensors.multihead import (
-    decompose_multihead,
-    head_attention_entropy,
-    head_diversity,
-    init_multihead_weights,
-    multihead_attention,
-    multihead_attention_batched,
-)
-from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
-from tidegate.tensors.sink import (
-    entropy_with_sink,
-    log_partition_with_sink,
-    sink_attention,
-    sink_backward,
-    sink_mass,
-)
-from tidegate.tensors.softmax import (
-    attention_entropy,
-    effective_number_of_states,
-    entropy,
-    free_energy,
-    gibbs_distribution,
-    log_partition,
-    log_softmax,
-    max_entropy,
-    normalized_entropy,
-    partition_function,
-    softmax_jacobian,
-    softmax_jacobian_batched,
-    softmax_rows,
-    temperature_sweep,
-)
-from tidegate.tensors.thermodynamics import (
-    entropy_from_log_partition,
-    fisher_metric,
-    heat_capacity,
-    internal_energy,
-    mean_score,
-    natural_gradient,
-)
+import types
 
-__all__ = [
-    "EINSUM_EXAMPLES",
-    "AttentionArrays",
-    "GateGradients",
-    "GateSources",
-    "LayerTrace",
-    "ParsedEinsum",
-    "Retrieval",
-    "Rotary",
-    "activate",
-    "activation_slope",
-    "apply_gate",
-    "apply_mask",
-    "attention_as_hopfield",
-    "attention_backward",
-    "attention_entropy",
-    "attention_mask_from_padding",
-    "attention_output",
-    "attention_output_einsum",
-    "attention_scores",
-    "attention_scores_einsum",
-    "attention_scores_with_metric",
-    "attention_weights",
-    "batch_bilinear_form",
-    "batch_matrix_multiply",
-    "batched_attention",
-    "batched_attention_output_einsum",
-    "batched_attention_scores_einsum",
-    "batched_multihead_project_einsum",
-    "batched_multihead_scores_einsum",
-    "bilinear_attention",
-    "bilinear_form",
-    "bilinear_form_batch",
-    "bilinear_form_einsum",
-    "bilinearly_modulated_attention",
-    "block_sparse_mask",
-    "bma_backward",
-    "causal_mask",
-    "causal_mask_with_window",
-    "causal_padding_mask",
-    "classical_capacity",
-    "classical_hopfield_energy",
-    "classical_hopfield_update",
-    "decompose_attention",
-    "decompose_multihead",
-    "diagonal_metric",
-    "document_mask",
-    "dot_product",
-    "effective_number_of_states",
-    "energy_landscape_1d",
-    "entropy",
-    "entropy_from_log_partition",
-    "entropy_with_sink",
-    "euclidean_metric",
-    "explain_einsum",
-    "fisher_metric",
-    "free_energy",
-    "frobenius_norm_squared",
-    "gate_backward",
-    "gate_logits",
-    "gate_reads",
-    "gate_values",
-    "gibbs_distribution",
-    "global_local_mask",
-    "grad_output_wrt_A",
-    "grad_output_wrt_V",
-    "grad_scores_wrt_K",
-    "grad_scores_wrt_Q",
-    "grad_softmax",
-    "gradient_flow_analysis",
-    "gradient_numerical_check",
-    "gradients_agree",
-    "hadamard_product",
-    "head_attention_entropy",
-    "head_diversity",
-    "heat_capacity",
-    "hopfield_retrieve",
-    "init_gate_parameters",
-    "init_multihead_weights",
-    "inner_product",
-    "internal_energy",
-    "layer_backward",
-    "learned_metric",
-    "local_attention_mask",
-    "log_partition",
-    "log_partition_with_sink",
-    "log_softmax",
-    "lower_index",
-    "mask_to_additive",
-    "matrix_multiply",
-    "matrix_transpose",
-    "max_entropy",
-    "mean_score",
-    "metric_inverse",
-    "modern_capacity",
-    "modern_hopfield_energy",
-    "modern_hopfield_update",
-    "multihead_attention",
-    "multihead_attention_batched",
-    "multihead_combine_einsum",
-    "multihead_output_einsum",
-    "multihead_project_einsum",
-    "multihead_scores_einsum",
-    "naive_query_modulated_attention",
-    "natural_gradient",
-    "normalized_entropy",
-    "outer_product",
-    "padding_mask",
-    "parse_einsum",
-    "partition_function",
-    "quadratic_form",
-    "raise_index",
-    "retrieval_basin",
-    "retrieval_success",
-    "rms_norm",
-    "rotary_angles",
-    "rotate",
-    "scaled_dot_product_attention",
-    "scaled_euclidean_metric",
-    "separation_quality",
-    "sink_attention",
-    "sink_backward",
-    "sink_mass",
-    "softmax_jacobian",
-    "softmax_jacobian_batched",
-    "softmax_rows",
-    "strided_attention_mask",
-    "temperature_sweep",
-    "trace",
-    "verify_gradients",
-    "verify_layer_gradients",
-    "verify_metric_properties",
-    "visualize_mask",
+from tidegate.tensors.activations import activate as activate
+from tidegate.tensors.activations import activation_slope as activation_slope
+from tidegate.tensors.attention import attention_output as attention_output
+from tidegate.tensors.attention import attention_scores as attention_scores
+from tidegate.tensors.attention import attention_scores_with_metric as attention_scores_with_metric
+from tidegate.tensors.attention import attention_weights as attention_weights
+from tidegate.tensors.attention import batched_attention as batched_attention
+from tidegate.tensors.attention import bilinear_attention as bilinear_attention
+from tidegate.tensors.attention import decompose_attention as decompose_attention
+from tidegate.tensors.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from tidegate.tensors.bilinear import bilinear_form as bilinear_form
+from tidegate.tensors.bilinear import bilinear_form_batch as bilinear_form_batch
+from tidegate.tensors.bilinear import diagonal_metric as diagonal_metric
+from tidegate.tensors.bilinear import euclidean_metric as euclidean_metric
+from tidegate.tensors.bilinear import inner_product as inner_product
+from tidegate.tensors.bilinear import learned_metric as learned_metric
+from tidegate.tensors.bilinear import lower_index as lower_index
+from tidegate.tensors.bilinear import metric_inverse as metric_inverse
+from tidegate.tensors.bilinear import quadratic_form as quadratic_form
+from tidegate.tensors.bilinear import raise_index as raise_index
+from tidegate.tensors.bilinear import scaled_euclidean_metric as scaled_euclidean_metric
+from tidegate.tensors.bilinear import verify_metric_properties as verify_metric_properties
+from tidegate.tensors.einsum import EINSUM_EXAMPLES as EINSUM_EXAMPLES
+from tidegate.tensors.einsum import ParsedEinsum as ParsedEinsum
+from tidegate.tensors.einsum import attention_output_einsum as attention_output_einsum
+from tidegate.tensors.einsum import attention_scores_einsum as attention_scores_einsum
+from tidegate.tensors.einsum import batch_bilinear_form as batch_bilinear_form
+from tidegate.tensors.einsum import batch_matrix_multiply as batch_matrix_multiply
+from tidegate.tensors.einsum import batched_attention_output_einsum as batched_attention_output_einsum
+from tidegate.tensors.einsum import batched_attention_scores_einsum as batched_attention_scores_einsum
+from tidegate.tensors.einsum import batched_multihead_project_einsum as batched_multihead_project_einsum
+from tidegate.tensors.einsum import batched_multihead_scores_einsum as batched_multihead_scores_einsum
+from tidegate.tensors.einsum import bilinear_form_einsum as bilinear_form_einsum
+from tidegate.tensors.einsum import dot_product as dot_product
+from tidegate.tensors.einsum import explain_einsum as explain_einsum
+from tidegate.tensors.einsum import frobenius_norm_squared as frobenius_norm_squared
+from tidegate.tensors.einsum import hadamard_product as hadamard_product
+from tidegate.tensors.einsum import matrix_multiply as matrix_multiply
+from tidegate.tensors.einsum import matrix_transpose as matrix_transpose
+from tidegate.tensors.einsum import multihead_combine_einsum as multihead_combine_einsum
+from tidegate.tensors.einsum import multihead_output_einsum as multihead_output_einsum
+from tidegate.tensors.einsum import multihead_project_einsum as multihead_project_einsum
+from tidegate.tensors.einsum import multihead_scores_einsum as multihead_scores_einsum
+from tidegate.tensors.einsum import outer_product as outer_product
+from tidegate.tensors.einsum import parse_einsum as parse_einsum
+from tidegate.tensors.einsum import trace as trace
+from tidegate.tensors.gating import GateSources as GateSources
+from tidegate.tensors.gating import apply_gate as apply_gate
+from tidegate.tensors.gating import bilinearly_modulated_attention as bilinearly_modulated_attention
+from tidegate.tensors.gating import gate_logits as gate_logits
+from tidegate.tensors.gating import gate_reads as gate_reads
+from tidegate.tensors.gating import gate_values as gate_values
+from tidegate.tensors.gating import init_gate_parameters as init_gate_parameters
+from tidegate.tensors.gating import naive_query_modulated_attention as naive_query_modulated_attention
+from tidegate.tensors.gradients import attention_backward as attention_backward
+from tidegate.tensors.gradients import bma_backward as bma_backward
+from tidegate.tensors.gradients import grad_output_wrt_A as grad_output_wrt_A
+from tidegate.tensors.gradients import grad_output_wrt_V as grad_output_wrt_V
+from tidegate.tensors.gradients import grad_scores_wrt_K as grad_scores_wrt_K
+from tidegate.tensors.gradients import grad_scores_wrt_Q as grad_scores_wrt_Q
+from tidegate.tensors.gradients import grad_softmax as grad_softmax
+from tidegate.tensors.gradients import gradient_flow_analysis as gradient_flow_analysis
+from tidegate.tensors.gradients import gradient_numerical_check as gradient_numerical_check
+from tidegate.tensors.gradients import gradients_agree as gradients_agree
+from tidegate.tensors.gradients import verify_gradients as verify_gradients
+from tidegate.tensors.hopfield import Retrieval as Retrieval
+from tidegate.tensors.hopfield import attention_as_hopfield as attention_as_hopfield
+from tidegate.tensors.hopfield import classical_capacity as classical_capacity
+from tidegate.tensors.hopfield import classical_hopfield_energy as classical_hopfield_energy
+from tidegate.tensors.hopfield import classical_hopfield_update as classical_hopfield_update
+from tidegate.tensors.hopfield import energy_landscape_1d as energy_landscape_1d
+from tidegate.tensors.hopfield import hopfield_retrieve as hopfield_retrieve
+from tidegate.tensors.hopfield import modern_capacity as modern_capacity
+from tidegate.tensors.hopfield import modern_hopfield_energy as modern_hopfield_energy
+from tidegate.tensors.hopfield import modern_hopfield_update as modern_hopfield_update
+from tidegate.tensors.hopfield import retrieval_basin as retrieval_basin
+from tidegate.tensors.hopfield import retrieval_success as retrieval_success
+from tidegate.tensors.hopfield import separation_quality as separation_quality
+from tidegate.tensors.layer import AttentionArrays as AttentionArrays
+from tidegate.tensors.layer import LayerTrace as LayerTrace
+from tidegate.tensors.layer import rms_norm as rms_norm
+from tidegate.tensors.layer_gradients import GateGradients as GateGradients
+from tidegate.tensors.layer_gradients import gate_backward as gate_backward
+from tidegate.tensors.layer_gradients import layer_backward as layer_backward
+from tidegate.tensors.layer_gradients import verify_layer_gradients as verify_layer_gradients
+from tidegate.tensors.masking import apply_mask as apply_mask
+from tidegate.tensors.masking import attention_mask_from_padding as attention_mask_from_padding
+from tidegate.tensors.masking import block_sparse_mask as block_sparse_mask
+from tidegate.tensors.masking import causal_mask as causal_mask
+from tidegate.tensors.masking import causal_mask_with_window as causal_mask_with_window
+from tidegate.tensors.masking import causal_padding_mask as causal_padding_mask
+from tidegate.tensors.masking import document_mask as document_mask
+from tidegate.tensors.masking import global_local_mask as global_local_mask
+from tidegate.tensors.masking import local_attention_mask as local_attention_mask
+from tidegate.tensors.masking import mask_to_additive as mask_to_additive
+from tidegate.tensors.masking import padding_mask as padding_mask
+from tidegate.tensors.masking import strided_attention_mask as strided_attention_mask
+from tidegate.tensors.masking import visualize_mask as visualize_mask
+from tidegate.tensors.multihead import decompose_multihead as decompose_multihead
+from tidegate.tensors.multihead import head_attention_entropy as head_attention_entropy
+from tidegate.tensors.multihead import head_diversity as head_diversity
+from tidegate.tensors.multihead import init_multihead_weights as init_multihead_weights
+from tidegate.tensors.multihead import multihead_attention as multihead_attention
+from tidegate.tensors.multihead import multihead_attention_batched as multihead_attention_batched
+from tidegate.tensors.rotary import Rotary as Rotary
+from tidegate.tensors.rotary import rotary_angles as rotary_angles
+from tidegate.tensors.rotary import rotate as rotate
+from tidegate.tensors.sink import entropy_with_sink as entropy_with_sink
+from tidegate.tensors.sink import log_partition_with_sink as log_partition_with_sink
+from tidegate.tensors.sink import sink_attention as sink_attention
+from tidegate.tensors.sink import sink_backward as sink_backward
+from tidegate.tensors.sink import sink_mass as sink_mass
+from tidegate.tensors.softmax import attention_entropy as attention_entropy
+from tidegate.tensors.softmax import effective_number_of_states as effective_number_of_states
+from tidegate.tensors.softmax import entropy as entropy
+from tidegate.tensors.softmax import free_energy as free_energy
+from tidegate.tensors.softmax import gibbs_distribution as gibbs_distribution
+from tidegate.tensors.softmax import log_partition as log_partition
+from tidegate.tensors.softmax import log_softmax as log_softmax
+from tidegate.tensors.softmax import max_entropy as max_entropy
+from tidegate.tensors.softmax import normalized_entropy as normalized_entropy
+from tidegate.tensors.softmax import partition_function as partition_function
+from tidegate.tensors.softmax import softmax_jacobian as softmax_jacobian
+from tidegate.tensors.softmax import softmax_jacobian_batched as softmax_jacobian_batched
+from tidegate.tensors.softmax import softmax_rows as softmax_rows
+from tidegate.tensors.softmax import temperature_sweep as temperature_sweep
+from tidegate.tensors.thermodynamics import entropy_from_log_partition as entropy_from_log_partition
+from tidegate.tensors.thermodynamics import fisher_metric as fisher_metric
+from tidegate.tensors.thermodynamics import heat_capacity as heat_capacity
+from tidegate.tensors.thermodynamics import internal_energy as internal_energy
+from tidegate.tensors.thermodynamics import mean_score as mean_score
+from tidegate.tensors.thermodynamics import natural_gradient as natural_gradient
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]: derived, so that each name is listed once
+    name for name, value in globals().items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
 ]

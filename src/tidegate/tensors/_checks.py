@@ -1,103 +1,135 @@
-"""Check arguments of public functions: errors name the argument, what was expected, what came, and often the remedy."""
+"""Check the arguments of public functions: InputError for shapes and values, TypeError for kinds and dtypes."""
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tidegate.tensors.namespace import is_floating, namespace_of
+import numpy as np
+
+from tidegate._validation import InputError
+from tidegate.tensors.namespace import is_floating, namespace_of, unify
 
 if TYPE_CHECKING:
     from tidegate.tensors.namespace import Array
 
 
+def check_arrays(**arrays: tuple[Array | None, str]) -> tuple[Any, ...]:
+    """Bring arrays to one kind, as `unify` does, and check their dtypes and shapes; None passes through.
+
+    Args:
+        **arrays: Each array with its axes, as in `Q=(Q, "..., query, width")`. Axes of one name must have one size; the
+            axes that "..." stands for must broadcast.
+
+    Returns:
+        The namespace, then the arrays.
+
+    Raises:
+        InputError: If a shape does not fit.
+        TypeError: If an array is of another library or its dtype is not real floating.
+    """
+    xp, *own = unify(**{name: array for name, (array, _) in arrays.items()})
+    sizes: dict[str, tuple[str, int]] = {}
+    batches: dict[str, tuple[int, ...]] = {}
+    for (name, (_, axes)), array in zip(arrays.items(), own, strict=True):
+        if array is None:
+            continue
+        require_floating(**{name: array})
+        require_rank(axes, **{name: array})
+        named = axes.removeprefix("...").removeprefix(", ").split(", ")
+        batches[name] = tuple(array.shape)[: array.ndim - len(named)]
+        for axis, size in zip(named, tuple(array.shape)[array.ndim - len(named) :], strict=True):
+            first, expected = sizes.setdefault(axis, (name, size))
+            if size != expected:
+                wanted = f"of shape ({axes}) with {axis} = {expected}, as in {first}"
+                raise InputError(name, expected=wanted, got=tuple(array.shape))
+    broadcast_batches(**batches)
+    return xp, *own
+
+
 def require_floating(**arrays: Array | None) -> None:
-    """Each array has a real floating dtype."""
+    """Raise TypeError unless each array has a real floating dtype."""
     for name, array in arrays.items():
         if array is not None and not is_floating(array):
             raise TypeError(
-                f"{name} must have a real floating dtype; got {array.dtype}. Convert it to float32 or float64."
+                f"{name} must have a real floating dtype, got {array.dtype}. Convert it to float32 or float64."
             )
 
 
-def require_rank(axes: str, *, exact: bool = False, **arrays: Array | None) -> None:
-    """Each array has at least the trailing `axes`, written like "query, width"; leading axes are batch axes."""
-    rank = len(axes.split(","))
+def require_rank(axes: str, **arrays: Array | None) -> None:
+    """Raise InputError unless each array has these axes; a leading "..." stands for any number of others."""
+    rank = len(axes.removeprefix("..., ").split(", "))
     for name, array in arrays.items():
-        if array is not None and (array.ndim < rank or (exact and array.ndim != rank)):
-            expected = f"({axes})" if exact else f"(..., {axes})"
-            raise ValueError(f"{name} must have shape {expected}; got {tuple(array.shape)}.")
+        if array is not None and (array.ndim < rank or (array.ndim > rank and not axes.startswith("..."))):
+            raise InputError(name, expected=f"of shape ({axes})", got=tuple(array.shape))
 
 
-def require_equal(what: str, **sizes: int | tuple[int, ...]) -> None:
-    """All the sizes agree, e.g. `require_equal("width", Q=Q.shape[-1], K=K.shape[-1])`."""
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(f"{' and '.join(sizes)} must have the same {what}; {listed}.")
+def require_same_shape(**arrays: Array) -> None:
+    """Raise InputError for an array that has not the shape of the first one."""
+    (first, array), *others = arrays.items()
+    for name, other in others:
+        if tuple(other.shape) != tuple(array.shape):
+            raise InputError(name, expected=f"of {first}'s shape, {tuple(array.shape)}", got=tuple(other.shape))
 
 
-def require_batches_broadcast(trailing: int, **arrays: Array | None) -> tuple[int, ...]:
-    """The axes before the last `trailing` ones broadcast against each other; returns what they broadcast to."""
-    leading = {name: tuple(array.shape)[: array.ndim - trailing] for name, array in arrays.items() if array is not None}
-    width = max((len(shape) for shape in leading.values()), default=0)
-    padded = [(1,) * (width - len(shape)) + shape for shape in leading.values()]
-    together: list[int] = []
-    for sizes in zip(*padded, strict=True):
-        distinct = {size for size in sizes if size != 1}
-        if len(distinct) > 1:
-            listed = ", ".join(f"{name} has {shape}" for name, shape in leading.items())
-            raise ValueError(f"The leading axes of {' and '.join(leading)} must be equal or broadcast; {listed}.")
-        together.append(distinct.pop() if distinct else 1)
-    return tuple(together)
+def broadcast_batches(**shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that leading axes broadcast to; raise InputError for the first that do not fit those before."""
+    together: tuple[int, ...] = ()
+    for name, shape in shapes.items():
+        try:
+            together = np.broadcast_shapes(together, shape)
+        except ValueError:
+            wanted = f"an array whose leading axes broadcast with {together}"
+            raise InputError(name, expected=wanted, got=shape) from None
+    return together
 
 
-def require_mask(mask: Array | None, shape: tuple[int, ...], *, name: str = "mask", axes: str = "query, key") -> None:
-    """The mask is bool, has at least the trailing `axes`, and broadcasts without new axes to the scores' shape."""
+def require_mask(mask: Array | None, shape: tuple[int, ...], *, axes: str = "query, key") -> None:
+    """Check that a mask is bool, has at least the trailing `axes`, and broadcasts to scores without adding axes."""
     if mask is None:
         return
     if not namespace_of(mask).isdtype(mask.dtype, "bool"):
         raise TypeError(
-            f"{name} must be bool, True where a query may attend; got {mask.dtype}. Compare it, as in {name} != 0."
+            f"mask must be bool, True where a query may attend, got {mask.dtype}. Compare it, as in mask != 0."
         )
     given = tuple(mask.shape)
     fits = len(axes.split(",")) <= len(given) <= len(shape) and all(
         size in (1, wanted) for size, wanted in zip(given, shape[len(shape) - len(given) :], strict=True)
     )
     if not fits:
-        raise ValueError(f"{name} must broadcast to the scores' shape (..., {axes}) = {shape}; got {given}.")
+        raise InputError("mask", expected=f"broadcastable to the scores' shape (..., {axes}) = {shape}", got=given)
 
 
 def require_head_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
-    """The mask fits weights (..., head, query, key), with two axes or all of them.
-
-    With three axes beside a batch, nobody could tell heads from batches.
-    """
+    """Check that a mask fits weights (..., head, query, key), with two axes or all: a third could be heads or batch."""
     if mask is not None and mask.ndim not in (2, len(shape)):
-        raise ValueError(
-            f"mask must be (query, key) or have every axis of the weights (..., head, query, key) = {shape}; "
-            f"got {tuple(mask.shape)}. For a mask per batch give it a head axis of size 1, as in mask[..., None, :, :]."
+        raise InputError(
+            "mask",
+            expected=f"(query, key) or have every axis of the weights (..., head, query, key) = {shape}",
+            got=tuple(mask.shape),
+            hint="For a mask per batch give it a head axis of size 1, as in mask[..., None, :, :].",
         )
     require_mask(mask, shape)
 
 
 def require_positive(**values: Array | float) -> None:
-    """Each value is above zero; values that are still being traced pass."""
+    """Raise InputError unless each value is above zero; values that are being traced pass."""
     for name, value in values.items():
         if is_false(value > 0):
-            raise ValueError(f"{name} must be above 0; got {value!r}.")
+            raise InputError(name, expected="above 0", got=value)
 
 
 def require_count(at_least: int, **counts: int) -> None:
-    """Each count is a whole number, not smaller than `at_least`."""
+    """Check that each count is an integer, Python's or NumPy's, of at least `at_least`."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, Integral):
-            raise TypeError(f"{name} must be a whole number; got {count!r}.")
+            raise TypeError(f"{name} must be an integer, got {count!r}.")
         if count < at_least:
-            raise ValueError(f"{name} must be at least {at_least}; got {count!r}.")
+            raise InputError(name, expected=f"at least {at_least}", got=count)
 
 
 def is_false(condition: Array | bool) -> bool:
-    """Whether a condition is known to fail somewhere; False while its values are abstract (jit, vmap, meta)."""
+    """Return whether a condition is known to fail somewhere; False while its values are abstract (jit, vmap, meta)."""
     try:
         return not bool(condition if isinstance(condition, bool) else condition.all())
     # A JAX tracer refuses bool() with a TypeError, a PyTorch one with a RuntimeError.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidegate._validation import InputError
 from tidegate.tensors._checks import require_floating, require_mask, require_positive, require_rank
 from tidegate.tensors.namespace import accumulate, namespace_of, unify
 
@@ -37,32 +38,40 @@ class Boltzmann(NamedTuple):
 def gibbs_arguments(
     energies: Array, temperature: Array | float, mask: Array | None
 ) -> tuple[Namespace, Array, Array | float, Array | None]:
-    """The namespace and the arguments of a Gibbs distribution, checked; a number stays a number."""
+    """Return the namespace and the checked arguments of a Gibbs distribution; a number stays a number."""
     number, array = split_number(temperature)
     xp, energies, array, mask = unify(energies=energies, temperature=array, mask=mask)
     require_floating(energies=energies, temperature=array)
-    require_rank("states", energies=energies)
+    require_rank("..., states", energies=energies)
     require_mask(mask, tuple(energies.shape), axes="states")
     require_positive(temperature=temperature)
-    if array is not None:
-        _require_one_per_row(array, tuple(energies.shape))
-    return xp, energies, array if number is None else number, mask
+    if number is not None:
+        return xp, energies, number, mask
+    given, wanted = tuple(array.shape), (*energies.shape[:-1], 1)
+    pairs = zip(reversed(given), reversed(wanted), strict=False)
+    if len(given) > len(wanted) or any(size not in (1, row) for size, row in pairs):
+        expected = f"a number or broadcastable to one for each row, (..., 1) = {wanted}"
+        raise InputError("temperature", expected=expected, got=given)
+    return xp, energies, array, mask
 
 
 def split_number(temperature: Array | float) -> tuple[float | None, Array | None]:
-    """A temperature as (number, None) or (None, array): a number, unlike an array, leaves every dtype as it is."""
+    """Return a temperature as (number, None) or (None, array): a number leaves every dtype as it is, an array not."""
     return (float(temperature), None) if isinstance(temperature, int | float) else (None, temperature)
 
 
 def boltzmann_factors(energies: Array, temperature: Array | float, mask: Array | None) -> Boltzmann:
-    """Boltzmann factors of each row, with zero gradient wherever a state does not count."""
+    """Compute the Boltzmann factors of each row, with zero gradient wherever a state does not count."""
     xp = namespace_of(energies)
     energies = accumulate(energies)
     # Not `>`, which would hide a nan as if it were masked.
     allowed = energies != -math.inf
     if mask is not None:
         allowed = allowed & mask
-    largest = _largest(xp.where(allowed, energies, -math.inf))
+    seen = xp.where(allowed, energies, -math.inf)
+    # A maximum over no states at all is an error: add -inf to an empty sum.
+    over_states = {"axis": -1, "keepdims": True}
+    largest = xp.max(seen, **over_states) if seen.shape[-1] else xp.sum(seen, **over_states) - math.inf
     empty = largest == -math.inf
     peak = xp.where(empty, 0.0, largest)
     # Subtracting first keeps the quotient at or below 0, so that no temperature is too small.
@@ -70,22 +79,3 @@ def boltzmann_factors(energies: Array, temperature: Array | float, mask: Array |
     factors = xp.where(allowed, xp.exp(exponents), 0.0)
     total = xp.where(empty, 1.0, xp.sum(factors, axis=-1, keepdims=True))
     return Boltzmann(allowed, peak, exponents, factors, total, empty)
-
-
-def _largest(scores: Array) -> Array:
-    """(..., n) → (..., 1); -inf where there are no states at all."""
-    xp = namespace_of(scores)
-    if scores.shape[-1] == 0:
-        return xp.sum(scores, axis=-1, keepdims=True) - math.inf
-    return xp.max(scores, axis=-1, keepdims=True)
-
-
-def _require_one_per_row(temperature: Array, shape: tuple[int, ...]) -> None:
-    given, wanted = tuple(temperature.shape), (*shape[:-1], 1)
-    fits = len(given) <= len(wanted) and all(
-        size in (1, row) for size, row in zip(reversed(given), reversed(wanted), strict=False)
-    )
-    if not fits:
-        raise ValueError(
-            f"temperature must be a number or broadcast to one for each row, shape (..., 1) = {wanted}; got {given}."
-        )

@@ -11,7 +11,9 @@ from tidegate.tensors.primitives import erf
 
 
 def activate(activation: Activation, logits: Array) -> Array:
-    r"""$\phi(z)$: sigmoid, silu $z\sigma(z)$, softplus, gelu, tanh, tanh1 $1+\tanh z$, twosigmoid $2\sigma(z)$, or $z$.
+    r"""Return $\phi(z)$ for one of the activations of `Gate`.
+
+    They are sigmoid, silu $z\sigma(z)$, softplus, gelu, tanh, tanh1 $1+\tanh z$, twosigmoid $2\sigma(z)$ and $z$.
 
     Gelu is $z\Phi(z)$ with the distribution function $\Phi$ of the standard normal, not an approximation of it.
     A sigmoid lies in [0, 1], ends included in floating point; `tanh1` and `twosigmoid` are exactly 1 at zero.
@@ -20,7 +22,7 @@ def activate(activation: Activation, logits: Array) -> Array:
 
 
 def activation_slope(activation: Activation, logits: Array) -> Array:
-    r"""$\phi'(z)$, by hand."""
+    r"""Return $\phi'(z)$, derived by hand."""
     return _ACTIVATIONS[activation][1](namespace_of(logits), logits)
 
 
@@ -35,7 +37,7 @@ def _sigmoid_slope(xp: Namespace, z: Array) -> Array:
 
 
 def _normal_below(z: Array) -> Array:
-    """The chance that a standard normal number is below z."""
+    """Return the probability that a standard normal number is below z."""
     return (1 + erf(z * math.sqrt(0.5))) / 2
 
 

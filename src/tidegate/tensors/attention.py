@@ -1,8 +1,9 @@
 """Attention for one head: scores, then weights, then output; with any metric, and decomposed on request.
 
-Queries are `(..., query, width)`, keys `(..., key, width)`, values `(..., key, value width)`, weights
-`(..., query, key)`; the leading axes broadcast. A query that may see nothing gets weights 0 and output 0, with
-gradient 0.
+Queries are `(..., query, width)`, keys `(..., key, width)`, values `(..., key, value width)`, scores and weights
+`(..., query, key)`; the leading axes broadcast. A mask is bool, broadcasts to the scores, and is True where a query may
+attend. A query that may see nothing gets weights 0 and output 0, with gradient 0. A temperature is above 0: a number,
+or an array that broadcasts to one for each query, `(..., query, 1)`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tidegate.tensors._checks import (
-    require_batches_broadcast,
-    require_equal,
-    require_floating,
-    require_mask,
-    require_rank,
-)
+from tidegate.tensors._checks import check_arrays, require_floating, require_mask, require_rank
 from tidegate.tensors.bilinear import bilinear_form_batch
 from tidegate.tensors.namespace import unify
 from tidegate.tensors.softmax import gibbs_distribution, partition_function
@@ -24,76 +19,33 @@ from tidegate.tensors.softmax import gibbs_distribution, partition_function
 if TYPE_CHECKING:
     from tidegate.tensors.namespace import Array
 
-__all__ = [
-    "attention_output",
-    "attention_scores",
-    "attention_scores_with_metric",
-    "attention_weights",
-    "batched_attention",
-    "bilinear_attention",
-    "decompose_attention",
-    "scaled_dot_product_attention",
-]
-
 
 def attention_scores(Q: Array, K: Array, scale: bool = True) -> Array:
-    r"""Scores $S_{ij} = q_i \cdot k_j / \sqrt{width}$, or without the root if `scale` is False.
-
-    Q       : (..., query, width)
-    K       : (..., key, width)
-    returns : (..., query, key)
-    """
+    r"""Return scores $S_{ij} = q_i \cdot k_j / \sqrt{width}$, or without the root if `scale` is False."""
     if scale not in (True, False):
-        raise TypeError(f"scale must be True, for 1/sqrt(width), or False, for 1; got {scale!r}. Multiply the scores.")
-    xp, Q, K = unify(Q=Q, K=K)
-    require_floating(Q=Q, K=K)
-    require_rank("query, width", Q=Q)
-    require_rank("key, width", K=K)
-    require_equal("width", Q=Q.shape[-1], K=K.shape[-1])
-    require_batches_broadcast(2, Q=Q, K=K)
+        raise TypeError(f"scale must be True, for 1/sqrt(width), or False, for 1, got {scale!r}. Multiply the scores.")
+    xp, Q, K = check_arrays(Q=(Q, "..., query, width"), K=(K, "..., key, width"))
     raw = xp.matmul(Q, xp.matrix_transpose(K))
     return raw * _scale(Q) if scale else raw
 
 
 def attention_scores_with_metric(Q: Array, K: Array, g: Array) -> Array:
-    r"""Scores under a metric, $S_{ij} = q_i^a g_{ab} k_j^b$; nothing else is scaled.
-
-    Q       : (..., query, width)
-    K       : (..., key, width)
-    g       : (width, width)
-    returns : (..., query, key)
-    """
+    r"""Return scores under a metric g (width, width), $S_{ij} = q_i^a g_{ab} k_j^b$; nothing else is scaled."""
     return bilinear_form_batch(Q, K, g)
 
 
 def attention_weights(S: Array, mask: Array | None = None, temperature: Array | float = 1.0) -> Array:
-    r"""Weights $A_{ij} = \exp(S_{ij}/T)/Z_i$ over the keys that query i may see.
-
-    S           : (..., query, key); a score of -inf counts as masked
-    mask        : bool, broadcasts to S, True where a query may attend
-    temperature : above 0; a number, or an array that broadcasts to one for each query, (..., query, 1)
-    returns     : (..., query, key); each row sums to 1, or to 0 if it may see nothing
-    """
+    r"""Return weights $A_{ij} = \exp(S_{ij}/T)/Z_i$ over the keys that query i may see; a score of -inf is masked."""
     _, S, mask = unify(S=S, mask=mask)
     require_floating(S=S)
-    require_rank("query, key", S=S)
+    require_rank("..., query, key", S=S)
     require_mask(mask, tuple(S.shape))
     return gibbs_distribution(S, temperature, mask)
 
 
 def attention_output(A: Array, V: Array) -> Array:
-    r"""Aggregation $o_i = \sum_j A_{ij} v_j$.
-
-    A       : (..., query, key)
-    V       : (..., key, value width)
-    returns : (..., query, value width)
-    """
-    xp, A, V = unify(A=A, V=V)
-    require_floating(A=A, V=V)
-    require_rank("query, key", A=A)
-    require_rank("key, value width", V=V)
-    require_equal("number of keys", A=A.shape[-1], V=V.shape[-2])
-    require_batches_broadcast(2, A=A, V=V)
+    r"""Return the aggregate $o_i = \sum_j A_{ij} v_j$, (..., query, value width)."""
+    xp, A, V = check_arrays(A=(A, "..., query, key"), V=(V, "..., key, value width"))
     return xp.matmul(A, V)
 
 
@@ -105,14 +57,9 @@ def scaled_dot_product_attention(
     temperature: Array | float = 1.0,
     return_weights: bool = False,
 ) -> Any:
-    r"""Attention $O = \mathrm{softmax}(Q K^\top / (T \sqrt{width}))\, V$.
+    r"""Return attention $O = \mathrm{softmax}(Q K^\top / (T \sqrt{width}))\, V$.
 
-    Q           : (..., query, width)
-    K           : (..., key, width)
-    V           : (..., key, value width)
-    mask        : bool, broadcasts to the scores (..., query, key), True where a query may attend
-    temperature : above 0; a number, or an array that broadcasts to one for each query, (..., query, 1)
-    returns     : (..., query, value width); with `return_weights` also the weights (..., query, key)
+    With `return_weights` also the weights.
     """
     _, Q, K, V, mask = unify(Q=Q, K=K, V=V, mask=mask)
     return _attend(attention_scores(Q, K), V, mask, temperature, return_weights)
@@ -127,44 +74,29 @@ def bilinear_attention(
     temperature: Array | float = 1.0,
     return_weights: bool = False,
 ) -> Any:
-    r"""Attention under a metric, $O = \mathrm{softmax}(Q g K^\top / T)\, V$; the metric holds the scale.
+    r"""Return attention under a metric, $O = \mathrm{softmax}(Q g K^\top / T)\, V$; the metric holds the scale.
 
-    Q           : (..., query, width)
-    K           : (..., key, width)
-    V           : (..., key, value width)
-    g           : (width, width)
-    mask        : bool, broadcasts to the scores (..., query, key), True where a query may attend
-    temperature : above 0; a number, or an array that broadcasts to one for each query, (..., query, 1)
-    returns     : (..., query, value width); with `return_weights` also the weights (..., query, key)
+    With `return_weights` also the weights.
     """
     _, Q, K, V, g, mask = unify(Q=Q, K=K, V=V, g=g, mask=mask)
     return _attend(attention_scores_with_metric(Q, K, g), V, mask, temperature, return_weights)
 
 
 def batched_attention(Q: Array, K: Array, V: Array, mask: Array | None = None) -> Array:
-    """`scaled_dot_product_attention` where each of Q, K and V has at least one batch axis.
-
-    Q       : (..., batch, query, width)
-    K       : (..., batch, key, width)
-    V       : (..., batch, key, value width)
-    mask    : bool, broadcasts to the scores (..., batch, query, key), True where a query may attend
-    returns : (..., batch, query, value width)
-    """
+    """Return `scaled_dot_product_attention` where each of Q, K and V has at least one batch axis."""
     _, Q, K, V, mask = unify(Q=Q, K=K, V=V, mask=mask)
-    require_rank("batch, query, width", Q=Q)
-    require_rank("batch, key, width", K=K)
-    require_rank("batch, key, value width", V=V)
+    require_rank("..., batch, query, width", Q=Q)
+    require_rank("..., batch, key, width", K=K)
+    require_rank("..., batch, key, value width", V=V)
     return scaled_dot_product_attention(Q, K, V, mask)
 
 
 def decompose_attention(Q: Array, K: Array, V: Array) -> dict[str, Any]:
-    r"""Every step of scaled dot-product attention by name.
+    r"""Return every step of scaled dot-product attention by name.
 
-    Q       : (..., query, width)
-    K       : (..., key, width)
-    V       : (..., key, value width)
-    returns : scores_raw $q_i \cdot k_j$, scores and weights (..., query, key); partition $Z_i$ (..., query);
-              output (..., query, value width); scale, the number $1/\sqrt{width}$
+    Returns:
+        scores_raw $q_i \cdot k_j$, scores and weights (..., query, key); partition $Z_i$ (..., query); output
+        (..., query, value width); scale, the number $1/\sqrt{width}$
     """
     _, Q, K, V = unify(Q=Q, K=K, V=V)
     raw = attention_scores(Q, K, scale=False)

@@ -12,7 +12,7 @@ from tidegate.tensors.namespace import Array, namespace_of
 
 
 def gradients(function: Callable[[Mapping[str, Array]], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Gradient of a scalar function of named arrays, for each of them, by JAX or PyTorch.
+    """Return the gradient of a scalar function for each of its named arrays, by JAX or PyTorch.
 
     NumPy has no automatic differentiation: there the gradient is taken by central differences.
     """
@@ -34,7 +34,7 @@ def gradients(function: Callable[[Mapping[str, Array]], Array], arrays: Mapping[
 def central_differences(
     function: Callable[[Mapping[str, Array]], Array], arrays: Mapping[str, Array], *, eps: float = 1e-5
 ) -> dict[str, Array]:
-    r"""Gradient by $(f(x + \epsilon e_i) - f(x - \epsilon e_i)) / 2\epsilon$, entry by entry, for any array library."""
+    r"""Return the gradient by $(f(x + \epsilon e_i) - f(x - \epsilon e_i)) / 2\epsilon$, for any array library."""
 
     def slope(name: str, index: int) -> float:
         array = arrays[name]

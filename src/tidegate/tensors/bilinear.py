@@ -1,217 +1,162 @@
-"""Metrics and what they measure: lowering and raising indices, bilinear and quadratic forms."""
+"""Metrics and what they measure: lowering and raising indices, bilinear and quadratic forms.
+
+Vectors are `(..., d)` and metrics `(..., d, d)`; leading axes broadcast.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tidegate.tensors._checks import (
-    is_false,
-    require_batches_broadcast,
-    require_count,
-    require_equal,
-    require_floating,
-    require_positive,
-    require_rank,
-)
-from tidegate.tensors.namespace import accumulate, namespace_of, unify
+from tidegate._validation import InputError
+from tidegate.tensors._checks import check_arrays, is_false, require_count, require_positive
+from tidegate.tensors.namespace import accumulate
 
 if TYPE_CHECKING:
     from tidegate.tensors.namespace import Array, Namespace
 
-__all__ = [
-    "bilinear_form",
-    "bilinear_form_batch",
-    "diagonal_metric",
-    "euclidean_metric",
-    "inner_product",
-    "learned_metric",
-    "lower_index",
-    "metric_inverse",
-    "quadratic_form",
-    "raise_index",
-    "scaled_euclidean_metric",
-    "verify_metric_properties",
-]
-
 
 def euclidean_metric(d: int, *, xp: Namespace = np) -> Array:
-    r"""The Euclidean metric $g_{ab} = \delta_{ab}$.
-
-    returns : (d, d), in the default floating dtype of `xp`
-    """
+    r"""Return the Euclidean metric $g_{ab} = \delta_{ab}$, (d, d), in the default floating dtype of `xp`."""
     require_count(1, d=d)
     return xp.eye(d)
 
 
 def scaled_euclidean_metric(d: int, scale: float | None = None, *, xp: Namespace = np) -> Array:
-    r"""A multiple of the Euclidean metric, $g_{ab} = s\,\delta_{ab}$; attention's own has $s = 1/\sqrt{d}$.
+    r"""Return a multiple of the Euclidean metric, $g_{ab} = s\,\delta_{ab}$.
 
-    scale   : $s$, a single number above 0; None means $1/\sqrt{d}$
-    returns : (d, d), in the default floating dtype of `xp`
+    Args:
+        d: Width of the vectors.
+        scale: $s$, a single number above 0; None means $1/\sqrt{d}$, as in attention.
+        xp: Array library; the metric has its default floating dtype.
     """
     if scale is None:
         return euclidean_metric(d, xp=xp) / math.sqrt(d)
     if getattr(scale, "ndim", 0) != 0:
-        raise ValueError(f"scale must be a single number; got {scale!r}. For one number per axis use diagonal_metric.")
+        raise InputError("scale", expected="a single number", got=scale, hint="Use diagonal_metric for one per axis.")
     require_positive(scale=scale)
     return euclidean_metric(d, xp=xp) * scale
 
 
 def learned_metric(W: Array) -> Array:
-    r"""The metric $g = W^\top W$ that a linear map pulls back from Euclidean space.
+    r"""Return the metric $g = W^\top W$ that a linear map W (..., k, d) pulls back from Euclidean space.
 
     Positive semidefinite for every W, and positive definite exactly when W has full column rank (so never for k < d).
-
-    W       : (..., k, d)
-    returns : (..., d, d)
     """
-    xp, weight = unify(W=W)
-    require_floating(W=weight)
-    require_rank("k, d", W=weight)
+    xp, weight = check_arrays(W=(W, "..., k, d"))
     return xp.einsum("...ka,...kb->...ab", weight, weight)
 
 
 def diagonal_metric(diag: Array) -> Array:
-    r"""The metric $g_{ab} = w_a \delta_{ab}$ with one weight per axis.
+    r"""Return the metric $g_{ab} = w_a \delta_{ab}$ with one weight per axis, (..., d).
 
-    Positive definite exactly when all weights are above 0. Other weights are allowed, zeros give a singular metric.
-
-    diag    : (..., d), the weights $w$
-    returns : (..., d, d)
+    Positive definite exactly when all weights are above 0. Other weights are allowed; a zero gives a singular metric.
     """
-    xp, diag = unify(diag=diag)
-    require_floating(diag=diag)
-    require_rank("d", diag=diag)
+    xp, diag = check_arrays(diag=(diag, "..., d"))
     rows = xp.broadcast_to(diag[..., None], (*diag.shape, diag.shape[-1]))
     return xp.tril(xp.triu(rows))
 
 
 def lower_index(v_upper: Array, g: Array) -> Array:
-    r"""The covector $v_a = g_{ab} v^b$ of a vector.
-
-    v_upper : (..., d)
-    g       : (..., d, d), symmetric
-    returns : (..., d)
-    """
-    return _move_index(g, "g", v_upper=v_upper)
+    r"""Return the covector $v_a = g_{ab} v^b$ of a vector; g must be symmetric."""
+    xp, v, g = check_arrays(v_upper=(v_upper, "..., d"), g=(g, "..., d, d"))
+    _require_symmetric(xp, "g", g)
+    return xp.einsum("...ab,...b->...a", g, v)
 
 
 def raise_index(v_lower: Array, g_inv: Array) -> Array:
-    r"""The vector $v^a = g^{ab} v_b$ of a covector; undoes `lower_index` when g_inv is `metric_inverse(g)`.
-
-    v_lower : (..., d)
-    g_inv   : (..., d, d), symmetric, the inverse of the metric
-    returns : (..., d)
-    """
-    return _move_index(g_inv, "g_inv", v_lower=v_lower)
+    r"""Return the vector $v^a = g^{ab} v_b$ of a covector; undoes `lower_index` when g_inv is `metric_inverse(g)`."""
+    xp, v, g_inv = check_arrays(v_lower=(v_lower, "..., d"), g_inv=(g_inv, "..., d, d"))
+    _require_symmetric(xp, "g_inv", g_inv)
+    return xp.einsum("...ab,...b->...a", g_inv, v)
 
 
 def metric_inverse(g: Array) -> Array:
-    r"""The inverse metric $g^{ab}$ with $g^{ab} g_{bc} = \delta^a_c$, symmetric to the last bit.
+    r"""Return the inverse metric $g^{ab}$ with $g^{ab} g_{bc} = \delta^a_c$, symmetric to the last bit.
 
-    g may be indefinite. It is singular when its smallest |eigenvalue| is within d rounding errors of its largest; a
-    singular or non-symmetric g is refused, unless its values are still being traced.
+    g may be indefinite. It is singular when its smallest |eigenvalue| is within d rounding errors of its largest.
 
-    g       : (..., d, d), symmetric
-    returns : (..., d, d)
+    Raises:
+        InputError: If g is singular or not symmetric; not while its values are being traced.
     """
-    xp, g = unify(g=g)
-    require_floating(g=g)
-    _require_square(g=g)
-    _require_symmetric(g=g)
+    xp, g = check_arrays(g=(g, "..., d, d"))
+    _require_symmetric(xp, "g", g)
     wide = accumulate(g)
     sizes = xp.abs(xp.linalg.eigvalsh(wide))
     rounding = g.shape[-1] * float(xp.finfo(wide.dtype).eps)
     if is_false(xp.min(sizes, axis=-1) > rounding * xp.max(sizes, axis=-1)):
-        raise ValueError(
-            f"g must be invertible; its smallest |eigenvalue| is {float(xp.min(sizes)):.3g}. "
-            "Add a small multiple of euclidean_metric to it."
+        raise InputError(
+            "g",
+            expected="invertible",
+            hint=f"Its smallest |eigenvalue| is {float(xp.min(sizes)):.3g}. Add a multiple of euclidean_metric to it.",
         )
     return xp.astype(_symmetric_part(xp, xp.linalg.inv(wide)), g.dtype, copy=False)
 
 
 def bilinear_form(u: Array, v: Array, g: Array) -> Array:
-    r"""The bilinear form $B(u, v) = u^a g_{ab} v^b$.
+    r"""Return the bilinear form $B(u, v) = u^a g_{ab} v^b$, (...).
 
     Symmetric in u and v when g is. Any square g will do, such as $W_Q W_K^\top$.
-
-    u, v    : (..., d)
-    g       : (..., d, d)
-    returns : (...)
     """
-    xp, u, v, g = _admit(g, "g", "d", u=u, v=v)
-    require_batches_broadcast(2, u=u[..., None], v=v[..., None], g=g)
+    xp, u, v, g = check_arrays(u=(u, "..., d"), v=(v, "..., d"), g=(g, "..., d, d"))
     return xp.einsum("...a,...a->...", u, xp.einsum("...ab,...b->...a", g, v))
 
 
 def bilinear_form_batch(Q: Array, K: Array, g: Array) -> Array:
-    r"""The bilinear form of every query with every key, $S_{ij} = Q_{ia} g_{ab} K_{jb}$.
+    r"""Return the bilinear form of every query with every key, $S_{ij} = Q_{ia} g_{ab} K_{jb}$.
 
-    Q       : (..., n, d)
-    K       : (..., m, d)
-    g       : (..., d, d), any square matrix
-    returns : (..., n, m)
+    Args:
+        Q: (..., query, d)
+        K: (..., key, d)
+        g: (..., d, d), any square matrix
+
+    Returns:
+        (..., query, key)
     """
-    xp, queries, keys, g = _admit(g, "g", "position, d", Q=Q, K=K)
-    require_batches_broadcast(2, Q=queries, K=keys, g=g)
-    return xp.matmul(xp.matmul(queries, g), xp.matrix_transpose(keys))
+    xp, Q, K, g = check_arrays(Q=(Q, "..., query, d"), K=(K, "..., key, d"), g=(g, "..., d, d"))
+    return xp.matmul(xp.matmul(Q, g), xp.matrix_transpose(K))
 
 
 def quadratic_form(v: Array, g: Array) -> Array:
-    r"""The squared length $B(v, v) = v^a g_{ab} v^b$; negative values are possible unless g is positive semidefinite.
-
-    v       : (..., d)
-    g       : (..., d, d)
-    returns : (...)
-    """
+    r"""Return the squared length $B(v, v) = v^a g_{ab} v^b$; it can be negative unless g is positive semidefinite."""
     return bilinear_form(v, v, g)
 
 
 def inner_product(u: Array, v: Array, metric_type: Literal["euclidean", "scaled"] = "scaled") -> Array:
-    r"""The inner product in a metric known by name, without building the metric.
-
-    "euclidean" is $u \cdot v$; "scaled" is $u \cdot v / \sqrt{d}$, the score of attention.
-
-    u, v    : (..., d)
-    returns : (...)
-    """
+    r"""Return $u \cdot v$ for "euclidean", or $u \cdot v / \sqrt{d}$, the score of attention, for "scaled"."""
     if metric_type not in ("euclidean", "scaled"):
-        raise ValueError(f"metric_type must be 'euclidean' or 'scaled'; got {metric_type!r}.")
-    xp, u, v = unify(u=u, v=v)
-    require_floating(u=u, v=v)
-    require_rank("d", u=u, v=v)
-    require_equal("width", u=u.shape[-1], v=v.shape[-1])
-    require_batches_broadcast(1, u=u, v=v)
+        raise InputError("metric_type", expected="'euclidean' or 'scaled'", got=metric_type)
+    xp, u, v = check_arrays(u=(u, "..., d"), v=(v, "..., d"))
     product = xp.einsum("...a,...a->...", u, v)
     return product / math.sqrt(u.shape[-1]) if metric_type == "scaled" else product
 
 
 def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
-    r"""What makes g a metric, or not. The verdicts do not change when g is multiplied by a positive number.
+    r"""Check what makes g a metric. The verdicts do not change when g is multiplied by a positive number.
 
-    g       : (..., d, d)
-    tol     : relative: to the largest |entry| for symmetry, to the largest |eigenvalue| for definiteness
-    returns : a dict of arrays
-        symmetric              : (...) bool
-        positive_definite      : (...) bool, symmetric and every eigenvalue above tol; False for g = 0
-        positive_semidefinite  : (...) bool, symmetric and no eigenvalue below -tol
-        valid_metric           : (...) bool, what a metric must be: symmetric and positive definite
-        eigenvalues            : (..., d), ascending, of the symmetric part of g; in float32 or better
-        min_eigenvalue         : (...), the first of them
-        condition_number       : (...), largest over smallest |eigenvalue|; inf if one is 0
-        max_asymmetry          : (...), the largest $|g_{ab} - g_{ba}|$
+    Args:
+        g: (..., d, d)
+        tol: Relative tolerance: to the largest |entry| for symmetry, to the largest |eigenvalue| for definiteness.
+
+    Returns:
+        A dict of arrays:
+            symmetric: (...) bool
+            positive_definite: (...) bool, symmetric and every eigenvalue above tol; False for g = 0
+            positive_semidefinite: (...) bool, symmetric and no eigenvalue below -tol
+            valid_metric: (...) bool, what a metric must be: symmetric and positive definite
+            eigenvalues: (..., d), ascending, of the symmetric part of g; in float32 or better
+            min_eigenvalue: (...), the first of them
+            condition_number: (...), largest over smallest |eigenvalue|; inf if one is 0
+            max_asymmetry: (...), the largest $|g_{ab} - g_{ba}|$
     """
-    xp, g = unify(g=g)
-    require_floating(g=g)
-    _require_square(g=g)
-    _require_finite(g=g)
+    xp, g = check_arrays(g=(g, "..., d, d"))
+    _require_finite(xp, "g", g)
     if is_false(tol >= 0):
-        raise ValueError(f"tol must be at least 0; got {tol!r}.")
-    asymmetry = _asymmetry(xp, g)
-    symmetric = asymmetry <= tol * _largest_entry(xp, g)
+        raise InputError("tol", expected="at least 0", got=tol)
+    asymmetry, largest_entry = _asymmetry_and_largest_entry(xp, g)
+    symmetric = asymmetry <= tol * largest_entry
     eigenvalues = xp.linalg.eigvalsh(_symmetric_part(xp, accumulate(g)))
     sizes = xp.abs(eigenvalues)
     smallest, largest = xp.min(sizes, axis=-1), xp.max(sizes, axis=-1)
@@ -230,58 +175,29 @@ def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
     }
 
 
-def _move_index(metric: Array, metric_name: str, **vector: Array) -> Array:
-    xp, v, g = _admit(metric, metric_name, "d", **vector)
-    _require_symmetric(**{metric_name: g})
-    require_batches_broadcast(2, **dict.fromkeys(vector, v[..., None]), **{metric_name: g})
-    return xp.einsum("...ab,...b->...a", g, v)
+def _require_finite(xp: Namespace, name: str, g: Array) -> None:
+    if g.shape[-1] < 1:
+        raise InputError(name, expected="of shape (..., d, d) with d at least 1", got=tuple(g.shape))
+    if is_false(xp.isfinite(g)):
+        raise InputError(name, expected="finite", hint="It has inf or nan among its entries.")
 
 
-def _admit(metric: Array, metric_name: str, axes: str, **vectors: Array) -> tuple[Any, ...]:
-    """The namespace, the vectors and their metric, once dtypes, ranks and widths fit."""
-    xp, *arrays, metric = unify(**vectors, **{metric_name: metric})
-    vectors = dict(zip(vectors, arrays, strict=True))
-    require_floating(**vectors, **{metric_name: metric})
-    require_rank(axes, **vectors)
-    _require_square(**{metric_name: metric})
-    widths = {name: array.shape[-1] for name, array in vectors.items()}
-    require_equal("width", **widths, **{metric_name: metric.shape[-1]})
-    return xp, *arrays, metric
-
-
-def _require_square(**metrics: Array) -> None:
-    require_rank("d, d", **metrics)
-    for name, g in metrics.items():
-        if g.shape[-1] != g.shape[-2] or g.shape[-1] < 1:
-            raise ValueError(f"{name} must be a square matrix (..., d, d); got {tuple(g.shape)}.")
-
-
-def _require_finite(**metrics: Array) -> None:
-    for name, g in metrics.items():
-        if is_false(namespace_of(g).isfinite(g)):
-            raise ValueError(f"{name} must be finite; got inf or nan among its entries.")
-
-
-def _require_symmetric(**metrics: Array) -> None:
-    """Symmetric to half the digits of the dtype: products such as WᵀW are symmetric only up to rounding."""
-    _require_finite(**metrics)
-    for name, g in metrics.items():
-        xp = namespace_of(g)
-        asymmetry = _asymmetry(xp, g)
-        if is_false(asymmetry <= math.sqrt(xp.finfo(g.dtype).eps) * _largest_entry(xp, g)):
-            raise ValueError(
-                f"{name} must be symmetric; its largest |{name} - {name}ᵀ| is {float(xp.max(asymmetry)):.3g}. "
-                f"Take its symmetric part, ({name} + {name}ᵀ) / 2."
-            )
+def _require_symmetric(xp: Namespace, name: str, g: Array) -> None:
+    """Check symmetry to half the digits of the dtype: products such as WᵀW are symmetric only up to rounding."""
+    _require_finite(xp, name, g)
+    asymmetry, largest_entry = _asymmetry_and_largest_entry(xp, g)
+    if is_false(asymmetry <= math.sqrt(xp.finfo(g.dtype).eps) * largest_entry):
+        raise InputError(
+            name,
+            expected="symmetric",
+            hint=f"Its largest |{name} - {name}ᵀ| is {float(xp.max(asymmetry)):.3g}. "
+            f"Take its symmetric part, ({name} + {name}ᵀ) / 2.",
+        )
 
 
 def _symmetric_part(xp: Namespace, g: Array) -> Array:
     return (g + xp.matrix_transpose(g)) / 2
 
 
-def _asymmetry(xp: Namespace, g: Array) -> Array:
-    return xp.max(xp.abs(g - xp.matrix_transpose(g)), axis=(-2, -1))
-
-
-def _largest_entry(xp: Namespace, g: Array) -> Array:
-    return xp.max(xp.abs(g), axis=(-2, -1))
+def _asymmetry_and_largest_entry(xp: Namespace, g: Array) -> tuple[Array, Array]:
+    return xp.max(xp.abs(g - xp.matrix_transpose(g)), axis=(-2, -1)), xp.max(xp.abs(g), axis=(-2, -1))

@@ -12,40 +12,13 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict
 
-from tidegate.tensors._checks import require_batches_broadcast, require_equal, require_floating, require_rank
-from tidegate.tensors.namespace import unify
+from tidegate._validation import InputError
+from tidegate.tensors._checks import check_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidegate.tensors.namespace import Array
-
-__all__ = [
-    "EINSUM_EXAMPLES",
-    "ParsedEinsum",
-    "attention_output_einsum",
-    "attention_scores_einsum",
-    "batch_bilinear_form",
-    "batch_matrix_multiply",
-    "batched_attention_output_einsum",
-    "batched_attention_scores_einsum",
-    "batched_multihead_project_einsum",
-    "batched_multihead_scores_einsum",
-    "bilinear_form_einsum",
-    "dot_product",
-    "explain_einsum",
-    "frobenius_norm_squared",
-    "hadamard_product",
-    "matrix_multiply",
-    "matrix_transpose",
-    "multihead_combine_einsum",
-    "multihead_output_einsum",
-    "multihead_project_einsum",
-    "multihead_scores_einsum",
-    "outer_product",
-    "parse_einsum",
-    "trace",
-]
 
 EINSUM_EXAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -199,38 +172,48 @@ def batched_multihead_scores_einsum(Q_h: Array, K_h: Array) -> Array:
 
 
 def parse_einsum(subscripts: str) -> ParsedEinsum:
-    """Take an einsum string apart; spaces do not count, and a string that NumPy would refuse is refused.
+    """Take an einsum string apart; spaces do not count.
 
     Without "->" the output is NumPy's: the ellipsis, if any, then the indices that occur exactly once, sorted.
 
-    returns : a dict
-        inputs            : the indices of each operand, such as ["...ia", "...ja"]
-        output            : the indices of the result, such as "...ij"
-        input_indices     : every index, sorted
-        free_indices      : those of the result, sorted
-        summation_indices : those that are summed over, sorted
+    Returns:
+        A dict:
+            inputs: the indices of each operand, such as ["...ia", "...ja"]
+            output: the indices of the result, such as "...ij"
+            input_indices: every index, sorted
+            free_indices: those of the result, sorted
+            summation_indices: those that are summed over, sorted
+
+    Raises:
+        InputError: If NumPy would not take the string.
     """
     if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"subscripts must be a string such as 'ij,jk->ik'; got {type(subscripts).__name__}.")
+        raise TypeError(f"subscripts must be a string such as 'ij,jk->ik', got {type(subscripts).__name__}.")
     left, *right = "".join(subscripts.split()).split("->")
     if len(right) > 1:
-        raise ValueError(f"subscripts must have at most one '->'; got {subscripts!r}.")
+        raise InputError("subscripts", expected="a string with at most one '->'", got=subscripts)
     inputs = left.split(",")
     counts = Counter("".join(_letters(term, subscripts) for term in inputs))
     ellipsis = "..." if "..." in left else ""
     output = right[0] if right else ellipsis + "".join(sorted(index for index in counts if counts[index] == 1))
-    _require_output(output, counts, ellipsis, subscripts)
+    kept = Counter(_letters(output, subscripts))
+    for index in sorted(kept):
+        if index not in counts or kept[index] > 1:
+            expected = "a string whose output has indices of the operands, each once"
+            raise InputError("subscripts", expected=expected, got=subscripts, hint=f"Check {index!r} in the output.")
+    if ("..." in output) != bool(ellipsis):
+        raise InputError("subscripts", expected="a string with '...' on both sides of '->' or on none", got=subscripts)
     return {
         "inputs": inputs,
         "output": output,
         "input_indices": sorted(counts),
-        "free_indices": sorted(set(_letters(output, subscripts))),
+        "free_indices": sorted(kept),
         "summation_indices": sorted(counts.keys() - set(output)),
     }
 
 
 def explain_einsum(subscripts: str) -> str:
-    """An einsum string in words: its tensors, what is summed, and the formula of one entry of the result."""
+    """Return an einsum string in words: its tensors, what is summed, and the formula of one entry of the result."""
     parsed = parse_einsum(subscripts)
     inputs, output, summed = parsed["inputs"], parsed["output"], parsed["summation_indices"]
     lines = [f"{','.join(inputs)}->{output}"]
@@ -247,52 +230,28 @@ def explain_einsum(subscripts: str) -> str:
 
 
 def _contract(subscripts: str, **operands: Array) -> Array:
-    """Einsum whose string is also the check: ranks, sizes of recurring letters, batch axes that broadcast."""
-    xp, *arrays = unify(**operands)
-    operands = dict(zip(operands, arrays, strict=True))
-    require_floating(**operands)
-    terms = [term.removeprefix("...") for term in parse_einsum(subscripts)["inputs"]]
-    sizes: dict[str, dict[str, int]] = {}
-    for (name, array), term in zip(operands.items(), terms, strict=True):
-        require_rank(", ".join(term), **{name: array})
-        for axis, index in enumerate(term, -len(term)):
-            sizes.setdefault(index, {})[f"{name}.shape[{axis}]"] = array.shape[axis]
-    for index, found in sizes.items():
-        require_equal(f"size, being index {index} of {subscripts!r}", **found)
-    # Padded to one rank at the end, the operands have their batch axes where the check looks for them.
-    deepest = max(map(len, terms))
-    padded = [array[(..., *[None] * (deepest - len(term)))] for array, term in zip(arrays, terms, strict=True)]
-    require_batches_broadcast(deepest, **dict(zip(operands, padded, strict=True)))
+    """Evaluate an einsum whose string is also the check of ranks, of sizes and of batch axes."""
+    terms = subscripts.split("->")[0].split(",")
+    xp, *arrays = check_arrays(
+        **{name: (array, _index_list(term)) for (name, array), term in zip(operands.items(), terms, strict=True)}
+    )
     return xp.einsum(subscripts, *arrays)
 
 
 def _letters(term: str, subscripts: str) -> str:
-    """The indices of one operand, without its ellipsis."""
+    """Return the indices of one operand, without its ellipsis."""
     letters = term.replace("...", "", 1)
     for character in letters:
         if not (character.isascii() and character.isalpha()):
-            raise ValueError(
-                f"subscripts must be letters, ',', '->' and at most one '...' an operand; "
-                f"got {character!r} in the operand {term!r} of {subscripts!r}."
+            raise InputError(
+                "subscripts",
+                expected="a string of letters, ',', '->' and at most one '...' per operand",
+                got=subscripts,
+                hint=f"Check {character!r} in {term!r}.",
             )
     return letters
 
 
-def _require_output(output: str, counts: Counter[str], ellipsis: str, subscripts: str) -> None:
-    letters = _letters(output, subscripts)
-    unknown = sorted(set(letters) - counts.keys())
-    if unknown:
-        raise ValueError(f"The output of subscripts has {unknown[0]!r}, which no operand has; got {subscripts!r}.")
-    repeated = sorted(index for index, count in Counter(letters).items() if count > 1)
-    if repeated:
-        raise ValueError(f"The output of subscripts has {repeated[0]!r} more than once; got {subscripts!r}.")
-    if ("..." in output) != bool(ellipsis):
-        side = "left" if ellipsis else "right"
-        raise ValueError(
-            f"subscripts must have '...' on both sides of '->' or on none; only the {side} of {subscripts!r} has."
-        )
-
-
 def _index_list(term: str) -> str:
-    """The indices with commas between, such as "..., i, a"."""
+    """Return the indices with commas between, such as "..., i, a"."""
     return ", ".join(re.findall(r"\.\.\.|\w", term))

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tidegate._validation import InputError
 from tidegate.gate import Gate
-from tidegate.tensors._checks import require_equal, require_floating, require_rank
+from tidegate.tensors._checks import check_arrays, require_floating, require_rank
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.heads import merge_groups, repeat_heads
@@ -40,21 +41,25 @@ class GateSources:
 def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
     r"""Gate a tensor: $x \odot g$, $x + g$ for the op `add`, $g$ for `replace`, with $g = \phi(r W + b)$.
 
-    target     : (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
-    parameters : arrays by name, of the shapes that `gate.parameter_shapes` gives
-    returns    : like target
+    Args:
+        gate: The gate.
+        target: (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
+        sources: What the gate may read.
+        parameters: Arrays by name, of the shapes that `gate.parameter_shapes` gives.
     """
     dense = gate.site == "dense"
     xp, target, reads, *arrays = unify(target=target, reads=gate_reads(gate, sources), **parameters)
     require_floating(target=target)
-    require_rank("position, width" if dense else "heads, position, width", target=target)
+    require_rank("..., position, width" if dense else "..., heads, position, width", target=target)
     named = dict(zip(parameters, arrays, strict=True))
     values = gate_values(gate, reads, named, num_heads=1 if dense else target.shape[-3])
     values = values[..., 0, :, :] if dense else values
-    require_equal("number of positions", target=target.shape[-2], gate=values.shape[-2])
-    expected = 1 if gate.grain == "head" or gate.placebo == "constant" else target.shape[-1]
-    if values.shape[-1] != expected:
-        raise ValueError(f"Gate {gate} must give {expected} numbers for each head; got {values.shape[-1]}.")
+    if target.shape[-2] != values.shape[-2]:
+        raise InputError("target", expected=f"of the gate's {values.shape[-2]} positions", got=target.shape[-2])
+    width = 1 if gate.grain == "head" or gate.placebo == "constant" else target.shape[-1]
+    if values.shape[-1] != width:
+        expected = f"of {width} numbers for each head of gate {gate}"
+        raise InputError("parameters", expected=expected, got=values.shape[-1])
     values = xp.astype(values, target.dtype, copy=False)
     match gate.op:
         case "multiply":
@@ -66,7 +71,7 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
 
 
 def gate_reads(gate: Gate, sources: GateSources) -> Array:
-    """What the gate reads, laid out for the heads that it acts on: (..., heads or 1, T, read width).
+    """Return what the gate reads, laid out for the heads that it acts on: (..., heads or 1, T, read width).
 
     A gate on the attended side reads the context, its group's queries side by side, or its own value; a gate on the
     attending side reads the input, its own query or output, or its group's value. The dense site reads all heads. A
@@ -87,18 +92,24 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
 
 
 def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
-    r"""Logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
+    r"""Return logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
 
-    $r + b$ for the partition function and for the op `replace`, $b$ for a gate that reads nothing.
+    They are $r + b$ for the partition function and for the op `replace`, $b$ for a gate that reads nothing.
 
-    reads   : (..., num_heads or 1, T, read width)
-    returns : (..., num_heads, T, gated width)
+    Args:
+        gate: The gate.
+        reads: (..., num_heads or 1, T, read width)
+        parameters: Arrays by name.
+        num_heads: Heads of the gated tensor.
+
+    Returns:
+        (..., num_heads, T, gated width)
     """
     matrices = {"weight"} if gate.rank is None else {"weight_down", "weight_up"}
     expected: set[str] = matrices if gate.has_matrix else set()
     expected = expected | {"bias"} if gate.has_bias else expected
     if set(parameters) != expected:
-        raise ValueError(f"parameters of gate {gate} must be {sorted(expected)}; got {sorted(parameters)}.")
+        raise InputError("parameters", expected=f"{sorted(expected)} for gate {gate}", got=sorted(parameters))
     xp, reads, *arrays = unify(reads=reads, **parameters)
     require_floating(reads=reads, **dict(zip(parameters, arrays, strict=True)))
     named = dict(zip(parameters, map(accumulate, arrays), strict=True))
@@ -108,56 +119,64 @@ def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, nu
         logits = xp.zeros_like(xp.sum(logits, axis=-1, keepdims=True) + xp.zeros((num_heads, 1, 1), dtype=logits.dtype))
     for name in ("weight", "weight_down", "weight_up"):
         if name in named:
-            require_rank("heads, read width, gated width", exact=True, **{name: named[name]})
-            require_equal("read width", **{name: named[name].shape[-2], "reads": logits.shape[-1]})
+            require_rank("heads, read width, gated width", **{name: named[name]})
+            if named[name].shape[-2] != logits.shape[-1]:
+                raise InputError(name, expected=f"of read width {logits.shape[-1]}", got=named[name].shape[-2])
             _require_shared(gate, name, named[name], num_heads)
             logits = xp.matmul(logits, repeat_heads(named[name], num_heads))
     if "bias" in named:
-        require_rank("heads, width", exact=True, bias=named["bias"])
+        require_rank("heads, width", bias=named["bias"])
         _require_shared(gate, "bias", named["bias"], num_heads)
-        if gate.has_matrix:
-            require_equal("gated width", bias=named["bias"].shape[-1], weight=logits.shape[-1])
+        if gate.has_matrix and named["bias"].shape[-1] != logits.shape[-1]:
+            raise InputError("bias", expected=f"of gated width {logits.shape[-1]}", got=named["bias"].shape[-1])
         logits = logits + repeat_heads(named["bias"][:, None, :], num_heads)
     return logits + gate.bias if gate.placebo == "constant" and gate.bias else logits
 
 
 def gate_values(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
-    """The gate itself, activation of the logits, (..., num_heads, T, gated width) in float32 or better."""
+    """Return the activation of the logits, (..., num_heads, T, gated width), in float32 or better."""
     return activate(gate.activation, gate_logits(gate, reads, parameters, num_heads=num_heads))
 
 
 def bilinearly_modulated_attention(
     Q: Array, K: Array, V: Array, W_g: Array, *, index: Literal["source", "query"] = "source", mask: Array | None = None
 ) -> Array:
-    r"""Attention whose values pass a gate $g = \sigma(q W_g)$; the weights $A$ are those of plain attention.
+    r"""Return attention whose values pass a gate $g = \sigma(q W_g)$; the weights $A$ are those of plain attention.
 
     `source`: $o_i = \sum_j A_{ij} (g_j \odot v_j)$, the attended position's own query decides what it offers.
     `query` : $o_i = g_i \odot \sum_j A_{ij} v_j$, the attending query decides what it receives.
 
-    Q       : (..., T, h), with heads (..., H, T, h)
-    K, V    : (..., S, h); `source` needs S = T
-    W_g     : (h, value width), with heads (H, h, value width)
-    mask    : bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
-    returns : (..., T, value width)
+    Args:
+        Q: (..., T, h), with heads (..., H, T, h)
+        K: (..., S, h); `source` needs S = T
+        V: (..., S, value width)
+        W_g: (h, value width), with heads (H, h, value width)
+        index: Whose query gates.
+        mask: bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
+
+    Returns:
+        (..., T, value width)
     """
     if index not in ("source", "query"):
-        raise ValueError(f"index must be 'source' or 'query'; got {index!r}.")
+        raise InputError("index", expected="'source' or 'query'", got=index)
     xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     gate = _query_gate(xp, Q, V, W_g)
     if index == "query":
         return gate * scaled_dot_product_attention(Q, K, V, mask)
     if Q.shape[-2] != K.shape[-2]:
-        raise ValueError(
-            f"index='source' needs self-attention, one query for each key; got {Q.shape[-2]} queries and "
-            f"{K.shape[-2]} keys. For cross-attention use index='query'."
+        raise InputError(
+            "Q",
+            expected=f"one query for each of the {K.shape[-2]} keys, as in self-attention, for index='source'",
+            got=Q.shape[-2],
+            hint="For cross-attention use index='query'.",
         )
     return scaled_dot_product_attention(Q, K, gate * V, mask)
 
 
 def naive_query_modulated_attention(Q: Array, K: Array, V: Array, W_g: Array, *, mask: Array | None = None) -> Array:
-    r"""$\sum_j A_{ij} (g_i \odot v_j)$ as it is written, through a (T, S, h) tensor: the proof of the factored form.
+    r"""Return $\sum_j A_{ij} (g_i \odot v_j)$ by definition, through a (T, S, h) tensor, to prove the factored form.
 
-    Arguments and result as `bilinearly_modulated_attention(..., index="query")`.
+    Arguments and result as in `bilinearly_modulated_attention(..., index="query")`.
     """
     xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     gate = _query_gate(xp, Q, V, W_g)
@@ -175,12 +194,18 @@ def init_gate_parameters(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> dict[str, Array]:
-    """Starting parameters: the matrix from N(0, init_std²), the bias at `gate.bias`.
+    """Return initial parameters: the matrix from N(0, init_std²), the bias at `gate.bias`.
 
     With a rank r, `weight_down` is drawn from N(0, 1/r) and `weight_up` from N(0, init_std²), so that their product has
     standard deviation init_std and an init_std of 0 starts at zero without stopping the gradient.
 
-    key : a NumPy or PyTorch generator, or a JAX key; the arrays are of its kind
+    Args:
+        key: A NumPy or PyTorch generator, or a JAX key; the arrays are of its kind.
+        gate: The gate.
+        d_model: Width of the layer.
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads; None is num_heads.
+        head_dim: Width of a head; None is d_model / num_heads.
     """
     shapes = gate.parameter_shapes(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     deviations = {"weight": gate.init_std, "weight_up": gate.init_std, "weight_down": (gate.rank or 1) ** -0.5}
@@ -192,57 +217,46 @@ def init_gate_parameters(
 
 
 def _own_reads(gate: Gate, sources: GateSources) -> Array:
-    """What the gate reads of its own sequence, in full width."""
-    source_side = gate.on_source
+    """Return what the gate reads of its own sequence, in full width."""
+
+    def source(name: str) -> Array:
+        array = getattr(sources, name)
+        if array is None:
+            raise InputError(f"GateSources.{name}", expected=f"an array for gate {gate}", got=None)
+        return array
+
     match gate.reads:
         case "input":
-            reads = sources.context if source_side and sources.context is not None else sources.input
-            _require_source(gate, reads)
-            reads = reads[..., None, :, :]
+            on_context = gate.on_source and sources.context is not None
+            return source("context" if on_context else "input")[..., None, :, :]
         case "query":
-            _require_source(gate, sources.query)
-            reads = sources.query
-            if source_side:
-                _require_source(gate, sources.value, name="value")
-                reads = merge_groups(reads, sources.value.shape[-3])
+            query = source("query")
+            return merge_groups(query, source("value").shape[-3]) if gate.on_source else query
         case "value":
-            _require_source(gate, sources.value)
-            reads = sources.value
-            if not source_side:
-                _require_source(gate, sources.query, name="query")
-                reads = repeat_heads(reads, sources.query.shape[-3])
+            value = source("value")
+            return value if gate.on_source else repeat_heads(value, source("query").shape[-3])
         case "output":
-            _require_source(gate, sources.output)
-            reads = merge_groups(sources.output, 1) if gate.site == "dense" else sources.output
+            output = source("output")
+            return merge_groups(output, 1) if gate.site == "dense" else output
         case "partition":
-            _require_source(gate, sources.partition)
-            reads = sources.partition[..., None]
+            return source("partition")[..., None]
         case "nothing":
             raise AssertionError("a gate that reads nothing is blind")
-    return reads
 
 
 def _query_gate(xp: Namespace, Q: Array, V: Array, W_g: Array) -> Array:
-    require_floating(Q=Q, V=V, W_g=W_g)
-    require_rank("position, width", Q=Q, V=V)
-    require_rank("width, value width", W_g=W_g)
-    require_equal("width", Q=Q.shape[-1], W_g=W_g.shape[-2])
-    require_equal("value width", V=V.shape[-1], W_g=W_g.shape[-1])
+    check_arrays(Q=(Q, "..., query, width"), V=(V, "..., key, value width"), W_g=(W_g, "..., width, value width"))
     logits = xp.matmul(accumulate(Q), accumulate(W_g))
     return xp.astype(activate("sigmoid", logits), V.dtype, copy=False)
 
 
-def _require_source(gate: Gate, source: Array | None, *, name: str | None = None) -> None:
-    if source is None:
-        raise ValueError(f"Gate {gate} needs GateSources.{name or gate.reads}, which is None.")
-
-
 def _require_shared(gate: Gate, name: str, parameter: Array, num_heads: int) -> None:
     given = parameter.shape[0]
-    fits = {"head": given == num_heads, "group": num_heads % given == 0, "layer": given == 1}[gate.share]
+    fits, wanted = {
+        "head": (given == num_heads, f"{num_heads}"),
+        "group": (num_heads % given == 0, f"a divisor of {num_heads}"),
+        "layer": (given == 1, "1"),
+    }[gate.share]
     if not fits:
-        wanted = {"head": f"{num_heads}", "group": f"a divisor of {num_heads}", "layer": "1"}[gate.share]
-        raise ValueError(
-            f"{name} must have as many heads as share={gate.share!r} asks for over {num_heads} gated heads, {wanted}; "
-            f"got {given}."
-        )
+        expected = f"of {wanted} heads, for share={gate.share!r} over {num_heads} gated heads"
+        raise InputError(name, expected=expected, got=given)

@@ -1,7 +1,8 @@
 r"""Backward passes of attention and of Bilinearly Modulated Attention, derived by hand, and their checkers.
 
-`dL_dX` is the gradient of a loss L with respect to X and has X's shape. Checkers use the loss $L = \frac12 \sum O^2$,
-whose gradient with respect to the output is the output itself.
+`dL_dX` is the gradient of a loss L with respect to X and has X's shape. Shapes are Q (..., query, h), K (..., key, h),
+V (..., key, value width), A and S (..., query, key), W_g (..., h, value width) and dL_dO (..., query, value width).
+Checkers use the loss $L = \frac12 \sum O^2$, whose gradient with respect to the output is the output itself.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tidegate.tensors._broadcast import sum_to_shape
-from tidegate.tensors._checks import require_equal, require_floating, require_rank
+from tidegate.tensors._checks import check_arrays, require_floating, require_same_shape
 from tidegate.tensors.activations import activate, activation_slope
 from tidegate.tensors.attention import (
     attention_output,
@@ -21,92 +21,52 @@ from tidegate.tensors.attention import (
 from tidegate.tensors.autodiff import central_differences, gradients
 from tidegate.tensors.gating import bilinearly_modulated_attention
 from tidegate.tensors.namespace import Array, namespace_of, unify
-
-__all__ = [
-    "attention_backward",
-    "bma_backward",
-    "grad_output_wrt_A",
-    "grad_output_wrt_V",
-    "grad_scores_wrt_K",
-    "grad_scores_wrt_Q",
-    "grad_softmax",
-    "gradient_flow_analysis",
-    "gradient_numerical_check",
-    "gradients_agree",
-    "verify_gradients",
-]
+from tidegate.tensors.primitives import sum_to_shape
 
 
 def grad_scores_wrt_Q(dL_dS: Array, K: Array, scale: float) -> Array:
-    r"""From $S = s\,Q K^T$: $dL/dQ = s\,(dL/dS)\,K$.
-
-    dL_dS : (..., query, key)
-    K     : (..., key, width)
-    """
-    xp, dL_dS, K = unify(dL_dS=dL_dS, K=K)
-    _require_product(dL_dS=dL_dS, K=K)
+    r"""Return $dL/dQ = s\,(dL/dS)\,K$, from $S = s\,Q K^T$."""
+    xp, dL_dS, K = check_arrays(dL_dS=(dL_dS, "..., query, key"), K=(K, "..., key, width"))
     return xp.matmul(dL_dS, K) * scale
 
 
 def grad_scores_wrt_K(dL_dS: Array, Q: Array, scale: float) -> Array:
-    r"""From $S = s\,Q K^T$: $dL/dK = s\,(dL/dS)^T Q$.
-
-    dL_dS : (..., query, key)
-    Q     : (..., query, width)
-    """
-    xp, dL_dS, Q = unify(dL_dS=dL_dS, Q=Q)
-    transposed = _transpose(dL_dS=dL_dS)
-    _require_product(dL_dS=transposed, Q=Q)
-    return xp.matmul(transposed, Q) * scale
+    r"""Return $dL/dK = s\,(dL/dS)^T Q$, from $S = s\,Q K^T$."""
+    xp, dL_dS, Q = check_arrays(dL_dS=(dL_dS, "..., query, key"), Q=(Q, "..., query, width"))
+    return xp.matmul(xp.moveaxis(dL_dS, -1, -2), Q) * scale
 
 
 def grad_softmax(dL_dA: Array, A: Array) -> Array:
-    r"""From $A = \mathrm{softmax}(S)$: $dL/dS_{ij} = A_{ij} (dL/dA_{ij} - \sum_k A_{ik}\,dL/dA_{ik})$.
+    r"""Return $dL/dS_{ij} = A_{ij} (dL/dA_{ij} - \sum_k A_{ik}\,dL/dA_{ik})$, from $A = \mathrm{softmax}(S)$.
 
     A row of zeros, a query that sees nothing, has gradient 0.
-
-    dL_dA, A : (..., query, key)
     """
     xp, dL_dA, A = unify(dL_dA=dL_dA, A=A)
     require_floating(dL_dA=dL_dA, A=A)
-    _require_same_shape(dL_dA=dL_dA, A=A)
+    require_same_shape(A=A, dL_dA=dL_dA)
     return A * (dL_dA - xp.sum(A * dL_dA, axis=-1, keepdims=True))
 
 
 def grad_output_wrt_A(dL_dO: Array, V: Array) -> Array:
-    r"""From $O = A V$: $dL/dA = (dL/dO)\,V^T$.
-
-    dL_dO : (..., query, value width)
-    V     : (..., key, value width)
-    """
-    xp, dL_dO, V = unify(dL_dO=dL_dO, V=V)
-    transposed = _transpose(V=V)
-    _require_product(dL_dO=dL_dO, V=transposed)
-    return xp.matmul(dL_dO, transposed)
+    r"""Return $dL/dA = (dL/dO)\,V^T$, from $O = A V$."""
+    xp, dL_dO, V = check_arrays(dL_dO=(dL_dO, "..., query, value width"), V=(V, "..., key, value width"))
+    return xp.matmul(dL_dO, xp.moveaxis(V, -1, -2))
 
 
 def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
-    r"""From $O = A V$: $dL/dV = A^T\,dL/dO$.
-
-    dL_dO : (..., query, value width)
-    A     : (..., query, key)
-    """
-    xp, dL_dO, A = unify(dL_dO=dL_dO, A=A)
-    transposed = _transpose(A=A)
-    _require_product(A=transposed, dL_dO=dL_dO)
-    return xp.matmul(transposed, dL_dO)
+    r"""Return $dL/dV = A^T\,dL/dO$, from $O = A V$."""
+    xp, dL_dO, A = check_arrays(dL_dO=(dL_dO, "..., query, value width"), A=(A, "..., query, key"))
+    return xp.matmul(xp.moveaxis(A, -1, -2), dL_dO)
 
 
 def attention_backward(dL_dO: Array, Q: Array, K: Array, V: Array, A: Array, S: Array) -> tuple[Array, Array, Array]:
-    r"""Backward pass of $O = \mathrm{softmax}(Q K^T / \sqrt h)\,V$: the gradients for Q, K and V.
+    r"""Return the gradients of $O = \mathrm{softmax}(Q K^T / \sqrt h)\,V$ for Q, K and V.
 
     The weights A say all that the softmax's derivative depends on, so the scores S are only checked for their shape.
     Masked pairs have A = 0 and so no gradient. Where leading axes broadcast, the gradients are summed over them.
-
-    Q : (..., query, h);  K : (..., key, h);  V : (..., key, value width);  A, S : (..., query, key)
     """
     _, dL_dO, Q, K, V, A, S = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, A=A, S=S)
-    _require_same_shape(S=S, A=A)
+    require_same_shape(A=A, S=S)
     scale = Q.shape[-1] ** -0.5
     dL_dS = grad_softmax(grad_output_wrt_A(dL_dO, V), A)
     return (
@@ -126,19 +86,20 @@ def bma_backward(
     index: Literal["source", "query"] = "source",
     mask: Array | None = None,
 ) -> dict[str, Array]:
-    r"""Backward pass of `bilinearly_modulated_attention`, with $P = Q W_g$ and $G = \sigma(P)$.
+    r"""Return the gradients of `bilinearly_modulated_attention`, with $P = Q W_g$ and $G = \sigma(P)$.
 
     `source`, $O = A (G \odot V)$, $\tilde V = G \odot V$: $dL/d\tilde V = A^T E$, $dL/dV = G \odot dL/d\tilde V$ and
     $dL/dP = V \odot dL/d\tilde V \odot G \odot (1 - G)$. `query`, $O = G \odot A V$: attention receives
     $G \odot E$ and $dL/dP = A V \odot E \odot G \odot (1 - G)$. Either way $dL/dW_g = Q^T dL/dP$, and Q gains
     $dL/dP\,W_g^T$ beside its path through the scores.
 
-    returns : dL_dQ, dL_dK, dL_dV, dL_dW_g, each of its argument's shape (summed over axes that were broadcast)
+    Returns:
+        dL_dQ, dL_dK, dL_dV, dL_dW_g, each of its argument's shape (summed over axes that were broadcast)
     """
     xp, dL_dO, Q, K, V, W_g, mask = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     require_floating(dL_dO=dL_dO)
     gated = bilinearly_modulated_attention(Q, K, V, W_g, index=index, mask=mask)
-    _require_same_shape(dL_dO=dL_dO, output=gated)
+    require_same_shape(output=gated, dL_dO=dL_dO)
     scores = attention_scores(Q, K)
     weights = attention_weights(scores, mask)
     logits = xp.matmul(Q, W_g)
@@ -151,10 +112,10 @@ def bma_backward(
         dL_dgate = attention_output(weights, V) * dL_dO
     dL_dP = dL_dgate * activation_slope("sigmoid", logits)
     return {
-        "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, _transpose(W_g=W_g)), tuple(Q.shape)),
+        "dL_dQ": dL_dQ + sum_to_shape(xp.matmul(dL_dP, xp.moveaxis(W_g, -1, -2)), tuple(Q.shape)),
         "dL_dK": dL_dK,
         "dL_dV": dL_dV,
-        "dL_dW_g": sum_to_shape(xp.matmul(_transpose(Q=Q), dL_dP), tuple(W_g.shape)),
+        "dL_dW_g": sum_to_shape(xp.matmul(xp.moveaxis(Q, -1, -2), dL_dP), tuple(W_g.shape)),
     }
 
 
@@ -169,7 +130,7 @@ def verify_gradients(
     index: Literal["source", "query"] = "source",
     mask: Array | None = None,
 ) -> dict[str, bool]:
-    """Whether the hand-derived gradients equal the library's own: dL_dQ, dL_dK, dL_dV, all_correct.
+    """Compare the hand-derived gradients with the library's own: dL_dQ, dL_dK, dL_dV, all_correct.
 
     With `W_g` those of bilinearly modulated attention, dL_dW_g too. JAX and PyTorch arrays are judged by automatic
     differentiation, NumPy arrays by central differences.
@@ -181,7 +142,7 @@ def verify_gradients(
 def gradients_agree(
     analytic: Mapping[str, Array], judged_by: Mapping[str, Array], *, rtol: float = 1e-5, atol: float = 1e-5
 ) -> dict[str, bool]:
-    """For each name `dL_d<name>` whether |difference| ≤ atol + rtol |judge| everywhere, and all_correct."""
+    """Return for each `dL_d<name>` whether |difference| ≤ atol + rtol |judge| everywhere, and all_correct."""
     verdicts: dict[str, bool] = {}
     for name, judge in judged_by.items():
         xp = namespace_of(judge)
@@ -200,10 +161,11 @@ def gradient_numerical_check(
     index: Literal["source", "query"] = "source",
     mask: Array | None = None,
 ) -> dict[str, Any]:
-    """Hand-derived gradients against central differences of step eps; use float64, and small arrays.
+    """Compare hand-derived gradients with central differences of step eps; use float64, and small arrays.
 
-    returns : numerical and analytic, dictionaries dL_d* → array; max_error, the largest difference between them, and
-              rel_error, the same in units of the largest numerical entry
+    Returns:
+        numerical and analytic, dictionaries dL_d* → array; max_error, the largest difference between them, and
+        rel_error, the same in units of the largest numerical entry
     """
     arrays, loss = _loss(Q, K, V, W_g, index, mask)
     numerical = {f"dL_d{name}": slope for name, slope in central_differences(loss, arrays, eps=eps).items()}
@@ -220,9 +182,10 @@ def gradient_numerical_check(
 
 
 def gradient_flow_analysis(Q: Array, K: Array, V: Array) -> dict[str, Any]:
-    """Every intermediate of plain attention and the gradient that reaches it, with the gradients' Frobenius norms.
+    """Return every intermediate of plain attention, the gradient that reaches it, and the gradients' Frobenius norms.
 
-    returns : S, A, O, dL_dO, dL_dA, dL_dS, dL_dQ, dL_dK, dL_dV, and grad_norms by name
+    Returns:
+        S, A, O, dL_dO, dL_dA, dL_dS, dL_dQ, dL_dK, dL_dV, and grad_norms by name
     """
     xp, Q, K, V = unify(Q=Q, K=K, V=V)
     S = attention_scores(Q, K)
@@ -243,7 +206,7 @@ def gradient_flow_analysis(Q: Array, K: Array, V: Array) -> dict[str, Any]:
 
 
 def _loss(Q: Array, K: Array, V: Array, W_g: Array | None, index: Literal["source", "query"], mask: Array | None):
-    """The arrays that the gradients are for, and half the sum of squares of the output as a function of them."""
+    """Return the arrays that the gradients are for, and half the sum of squares of the output as a function of them."""
     xp, Q, K, V, W_g, mask = unify(Q=Q, K=K, V=V, W_g=W_g, mask=mask)
     arrays: dict[str, Array] = {"Q": Q, "K": K, "V": V} | ({} if W_g is None else {"W_g": W_g})
 
@@ -266,23 +229,3 @@ def _analytic(arrays: Mapping[str, Array], index: Literal["source", "query"], ma
     output = attention_output(weights, arrays["V"])
     names = ("dL_dQ", "dL_dK", "dL_dV")
     return dict(zip(names, attention_backward(output, **arrays, A=weights, S=scores), strict=True))
-
-
-def _transpose(**named: Array) -> Array:
-    require_rank("row, column", **named)
-    (x,) = named.values()
-    return namespace_of(x).moveaxis(x, -1, -2)
-
-
-def _require_product(**factors: Array) -> None:
-    """Both are matrices, and the first one's columns meet the second one's rows."""
-    require_floating(**factors)
-    require_rank("row, column", **factors)
-    (left, a), (right, b) = factors.items()
-    require_equal("contracted axis", **{left: a.shape[-1], right: b.shape[-2]})
-
-
-def _require_same_shape(**arrays: Array) -> None:
-    (first, a), (second, b) = arrays.items()
-    if tuple(a.shape) != tuple(b.shape):
-        raise ValueError(f"{first} must have the shape of {second}, {tuple(b.shape)}; got {tuple(a.shape)}.")

@@ -1,47 +1,25 @@
 """Associative memory: stored patterns as minima of an energy, retrieval as descent, attention as one step of it.
 
 `patterns` are `(..., num_patterns, d)` and a `state` is `(..., d)`; their leading axes broadcast, so that many states
-can be held against one set of patterns.
+can be held against one set of patterns. `beta` is an inverse temperature, one number above 0.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tidegate.tensors._checks import (
-    require_batches_broadcast,
-    require_count,
-    require_equal,
-    require_floating,
-    require_positive,
-    require_rank,
-)
-from tidegate.tensors.capacity import classical_capacity, modern_capacity
+from tidegate._validation import InputError
+from tidegate.tensors._checks import broadcast_batches, check_arrays, require_count, require_positive
 from tidegate.tensors.namespace import namespace_of, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import free_energy, gibbs_distribution
 
 if TYPE_CHECKING:
     from tidegate.tensors.namespace import Array, Namespace
-
-__all__ = [
-    "Retrieval",
-    "attention_as_hopfield",
-    "classical_capacity",
-    "classical_hopfield_energy",
-    "classical_hopfield_update",
-    "energy_landscape_1d",
-    "hopfield_retrieve",
-    "modern_capacity",
-    "modern_hopfield_energy",
-    "modern_hopfield_update",
-    "retrieval_basin",
-    "retrieval_success",
-    "separation_quality",
-]
 
 
 class Retrieval(NamedTuple):
@@ -61,28 +39,20 @@ class Retrieval(NamedTuple):
 
 
 def classical_hopfield_energy(state: Array, patterns: Array) -> Array:
-    r"""Energy $-\frac12 s^T W s$ with Hebb's weights $W = \frac1d \sum_\mu \xi_\mu \xi_\mu^T$, their diagonal set to 0.
+    r"""Return the energy $-\frac12 s^T W s$ with Hebb's weights $W = \frac1d \sum_\mu \xi_\mu \xi_\mu^T$, diagonal 0.
 
     Equal to $-\frac1{2d} \sum_\mu (\xi_\mu \cdot s)^2 + \frac1{2d} \sum_i s_i^2 \sum_\mu \xi_{\mu i}^2$; for entries of
-    ±1 the second term is the constant num_patterns / 2. W is never built.
-
-    state    : (..., d), entries usually ±1
-    patterns : (..., num_patterns, d), entries usually ±1
-    returns  : (...)
+    ±1, as is usual, the second term is the constant num_patterns / 2. W is never built.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     return -xp.sum(state * _hebb_field(state, patterns), axis=-1) / (2 * state.shape[-1])
 
 
 def classical_hopfield_update(state: Array, patterns: Array) -> Array:
-    r"""Every neuron at once takes the sign of its field: $s' = \mathrm{sign}(W s)$, W as in the energy.
+    r"""Give every neuron at once the sign of its field: $s' = \mathrm{sign}(W s)$, W as in the energy, entries ±1.
 
     A field of exactly 0 keeps the neuron as it is. Turning one neuron never raises the energy; turning all at once,
     as here, may, and may end in a cycle of two states.
-
-    state    : (..., d), entries ±1
-    patterns : (..., num_patterns, d), entries ±1
-    returns  : (..., d)
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     field = _hebb_field(state, patterns)
@@ -90,15 +60,10 @@ def classical_hopfield_update(state: Array, patterns: Array) -> Array:
 
 
 def modern_hopfield_energy(state: Array, patterns: Array, beta: float = 1.0) -> Array:
-    r"""Energy of the modern network, the free energy of the overlaps at temperature 1/β plus a quadratic well.
+    r"""Return the energy of the modern network: the overlaps' free energy at temperature 1/β plus a quadratic well.
 
     $E = -\frac1\beta \log\sum_i e^{\beta x_i \cdot \xi} + \frac12 \xi\cdot\xi + \frac1\beta \log N + \frac12 M^2$ for N
     patterns, the longest of norm M (Ramsauer et al. 2020). In the convex hull of the patterns $0 \le E \le 2 M^2$.
-
-    state    : (..., d)
-    patterns : (..., num_patterns, d)
-    beta     : inverse temperature, above 0
-    returns  : (...)
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     _require_beta(beta)
@@ -108,12 +73,9 @@ def modern_hopfield_energy(state: Array, patterns: Array, beta: float = 1.0) -> 
 
 
 def modern_hopfield_update(state: Array, patterns: Array, beta: float = 1.0) -> Array:
-    r"""One retrieval step $\xi' = X^T \mathrm{softmax}(\beta X \xi)$: attention with the patterns as keys and values.
+    r"""Take one retrieval step $\xi' = X^T \mathrm{softmax}(\beta X \xi)$; the rows of X are the patterns.
 
-    state    : (..., d)
-    patterns : (..., num_patterns, d), the rows of X
-    beta     : inverse temperature, above 0
-    returns  : (..., d), in the convex hull of the patterns
+    It is attention with the patterns as keys and values. The result lies in the convex hull of the patterns.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     return xp.squeeze(attention_as_hopfield(state[..., None, :], patterns, patterns, beta), axis=-2)
@@ -126,14 +88,10 @@ def hopfield_retrieve(
 
     A state that has come to rest stays as it is for the remaining iterations, so that all shapes are fixed beforehand
     and batches may stop at different times. An energy of the trajectory is never above the one before it.
-
-    query    : (..., d)
-    patterns : (..., num_patterns, d)
-    returns  : `Retrieval`: state, trajectory, energies and num_iterations
     """
     xp, query, patterns = _state_and_patterns(query, patterns, name="query")
     require_count(1, max_iterations=max_iterations)
-    leading = require_batches_broadcast(2, query=query[..., None, :], patterns=patterns)
+    leading = broadcast_batches(query=tuple(query.shape)[:-1], patterns=tuple(patterns.shape)[:-2])
     state = xp.broadcast_to(query, (*leading, query.shape[-1]))
     moving = xp.ones_like(state[..., 0], dtype=xp.bool)
     trajectory, moves = [state], [moving]
@@ -155,17 +113,18 @@ def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: floa
     With β = 1/√d, the default, this is scaled dot-product attention; with values equal to the keys it is one
     `modern_hopfield_update` of every query.
 
-    queries : (..., query, d)
-    keys    : (..., key, d)
-    values  : (..., key, width)
-    returns : (..., query, width)
+    Args:
+        queries: (..., query, d)
+        keys: (..., key, d)
+        values: (..., key, width)
+        beta: Inverse temperature; None is 1/√d.
+
+    Returns:
+        (..., query, width)
     """
-    xp, queries, keys, values = unify(queries=queries, keys=keys, values=values)
-    require_floating(queries=queries, keys=keys, values=values)
-    require_rank("position, width", queries=queries, keys=keys, values=values)
-    require_equal("width", queries=queries.shape[-1], keys=keys.shape[-1])
-    require_equal("number of positions", keys=keys.shape[-2], values=values.shape[-2])
-    require_batches_broadcast(2, queries=queries, keys=keys, values=values)
+    xp, queries, keys, values = check_arrays(
+        queries=(queries, "..., query, d"), keys=(keys, "..., key, d"), values=(values, "..., key, width")
+    )
     beta = 1 / math.sqrt(max(queries.shape[-1], 1)) if beta is None else beta
     _require_beta(beta)
     overlaps = xp.matmul(queries, xp.matrix_transpose(keys))
@@ -173,37 +132,42 @@ def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: floa
 
 
 def separation_quality(patterns: Array) -> Array:
-    r"""How far each pattern stands out from the others: $\Delta_i = \min_{j \ne i} (x_i \cdot x_i - x_i \cdot x_j)$.
+    r"""Return each pattern's distance from the others, $\Delta_i = \min_{j \ne i} (x_i \cdot x_i - x_i \cdot x_j)$.
 
     Ramsauer et al. 2020, definition 2: large and positive is easy to retrieve; 0 has a twin; below 0 lies under another
     pattern's shadow. A single pattern has no rival: `inf`.
 
-    patterns : (..., num_patterns, d)
-    returns  : (..., num_patterns), one value for each pattern
+    Returns:
+        (..., num_patterns), one value for each pattern
     """
-    _, patterns = unify(patterns=patterns)
-    _require_patterns(patterns)
+    _, patterns = _patterns(patterns)
     xp, patterns, itself = unify(patterns=patterns, itself=np.eye(patterns.shape[-2], dtype=bool))
     rivals = xp.where(itself, -math.inf, xp.matmul(patterns, xp.matrix_transpose(patterns)))
     return _squared_norm(patterns) - xp.max(rivals, axis=-1)
 
 
 def energy_landscape_1d(patterns: Array, axis: int = 0, n_points: int = 100, beta: float = 1.0) -> tuple[Array, Array]:
-    """Modern energy on the line through the patterns' mean, parallel to one coordinate axis.
+    """Compute the modern energy on the line through the patterns' mean, parallel to one coordinate axis.
 
     The line runs over the patterns' range in that coordinate and half that range further on each side; where all
     patterns agree in it, the range is taken as 1.
 
-    patterns : (..., num_patterns, d)
-    axis     : the coordinate that moves, from -d to d - 1
-    returns  : positions (..., n_points), the values of that coordinate; energies (..., n_points)
+    Args:
+        patterns: (..., num_patterns, d)
+        axis: The coordinate that moves, from -d to d - 1.
+        n_points: Number of points on the line.
+        beta: Inverse temperature.
+
+    Returns:
+        positions (..., n_points), the values of that coordinate; energies (..., n_points)
     """
-    xp, patterns = unify(patterns=patterns)
-    _require_patterns(patterns)
+    xp, patterns = _patterns(patterns)
     require_count(1, n_points=n_points)
-    _require_index(patterns.shape[-1], axis=axis)
-    along = _constant(np.eye(patterns.shape[-1])[axis], patterns)
-    fractions = _constant(np.linspace(-0.5, 1.5, n_points), patterns)
+    _require_index("axis", axis, patterns.shape[-1])
+    _, _, along, fractions = unify(
+        patterns=patterns, along=np.eye(patterns.shape[-1])[axis], fractions=np.linspace(-0.5, 1.5, n_points)
+    )
+    along, fractions = (xp.astype(constant, patterns.dtype) for constant in (along, fractions))
     lowest = xp.min(patterns[..., axis], axis=-1)[..., None]
     extent = xp.max(patterns[..., axis], axis=-1)[..., None] - lowest
     positions = lowest + xp.where(extent > 0, extent, xp.ones_like(extent)) * fractions
@@ -220,21 +184,23 @@ def retrieval_basin(
     beta: float = 1.0,
     key: Any = None,
 ) -> Array:
-    """Share of noisy starts from which `hopfield_retrieve` comes back to a pattern.
+    """Return the share of noisy starts from which `hopfield_retrieve` comes back to a pattern, (...).
 
     A start is the pattern plus normal noise of standard deviation `noise_scale` in every coordinate. It comes back if
     it ends nearer to the pattern than half the distance from the pattern to the nearest other one. Of two equal
     patterns neither is ever retrieved; a single pattern always is.
 
-    pattern_idx : which pattern, from -num_patterns to num_patterns - 1
-    patterns    : (..., num_patterns, d)
-    key         : see `tidegate.tensors.random`; None is `numpy.random.default_rng(0)`, the same noise at every call
-    returns     : (...), from 0 to 1
+    Args:
+        pattern_idx: Index of the pattern, from -num_patterns to num_patterns - 1.
+        patterns: (..., num_patterns, d)
+        n_samples: Number of starts.
+        noise_scale: Standard deviation of the noise.
+        beta: Inverse temperature.
+        key: See `tidegate.tensors.random`; None is `numpy.random.default_rng(0)`, the same noise at every call.
     """
-    xp, patterns = unify(patterns=patterns)
-    _require_patterns(patterns)
+    xp, patterns = _patterns(patterns)
     require_count(1, n_samples=n_samples)
-    _require_index(patterns.shape[-2], pattern_idx=pattern_idx)
+    _require_index("pattern_idx", pattern_idx, patterns.shape[-2])
     noise = normal(np.random.default_rng(0) if key is None else key, (n_samples, patterns.shape[-1]))
     noise = xp.astype(noise, patterns.dtype) if namespace_of(noise) is xp else noise
     xp, patterns, noise = unify(patterns=patterns, noise=noise)
@@ -247,13 +213,10 @@ def retrieval_basin(
 def retrieval_success(
     key: Any, d: int, num_patterns: int, *, beta: float = 1.0, noise_scale: float = 0.5, num_trials: int = 100
 ) -> Array:
-    """Measured share of random stored patterns that come back from noise: the practical side of `modern_capacity`.
+    """Measure the share of random stored patterns that come back from noise: the practical side of `modern_capacity`.
 
     One set of patterns is drawn, uniform on the sphere of radius √d. Trial t starts at pattern t modulo `num_patterns`
-    plus noise, and is judged as in `retrieval_basin`.
-
-    key     : source of the patterns and the noise, see `tidegate.tensors.random`
-    returns : a number from 0 to 1, of the key's kind
+    plus noise, and is judged as in `retrieval_basin`. The result is a number from 0 to 1, of the key's kind.
     """
     require_count(1, d=d, num_patterns=num_patterns, num_trials=num_trials)
     pattern_key, noise_key = split(key, 2)
@@ -268,40 +231,75 @@ def retrieval_success(
     return xp.mean(xp.astype(_squared_norm(final - targets) < reach, patterns.dtype))
 
 
+def classical_capacity(N: float) -> float:
+    r"""Return the random ±1 patterns that N classical neurons can store: $0.138 N$, not rounded.
+
+    After Amit, Gutfreund and Sompolinsky 1985.
+    """
+    require_positive(N=N)
+    return 0.138 * N
+
+
+def modern_capacity(d: int, epsilon: float = 0.01, *, beta: float = 1.0, K: float = 3.0) -> float:
+    r"""Return the random patterns on a sphere that a modern network stores, failing with probability at most epsilon.
+
+    The lower bound of Ramsauer et al. 2020, theorem 3, for patterns of norm $K\sqrt{d-1}$:
+    $N \ge \sqrt\epsilon\, c^{(d-1)/4}$ with $c = b / W_0(e^{a + \ln b})$, $b = \frac25 K^2 \beta$,
+    $a = \frac{2}{d-1} (1 + \ln(2 \beta K^2 \epsilon (d-1)))$ and $W_0$ the upper branch of Lambert's function.
+    The theorem asks for $c \ge (2/\sqrt\epsilon)^{4/(d-1)}$, which says that N is at least 2: a smaller result promises
+    nothing.
+
+    Args:
+        d: Width of the patterns, at least 2.
+        epsilon: Probability of failure, in (0, 1].
+        beta: Inverse temperature; the defaults of beta and K are those of the paper's first example.
+        K: Radius, above 0.
+
+    Returns:
+        Number of patterns, not rounded; `inf` beyond the largest float.
+    """
+    require_count(2, d=d)
+    require_positive(beta=beta, K=K)
+    if not 0 < epsilon <= 1:
+        raise InputError("epsilon", expected="a probability in (0, 1]", got=epsilon)
+    log_b = math.log(2 * K**2 * beta / 5)
+    a = 2 / (d - 1) * (1 + math.log(2 * beta * K**2 * epsilon * (d - 1)))
+    log_c = log_b - _log_lambert_w(a + log_b)
+    exponent = math.log(epsilon) / 2 + (d - 1) / 4 * log_c
+    return math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
+
+
+def _log_lambert_w(y: float) -> float:
+    """Return the logarithm u of $W_0(e^y)$: the root of $e^u + u = y$, by Newton's method from its right."""
+    u = y if y <= 1 else math.log(y)
+    for _ in range(50):
+        u -= (math.exp(u) + u - y) / (math.exp(u) + 1)
+    return u
+
+
 def _state_and_patterns(state: Array, patterns: Array, *, name: str = "state") -> tuple[Namespace, Array, Array]:
-    """The namespace, and the two arrays checked; `name` is what the caller calls the state."""
-    xp, state, patterns = unify(**{name: state, "patterns": patterns})
-    _require_patterns(patterns)
-    require_floating(**{name: state})
-    require_rank("d", **{name: state})
-    require_equal("width", **{name: state.shape[-1], "patterns": patterns.shape[-1]})
-    require_batches_broadcast(2, **{name: state[..., None, :], "patterns": patterns})
+    """Return the namespace and the two arrays, checked; `name` is what the caller calls the state."""
+    xp, state, patterns = check_arrays(**{name: (state, "..., d"), "patterns": (patterns, "..., num_patterns, d")})
+    _patterns(patterns)
     return xp, state, patterns
 
 
-def _require_patterns(patterns: Array) -> None:
-    require_floating(patterns=patterns)
-    require_rank("num_patterns, d", patterns=patterns)
+def _patterns(patterns: Array) -> tuple[Namespace, Array]:
+    xp, patterns = check_arrays(patterns=(patterns, "..., num_patterns, d"))
     if 0 in patterns.shape[-2:]:
-        raise ValueError(f"patterns must hold at least one pattern of width 1 or more; got {tuple(patterns.shape)}.")
+        raise InputError("patterns", expected="at least one pattern of width 1 or more", got=tuple(patterns.shape))
+    return xp, patterns
 
 
 def _require_beta(beta: Array) -> None:
     if getattr(beta, "ndim", 0) != 0:
-        raise ValueError(f"beta must be one number; got an array of shape {tuple(beta.shape)}.")
+        raise InputError("beta", expected="one number", got=f"an array of shape {tuple(beta.shape)}")
     require_positive(beta=beta)
 
 
-def _require_index(size: int, **indices: int) -> None:
-    for name, index in indices.items():
-        if not -size <= index < size:
-            raise ValueError(f"{name} must be from {-size} to {size - 1}; got {index!r}.")
-
-
-def _constant(numbers: Array, patterns: Array) -> Array:
-    """NumPy numbers as an array of the patterns' kind, device and dtype."""
-    xp, _, numbers = unify(patterns=patterns, numbers=numbers)
-    return xp.astype(numbers, patterns.dtype)
+def _require_index(name: str, index: int, size: int) -> None:
+    if not -size <= index < size:
+        raise InputError(name, expected=f"from {-size} to {size - 1}", got=index)
 
 
 def _overlaps(state: Array, patterns: Array) -> Array:
@@ -310,7 +308,7 @@ def _overlaps(state: Array, patterns: Array) -> Array:
 
 
 def _hebb_field(state: Array, patterns: Array) -> Array:
-    """The field W s times d: whole numbers for entries of ±1, so that a field of 0 is exact."""
+    """Return the field W s times d: whole numbers for entries of ±1, so that a field of 0 is exact."""
     xp = namespace_of(state, patterns)
     hebb = xp.squeeze(xp.matmul(_overlaps(state, patterns)[..., None, :], patterns), axis=-2)
     return hebb - state * xp.sum(patterns * patterns, axis=-2)
@@ -321,7 +319,7 @@ def _squared_norm(vectors: Array) -> Array:
 
 
 def _squared_reach(patterns: Array, index: int) -> Array:
-    """Square of half the distance from one pattern to the nearest other one; `inf` if there is none."""
+    """Return the square of half the distance from one pattern to the nearest other one; `inf` if there is none."""
     count = patterns.shape[-2]
     xp, patterns, itself = unify(patterns=patterns, itself=np.eye(count, dtype=bool)[index])
     squared = _squared_norm(patterns - patterns[..., index, :][..., None, :])

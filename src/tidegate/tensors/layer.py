@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from tidegate._validation import require_bool, require_positive, require_size
+from tidegate._validation import InputError, require_bool, require_positive, require_size
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
 from tidegate.tensors._checks import (
-    require_batches_broadcast,
-    require_equal,
-    require_floating,
+    broadcast_batches,
+    check_arrays,
     require_head_mask,
     require_rank,
 )
@@ -28,6 +27,21 @@ from tidegate.tensors.masking import causal_mask, causal_mask_with_window
 from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
 from tidegate.tensors.rotary import Rotary, rotary_angles, rotate
 from tidegate.tensors.softmax import log_partition
+
+_AXES = {
+    "W_Q": "heads, d, h",
+    "W_K": "groups, d, h",
+    "W_V": "groups, d, h",
+    "W_O": "heads, h, d",
+    "b_Q": "heads, h",
+    "b_K": "groups, h",
+    "b_V": "groups, h",
+    "b_O": "d",
+    "q_norm": "h",
+    "k_norm": "h",
+    "metric_diagonal": "heads, h",
+    "metric_factor": "heads, m, h",
+}
 
 METRIC_FIELDS = {"diagonal": "metric_diagonal", "learned": "metric_factor"}
 """The field of `AttentionArrays` that holds the parameters of a learned metric, by the metric's kind."""
@@ -102,16 +116,24 @@ class AttentionArrays:
     def __post_init__(self) -> None:
         object.__setattr__(self, "gates", Gates.parse(self.gates))
         unify(**self.parameters())
-        require_floating(W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
-        require_rank("heads, d, h", exact=True, W_Q=self.W_Q, W_K=self.W_K, W_V=self.W_V, W_O=self.W_O)
-        require_rank("heads, m, h", exact=True, metric_factor=self.metric_factor)
+        check_arrays(**{name: (getattr(self, name), axes) for name, axes in _AXES.items()})
         require_positive("norm_epsilon", self.norm_epsilon)
-        for name, expected in self._expected_shapes().items():
-            array = getattr(self, name)
-            if array is not None and tuple(array.shape) != expected:
-                raise ValueError(f"{name} must have shape {expected}; got {tuple(array.shape)}.")
-        self._check_options()
-        self._check_gates()
+        if self.metric_diagonal is not None and self.metric_factor is not None:
+            raise InputError("metric_factor", expected="None beside metric_diagonal", hint="A layer has one metric.")
+        require_bool("causal", self.causal)
+        require_size("window", self.window, optional=True)
+        require_positive("temperature", self.temperature)
+        if self.rotary is not None:
+            self.rotary.width(self.W_Q.shape[-1])
+        paths = [gate.path for gate in self.gates]
+        if set(self.gate_parameters) != set(paths):
+            given = sorted(self.gate_parameters)
+            raise InputError("gate_parameters", expected=f"one entry for each gate, {paths}", got=given)
+        for gate in self.gates:
+            expected = gate.parameter_shapes(**asdict(self.shape))
+            given = {name: tuple(array.shape) for name, array in self.gate_parameters[gate.path].items()}
+            if given != expected:
+                raise InputError(f"gate_parameters[{gate.path!r}]", expected=f"of shapes {expected}", got=given)
 
     @property
     def shape(self) -> HeadShape:
@@ -121,7 +143,7 @@ class AttentionArrays:
 
     def parameters(self) -> dict[str, Array]:
         """Return every array by a flat name, `gate.<path>.<name>` for those of gates."""
-        named = {name: getattr(self, name) for name in ("W_Q", "W_K", "W_V", "W_O", *_OPTIONAL)}
+        named = {name: getattr(self, name) for name in _AXES}
         gates = {
             f"gate.{path}.{name}": array
             for path, arrays in self.gate_parameters.items()
@@ -133,7 +155,7 @@ class AttentionArrays:
         """Return the layer with some arrays replaced, named as `parameters()` names them."""
         known = self.parameters()
         if unknown := set(parameters) - set(known):
-            raise ValueError(f"parameters must be among {sorted(known)}; got also {sorted(unknown)}.")
+            raise InputError("parameters", expected=f"among {sorted(known)}", got=sorted(unknown))
         own = {name: array for name, array in parameters.items() if not name.startswith("gate.")}
         gates = {
             path: {name: parameters.get(f"gate.{path}.{name}", array) for name, array in arrays.items()}
@@ -162,10 +184,11 @@ class AttentionArrays:
     ) -> LayerTrace:
         """Run the forward pass and return all its intermediates.
 
-        x         : (..., T, d)
-        context   : (..., S, d) for cross-attention; None attends to x
-        mask      : bool, broadcasts to (..., H, T, S), True = may attend; a row that may see nothing gives 0
-        positions : (T,) or (batch, T) for the rotary embedding; None counts from 0
+        Args:
+            x: (..., T, d)
+            context: (..., S, d) for cross-attention; None attends to x
+            mask: bool, broadcasts to (..., H, T, S), True = may attend; a row that may see nothing gives 0
+            positions: (T,) or (batch, T) for the rotary embedding; None counts from 0
         """
         layer, x, context, mask = self.of_kind(x, context, mask)
         xp = namespace_of(x)
@@ -224,8 +247,9 @@ class AttentionArrays:
         if positions is None:
             positions = np.arange(x.shape[-2], dtype=np.int64)
         _, steps = unify(positions=positions)
-        require_rank("position", positions=steps)
-        require_equal("number of positions", x=x.shape[-2], positions=int(steps.shape[-1]))
+        require_rank("..., position", positions=steps)
+        if steps.shape[-1] != x.shape[-2]:
+            raise InputError("positions", expected=f"of x's {x.shape[-2]} positions", got=int(steps.shape[-1]))
         angles = rotary_angles(steps, x.shape[-1], self.rotary, like=x)
         return xp.expand_dims(angles, axis=-3)
 
@@ -239,10 +263,7 @@ class AttentionArrays:
         return query
 
     def combined_mask(self, mask: Array | None, *, like: Array) -> Array | None:
-        """Combine causality, window and the caller's mask; None if there is no restriction.
-
-        like : (..., T, d), the input
-        """
+        """Combine causality, window and the caller's mask for inputs like (..., T, d); None without a restriction."""
         num_queries = like.shape[-2]
         if self.window is not None:
             back = causal_mask_with_window(num_queries, self.window)
@@ -260,60 +281,19 @@ class AttentionArrays:
         """Check the inputs, and bring NumPy constants among layer and inputs over to the caller's kind of array."""
         own = self.parameters()
         _, x, context, mask, *arrays = unify(x=x, context=context, mask=mask, **own)
-        require_floating(x=x, context=context)
-        require_rank("position, d", x=x, context=context)
-        for name, array in (("x", x), ("context", context)):
-            if array is not None:
-                require_equal("width", **{name: array.shape[-1], "W_Q": self.W_Q.shape[-2]})
+        check_arrays(
+            W_Q=(self.W_Q, _AXES["W_Q"]), x=(x, "..., position, d"), context=(context, "..., position of context, d")
+        )
         if context is not None and (self.causal or self.window is not None):
-            raise ValueError(
-                "context was given to a layer that is causal or has a window, which compare positions of one sequence. "
-                "Use causal=False and window=None for cross-attention."
+            raise InputError(
+                "context",
+                expected="None in a layer that is causal or has a window",
+                hint="Both compare positions of one sequence. Use causal=False and window=None for cross-attention.",
             )
-        batch = require_batches_broadcast(2, x=x, context=context)
-        num_keys = x.shape[-2] if context is None else context.shape[-2]
-        require_head_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], num_keys))
+        attended = x if context is None else context
+        batch = broadcast_batches(x=tuple(x.shape)[:-2], context=tuple(attended.shape)[:-2])
+        require_head_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], attended.shape[-2]))
         return self.with_parameters(dict(zip(own, arrays, strict=True))), x, context, mask
-
-    def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
-        shape = self.shape
-        heads, groups, width, d_model = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.d_model
-        factor_rows = 0 if self.metric_factor is None else self.metric_factor.shape[-2]
-        return {
-            "W_K": (groups, d_model, width),
-            "W_V": (groups, d_model, width),
-            "W_O": (heads, width, d_model),
-            "b_Q": (heads, width),
-            "b_K": (groups, width),
-            "b_V": (groups, width),
-            "b_O": (d_model,),
-            "q_norm": (width,),
-            "k_norm": (width,),
-            "metric_diagonal": (heads, width),
-            "metric_factor": (heads, factor_rows, width),
-        }
-
-    def _check_options(self) -> None:
-        if self.metric_diagonal is not None and self.metric_factor is not None:
-            raise ValueError("A layer has one metric: give metric_diagonal or metric_factor, not both.")
-        require_bool("causal", self.causal)
-        require_size("window", self.window, optional=True)
-        require_positive("temperature", self.temperature)
-        if self.rotary is not None:
-            self.rotary.width(self.W_Q.shape[-1])
-
-    def _check_gates(self) -> None:
-        paths = [gate.path for gate in self.gates]
-        if set(self.gate_parameters) != set(paths):
-            raise ValueError(
-                f"gate_parameters must have one entry per gate, {paths}; got {sorted(self.gate_parameters)}."
-            )
-        shape = self.shape
-        for gate in self.gates:
-            expected = gate.parameter_shapes(**asdict(shape))
-            given = {name: tuple(array.shape) for name, array in self.gate_parameters[gate.path].items()}
-            if given != expected:
-                raise ValueError(f"Parameters of gate {gate} must have the shapes {expected}; got {given}.")
 
 
 def project(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -323,16 +303,14 @@ def project(x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def rms_norm(x: Array, scale: Array, *, epsilon: float = 1e-6) -> Array:
-    r"""$x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \odot s$ over the last axis, computed in float32 or better.
+    r"""Return $x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \odot s$ over the last axis, computed in float32 or better.
 
-    x       : (..., h)
-    scale   : (h,)
-    returns : like x
+    Args:
+        x: (..., h)
+        scale: (h,)
+        epsilon: Added to the mean square.
     """
     xp, x, scale = unify(x=x, scale=scale)
     wide = accumulate(x)
     normed = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return xp.astype(normed, x.dtype, copy=False) * scale
-
-
-_OPTIONAL = ("b_Q", "b_K", "b_V", "b_O", "q_norm", "k_norm", "metric_diagonal", "metric_factor")

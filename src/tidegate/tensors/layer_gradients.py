@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tidegate.gate import Gate, GatePath
-from tidegate.tensors._broadcast import sum_to_shape
-from tidegate.tensors._checks import require_floating
+from tidegate.tensors._checks import require_floating, require_same_shape
 from tidegate.tensors.activations import activate, activation_slope
 from tidegate.tensors.attention import attention_output
 from tidegate.tensors.autodiff import gradients
@@ -24,6 +23,7 @@ from tidegate.tensors.gradients import (
 from tidegate.tensors.heads import repeat_heads, split_groups, sum_groups
 from tidegate.tensors.layer import AttentionArrays, LayerTrace, project
 from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
+from tidegate.tensors.primitives import sum_to_shape
 from tidegate.tensors.rotary import rotate
 
 
@@ -39,13 +39,15 @@ class GateGradients(NamedTuple):
 def gate_backward(
     gate: Gate, dL_dgated: Array, target: Array, sources: GateSources, parameters: Mapping[str, Array]
 ) -> GateGradients:
-    r"""Backward pass of `apply_gate`: with $z = r W + b$ and $g = \phi(z)$, $dL/dz = (x \odot dL/dy)\,\phi'(z)$.
+    r"""Return the gradients of `apply_gate`: with $z = r W + b$, $g = \phi(z)$, $dL/dz = (x \odot dL/dy)\,\phi'(z)$.
 
     A gate of head grain sums over the features that it serves; the parameters' gradients sum over batch and positions.
 
-    dL_dgated : like target
-    returns   : gradients like target, like the source that `gate.reads` names (the context, for a gate on the attended
-                side of cross-attention that reads the input), and like each parameter
+    dL_dgated is like target, other arguments are those of `apply_gate`.
+
+    Returns:
+        Gradients like target, like the source that `gate.reads` names (the context, for a gate on the attended side of
+        cross-attention that reads the input), and like each parameter
     """
     dense = gate.site == "dense"
     if dense:
@@ -75,17 +77,18 @@ def layer_backward(
     mask: Array | None = None,
     positions: Array | None = None,
 ) -> dict[str, Array]:
-    """Backward pass of the whole layer: a gradient for x, for the context if there is one, and for each parameter.
+    """Return the gradients of the whole layer: for x, for the context if there is one, and for each parameter.
 
-    dL_dy   : (..., T, d)
-    returns : arrays by name, `x`, `context` and the names of `layer.parameters()`, each of its own array's shape
+    dL_dy is (..., T, d); other arguments are those of `AttentionArrays.trace`.
+
+    Returns:
+        Arrays by name, `x`, `context` and the names of `layer.parameters()`, each of its own array's shape
     """
     layer, x, context, mask = layer.of_kind(x, context, mask)
     xp, _, dL_dy = unify(x=x, dL_dy=dL_dy)
     require_floating(dL_dy=dL_dy)
     trace = layer.trace(x, context=context, mask=mask, positions=positions)
-    if tuple(dL_dy.shape) != tuple(trace.output.shape):
-        raise ValueError(f"dL_dy must have the output's shape {tuple(trace.output.shape)}; got {tuple(dL_dy.shape)}.")
+    require_same_shape(output=trace.output, dL_dy=dL_dy)
     sources = trace.sources
     attended = x if context is None else context
     found: dict[str, Array] = {}
@@ -146,11 +149,12 @@ def verify_layer_gradients(
     mask: Array | None = None,
     positions: Array | None = None,
 ) -> dict[str, bool]:
-    r"""Whether `layer_backward` equals the library's own gradients for $L = \frac12 \sum y^2$, name by name.
+    r"""Compare `layer_backward` with the library's own gradients for $L = \frac12 \sum y^2$, name by name.
 
     JAX and PyTorch arrays are judged by automatic differentiation, NumPy arrays by central differences.
 
-    returns : dL_dx, dL_dcontext if there is one, dL_d<name> for each of `layer.parameters()`, and all_correct
+    Returns:
+        dL_dx, dL_dcontext if there is one, dL_d<name> for each of `layer.parameters()`, and all_correct
     """
     layer, x, context, mask = layer.of_kind(x, context, mask)
     arrays = {"x": x} | ({} if context is None else {"context": context}) | layer.parameters()
@@ -172,7 +176,7 @@ def verify_layer_gradients(
 def _linear_backward(
     dL_dlogits: Array, reads: Array, parameters: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Backward pass of `gate_logits`: for what it reads, (..., heads, T, width), and for the parameters."""
+    """Return the gradients of `gate_logits`: for what it reads, (..., heads, T, width), and for the parameters."""
     xp = namespace_of(dL_dlogits)
     num_heads = dL_dlogits.shape[-3]
     found: dict[str, Array] = {}
@@ -195,7 +199,7 @@ def _linear_backward(
 
 
 def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array:
-    """Backward pass of `gate_reads`: from the layout that the gate sees to that of the source."""
+    """Return the gradient of `gate_reads`: from the layout that the gate sees to that of the source."""
     xp = namespace_of(dL_dreads)
     if gate.width is not None:
         unread = gate_reads(replace(gate, width=None), sources).shape[-1] - gate.width
@@ -221,9 +225,9 @@ def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array
 def _attention_backward(
     layer: AttentionArrays, trace: LayerTrace, dL_doutput: Array, dL_dpartition: Array | None
 ) -> tuple[Array, Array, Array]:
-    """For the query, key and value as they meet in the kernel; grouped keys and values gather from their heads.
+    """Return gradients of query, key and value as they meet in the kernel; grouped ones gather from their heads.
 
-    dL_dpartition : (..., H, T), of the logarithm of the partition function, whose slope by a score is its weight
+    dL_dpartition, (..., H, T), is of the logarithm of the partition function, whose slope by a score is its weight.
     """
     num_heads, num_kv_heads, width = trace.query.shape[-3], trace.key.shape[-3], trace.query.shape[-1]
     scale = width**-0.5 / layer.temperature
@@ -239,7 +243,7 @@ def _attention_backward(
 
 
 def _metric_backward(layer: AttentionArrays, query: Array, dL: Array) -> tuple[Array, dict[str, Array]]:
-    """Backward pass of `AttentionArrays.under_metric`; a symmetric metric is its own transpose."""
+    """Return the gradients of `AttentionArrays.under_metric`; a symmetric metric is its own transpose."""
     xp = namespace_of(query)
     if layer.metric_diagonal is not None:
         return layer.under_metric(dL), {"metric_diagonal": xp.sum(_sum_batch(query * dL, keep=3), axis=-2)}
@@ -253,7 +257,7 @@ def _metric_backward(layer: AttentionArrays, query: Array, dL: Array) -> tuple[A
 def _norm_and_rotate_backward(
     layer: AttentionArrays, x: Array, norm: Array | None, positions: Array | None, dL: Array
 ) -> tuple[Array, Array | None]:
-    """Backward pass of `AttentionArrays.norm_and_rotate`: turn back, then through the norm; and the norm's scale."""
+    """Return the gradients of `AttentionArrays.norm_and_rotate`: for x, and for the scale of the norm."""
     xp = namespace_of(x)
     if layer.rotary is not None:
         dL = rotate(dL, -layer.angles(x, positions))
@@ -266,7 +270,7 @@ def _norm_and_rotate_backward(
 
 
 def _project_backward(x: Array, weight: Array, dL: Array) -> tuple[Array, Array, Array]:
-    """Backward pass of `project`: for x, the weight and the bias."""
+    """Return the gradients of `project`: for x, the weight and the bias."""
     xp = namespace_of(x)
     dL_dx = xp.einsum("...htk,hdk->...td", dL, weight)
     dL_dweight = _sum_batch(xp.einsum("...td,...htk->...hdk", x, dL), keep=3)

@@ -1,7 +1,9 @@
 """Multi-head attention: heads split, attended to and merged; how much they differ and how widely they look.
 
-Inputs are `(..., position, d_model)`, projections `(H, d_model, d_k)`, heads `(..., H, position, d_k)` and weights
-`(..., H, query, key)`.
+Inputs are Q `(..., query, d_model)` and K, V `(..., key, d_model)`, to be projected by W_Q, W_K `(H, d_model, d_k)`,
+W_V `(H, d_model, d_v)` and W_O `(H, d_v, d_model)`. Heads are `(..., H, position, d_k)` and weights
+`(..., H, query, key)`. A mask is bool, True where a query may attend: `(query, key)` for all heads and batches alike,
+or with every axis of the weights, any of size 1, so that a mask for each batch is `(..., 1, query, key)`.
 """
 
 from __future__ import annotations
@@ -9,30 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tidegate.tensors._checks import (
-    require_batches_broadcast,
-    require_count,
-    require_equal,
-    require_floating,
-    require_head_mask,
-    require_rank,
-)
+from tidegate._validation import InputError
+from tidegate.tensors._checks import check_arrays, require_count, require_head_mask, require_rank
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.namespace import accumulate, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import attention_entropy
 
 if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array, Namespace
-
-__all__ = [
-    "decompose_multihead",
-    "head_attention_entropy",
-    "head_diversity",
-    "init_multihead_weights",
-    "multihead_attention",
-    "multihead_attention_batched",
-]
+    from tidegate.tensors.namespace import Array
 
 
 def multihead_attention(
@@ -46,16 +33,10 @@ def multihead_attention(
     mask: Array | None = None,
     return_weights: bool = False,
 ) -> Any:
-    r"""Multi-head attention, $Y = \sum_h \mathrm{softmax}(Q_h K_h^\top / \sqrt{d_k})\, V_h W_O^h$ with $Q_h = Q W_Q^h$.
+    r"""Return $Y = \sum_h \mathrm{softmax}(Q_h K_h^\top / \sqrt{d_k})\, V_h W_O^h$ with $Q_h = Q W_Q^h$.
 
-    Q        : (..., query, d_model) inputs, to be projected
-    K, V     : (..., key, d_model) inputs, to be projected
-    W_Q, W_K : (H, d_model, d_k)
-    W_V      : (H, d_model, d_v)
-    W_O      : (H, d_v, d_model)
-    mask     : bool, True where a query may attend: (query, key) for all heads and batches alike, or with every axis of
-               the weights, any of size 1, so that a mask for each batch is (..., 1, query, key)
-    returns  : (..., query, d_model); with `return_weights` also the weights (..., H, query, key)
+    Returns:
+        (..., query, d_model); with `return_weights` also the weights (..., H, query, key)
     """
     steps = _attend(Q, K, V, W_Q, W_K, W_V, W_O, mask)
     return (steps["output"], steps["weights"]) if return_weights else steps["output"]
@@ -64,39 +45,35 @@ def multihead_attention(
 def multihead_attention_batched(
     Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: Array, W_O: Array, mask: Array | None = None
 ) -> Array:
-    """`multihead_attention` where each of Q, K and V has at least one batch axis.
-
-    Q        : (..., batch, query, d_model) inputs, to be projected
-    K, V     : (..., batch, key, d_model) inputs, to be projected
-    W_Q, W_K : (H, d_model, d_k)
-    W_V      : (H, d_model, d_v)
-    W_O      : (H, d_v, d_model)
-    mask     : bool, True where a query may attend: (query, key), or with every axis of the weights, any of size 1
-    returns  : (..., batch, query, d_model)
-    """
+    """Return `multihead_attention` where each of Q, K and V has at least one batch axis."""
     _, Q, K, V = unify(Q=Q, K=K, V=V)
-    require_rank("batch, query, d_model", Q=Q)
-    require_rank("batch, key, d_model", K=K, V=V)
+    require_rank("..., batch, query, d_model", Q=Q)
+    require_rank("..., batch, key, d_model", K=K, V=V)
     return multihead_attention(Q, K, V, W_Q, W_K, W_V, W_O, mask)
 
 
 def init_multihead_weights(
     key: Any, d_model: int, num_heads: int, d_k: int | None = None, d_v: int | None = None
 ) -> dict[str, Array]:
-    r"""Glorot-normal projections, drawn with variance $2/(fan_{in} + fan_{out})$.
+    r"""Draw Glorot-normal projections W_Q, W_K, W_V and W_O, with variance $2/(fan_{in} + fan_{out})$.
 
     Each head's own projection has fans d_model and d_k (or d_v); the output projection, which reads all heads side by
     side, has fans H d_v and d_model.
 
-    key      : a NumPy or PyTorch `Generator` or a JAX key; the weights are of its kind
-    d_k, d_v : widths of a head; None is d_model / num_heads, which must divide
-    returns  : W_Q and W_K (H, d_model, d_k), W_V (H, d_model, d_v), W_O (H, d_v, d_model), by name
+    Args:
+        key: A NumPy or PyTorch `Generator` or a JAX key; the weights are of its kind.
+        d_model: Width of the inputs.
+        num_heads: Number of heads.
+        d_k: Width of a head's queries and keys; None is d_model / num_heads, which must divide.
+        d_v: Width of a head's values; None likewise.
     """
     require_count(1, d_model=d_model, num_heads=num_heads)
     if (d_k is None or d_v is None) and d_model % num_heads:
-        raise ValueError(
-            f"num_heads must divide d_model; got num_heads {num_heads} and d_model {d_model}. "
-            "Or give both d_k and d_v, the widths of a head."
+        raise InputError(
+            "num_heads",
+            expected=f"a divisor of d_model = {d_model}",
+            got=num_heads,
+            hint="Or give both d_k and d_v, the widths of a head.",
         )
     d_k = d_model // num_heads if d_k is None else d_k
     d_v = d_model // num_heads if d_v is None else d_v
@@ -115,17 +92,12 @@ def init_multihead_weights(
 
 
 def head_diversity(A: Array) -> Array:
-    r"""How much heads differ: one minus the mean cosine similarity over all pairs of heads' weights, each flattened.
+    r"""Return one minus the mean cosine similarity over all pairs of heads' weights, each flattened, (...).
 
     0 for identical heads, 1 for heads that never weigh the same key for the same query. A single head has diversity 0.
     A head without any weight is identical to another such head, and orthogonal to every other one.
-
-    A       : (..., H, query, key)
-    returns : (...)
     """
-    xp, A = unify(A=A)
-    require_floating(A=A)
-    require_rank("head, query, key", A=A)
+    xp, A = check_arrays(A=(A, "..., head, query, key"))
     *batch, num_heads, num_queries, num_keys = A.shape
     heads = xp.reshape(accumulate(A), (*batch, num_heads, num_queries * num_keys))
     squares = xp.sum(heads**2, axis=-1, keepdims=True)
@@ -138,26 +110,24 @@ def head_diversity(A: Array) -> Array:
 
 
 def head_attention_entropy(A: Array) -> Array:
-    """Mean over queries of the entropy of a head's weights, in nats; a query that sees nothing counts as 0.
+    """Return the mean over queries of the entropy of each head's weights in nats, (..., H).
 
-    A       : (..., H, query, key)
-    returns : (..., H)
+    A query that sees nothing counts as 0.
     """
     xp, A = unify(A=A)
-    require_rank("head, query, key", A=A)
+    require_rank("..., head, query, key", A=A)
     return xp.mean(attention_entropy(A), axis=-1)
 
 
 def decompose_multihead(
     Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: Array, W_O: Array
 ) -> dict[str, Array]:
-    """Every step of multi-head attention by name.
+    """Return every step of multi-head attention by name.
 
-    Arguments as for `multihead_attention`.
-
-    returns : Q_heads (..., H, query, d_k), K_heads (..., H, key, d_k), V_heads (..., H, key, d_v); scores and weights
-              (..., H, query, key); head_outputs (..., H, query, d_v), before W_O; output (..., query, d_model);
-              head_diversity (...); head_entropy (..., H)
+    Returns:
+        Q_heads (..., H, query, d_k), K_heads (..., H, key, d_k), V_heads (..., H, key, d_v); scores and weights
+        (..., H, query, key); head_outputs (..., H, query, d_v), before W_O; output (..., query, d_model);
+        head_diversity (...); head_entropy (..., H)
     """
     steps = _attend(Q, K, V, W_Q, W_K, W_V, W_O, None)
     weights = steps["weights"]
@@ -167,9 +137,19 @@ def decompose_multihead(
 def _attend(
     Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: Array, W_O: Array, mask: Array | None
 ) -> dict[str, Array]:
-    xp, Q, K, V, W_Q, W_K, W_V, W_O, mask = unify(Q=Q, K=K, V=V, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O, mask=mask)
-    _require_inputs(Q, K, V, W_Q, W_K, W_V, W_O)
-    queries, keys, values = _project(xp, Q, W_Q), _project(xp, K, W_K), _project(xp, V, W_V)
+    _, Q, K, V, W_Q, W_K, W_V, W_O, mask = unify(Q=Q, K=K, V=V, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O, mask=mask)
+    # Inputs of different widths meet in the heads alone.
+    xp, *_ = check_arrays(
+        Q=(Q, "..., query, d_model"),
+        K=(K, "..., key, d_model of K"),
+        V=(V, "..., key, d_model of V"),
+        W_Q=(W_Q, "head, d_model, d_k"),
+        W_K=(W_K, "head, d_model of K, d_k"),
+        W_V=(W_V, "head, d_model of V, d_v"),
+        W_O=(W_O, "head, d_v, d_model of the output"),
+    )
+    # (..., position, d_model) and (H, d_model, width) → (..., H, position, width)
+    queries, keys, values = (xp.matmul(X[..., None, :, :], W) for X, W in ((Q, W_Q), (K, W_K), (V, W_V)))
     scores = attention_scores(queries, keys)
     require_head_mask(mask, tuple(scores.shape))
     weights = attention_weights(scores, mask)
@@ -183,25 +163,3 @@ def _attend(
         "head_outputs": outputs,
         "output": xp.sum(xp.matmul(outputs, W_O), axis=-3),
     }
-
-
-def _project(xp: Namespace, X: Array, W: Array) -> Array:
-    """(..., position, d_model) and (H, d_model, width) → (..., H, position, width)."""
-    return xp.matmul(X[..., None, :, :], W)
-
-
-def _require_inputs(Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: Array, W_O: Array) -> None:
-    require_floating(Q=Q, K=K, V=V, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O)
-    require_rank("query, d_model", Q=Q)
-    require_rank("key, d_model", K=K, V=V)
-    require_rank("head, d_model, d_k", exact=True, W_Q=W_Q, W_K=W_K)
-    require_rank("head, d_model, d_v", exact=True, W_V=W_V)
-    require_rank("head, d_v, d_model", exact=True, W_O=W_O)
-    require_equal("number of heads", W_Q=W_Q.shape[0], W_K=W_K.shape[0], W_V=W_V.shape[0], W_O=W_O.shape[0])
-    require_equal("d_k", W_Q=W_Q.shape[-1], W_K=W_K.shape[-1])
-    require_equal("d_v", W_V=W_V.shape[-1], W_O=W_O.shape[-2])
-    require_equal("d_model", Q=Q.shape[-1], W_Q=W_Q.shape[-2])
-    require_equal("d_model", K=K.shape[-1], W_K=W_K.shape[-2])
-    require_equal("d_model", V=V.shape[-1], W_V=W_V.shape[-2])
-    require_equal("number of keys", K=K.shape[-2], V=V.shape[-2])
-    require_batches_broadcast(2, Q=Q, K=K, V=V)

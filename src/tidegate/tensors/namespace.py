@@ -18,17 +18,17 @@ _compat: Any = array_api_compat
 
 
 def namespace_of(*arrays: Array) -> Namespace:
-    """The namespace that all these arrays share."""
+    """Return the namespace that all these arrays share."""
     return _compat.array_namespace(*arrays)
 
 
 def is_floating(array: Array) -> bool:
-    """Whether the array holds real floating-point numbers."""
+    """Return whether the array holds real floating-point numbers."""
     return bool(namespace_of(array).isdtype(array.dtype, "real floating"))
 
 
 def unify(**arrays: Array | None) -> tuple[Any, ...]:
-    """The caller's namespace, then the arrays, all of the caller's kind, device and floating dtype.
+    """Return the caller's namespace, then the arrays, all of the caller's kind, device and floating dtype.
 
     NumPy arrays beside JAX or PyTorch ones count as constants and are converted, their floating dtype too; among arrays
     of one kind the floating dtypes are promoted. `None` passes through. The keywords name the arguments in errors.
@@ -36,13 +36,20 @@ def unify(**arrays: Array | None) -> tuple[Any, ...]:
     for name, array in arrays.items():
         if array is not None and not _compat.is_array_api_obj(array):
             raise TypeError(
-                f"{name} must be an array of NumPy, JAX or PyTorch; got {type(array).__name__}. "
+                f"{name} must be an array of NumPy, JAX or PyTorch, got {type(array).__name__}. "
                 f"Wrap it, for instance with numpy.asarray({name})."
             )
     present = {name: array for name, array in arrays.items() if array is not None}
     callers = {name: array for name, array in present.items() if not isinstance(array, np.ndarray | np.generic)}
     leading = callers or present
-    xp = _common_namespace(leading)
+    try:
+        xp = namespace_of(*leading.values())
+    except TypeError as error:
+        kinds = ", ".join(f"{name} is {type(array).__module__.split('.')[0]}" for name, array in leading.items())
+        raise TypeError(
+            f"The arrays must come from one library (NumPy constants may be mixed in): {kinds}. "
+            "Convert them to one kind, for instance with numpy.asarray."
+        ) from error
     floats = [array for array in leading.values() if is_floating(array)]
     dtype = xp.result_type(*floats) if floats else None
     device = _compat.device(next(iter(leading.values()))) if _compat.is_torch_namespace(xp) else None
@@ -58,17 +65,6 @@ def unify(**arrays: Array | None) -> tuple[Any, ...]:
 
 
 def accumulate(array: Array) -> Array:
-    """The same array in float32 or better: sums over half-precision numbers are taken in float32."""
+    """Return the same array in float32 or better: sums over half-precision numbers are taken in float32."""
     xp = namespace_of(array)
     return xp.astype(array, xp.float32) if xp.finfo(array.dtype).bits < 32 else array
-
-
-def _common_namespace(arrays: dict[str, Array]) -> Namespace:
-    try:
-        return namespace_of(*arrays.values())
-    except TypeError as error:
-        kinds = ", ".join(f"{name} is {type(array).__module__.split('.')[0]}" for name, array in arrays.items())
-        raise TypeError(
-            f"The arrays must come from one library (NumPy constants may be mixed in); {kinds}. "
-            "Convert them to one kind, for instance with numpy.asarray."
-        ) from error

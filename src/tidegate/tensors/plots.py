@@ -6,37 +6,20 @@ open, and nobody has to close them. Colours are safe for colour-blind readers; e
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tidegate.tensors._checks import (
-    require_count,
-    require_equal,
-    require_floating,
-    require_mask,
-    require_rank,
-)
-from tidegate.tensors._drawing import (
-    MASKED,
-    MAX_LABELS,
-    MAX_NUMBERS,
-    draw_grid,
-    heat_map,
-    heat_maps,
-    integer_ticks,
-    name_ticks,
-    new_figure,
-    require_matrix,
-    to_numpy,
-    weight_label,
-    write_numbers,
-)
+from tidegate._validation import InputError
+from tidegate.tensors._checks import check_arrays, require_count, require_mask, require_rank
 from tidegate.tensors.attention import attention_scores_with_metric, attention_weights
 from tidegate.tensors.hopfield import classical_capacity, energy_landscape_1d, modern_hopfield_energy
+from tidegate.tensors.namespace import accumulate, is_floating, unify
 from tidegate.tensors.palette import BLUE, LINES, SKY, VERMILION
 from tidegate.tensors.softmax import attention_entropy, entropy, max_entropy, temperature_sweep
 
@@ -58,6 +41,11 @@ __all__ = [
 ]
 
 
+MASKED = "#D9D9D9"
+MAX_LABELS = 32
+MAX_NUMBERS = 8
+
+
 def plot_attention_weights(
     A: Array,
     query_labels: Sequence[str] | None = None,
@@ -67,57 +55,54 @@ def plot_attention_weights(
     figsize: tuple[float, float] = (8, 6),
     ax: Any = None,
 ) -> Any:
-    """Heat map of one head's weights; cells of weight exactly 0 are grey, and up to 8 × 8 cells carry their number.
+    """Draw a heat map of one head's weights; zeros are grey, and up to 8 × 8 cells carry their number.
 
-    A       : (query, key)
-    ax      : axes to draw on, in place of a new figure
-    returns : the figure
+    Args:
+        A: (query, key)
+        query_labels: Names of the queries.
+        key_labels: Names of the keys.
+        title: Of the figure.
+        cmap: Colour map.
+        figsize: Of a new figure, in inches.
+        ax: Axes to draw on, in place of a new figure.
     """
-    weights = require_matrix(A=A)
-    axes: Any = ax if ax is not None else new_figure(figsize).subplots()
-    image = heat_map(axes, weights, cmap, float(weights.max(initial=0)))
-    name_ticks(axes.yaxis, query_labels, weights.shape[0], "query_labels")
-    name_ticks(axes.xaxis, key_labels, weights.shape[1], "key_labels")
+    weights = _floats("query, key", A=A)
+    axes: Any = ax if ax is not None else _new_figure(figsize).subplots()
+    image = _heat_map(axes, weights, cmap, float(weights.max(initial=0)))
+    _name_ticks(axes.yaxis, query_labels, weights.shape[0], "query_labels")
+    _name_ticks(axes.xaxis, key_labels, weights.shape[1], "key_labels")
     axes.set(title=title, xlabel="key", ylabel="query")
-    axes.figure.colorbar(image, ax=axes, label=weight_label(weights))
+    axes.figure.colorbar(image, ax=axes, label=_weight_label(weights))
     if max(weights.shape) <= MAX_NUMBERS:
-        write_numbers(axes, weights)
+        _write_numbers(axes, weights)
     return axes.figure
 
 
 def plot_multihead_attention(
     A: Array, head_names: Sequence[str] | None = None, figsize: tuple[float, float] | None = None
 ) -> Any:
-    """Heat maps of all heads on one colour scale, each with its mean entropy.
-
-    A       : (head, query, key)
-    returns : the figure
-    """
-    weights = to_numpy("A", A)
-    require_floating(A=weights)
-    require_rank("head, query, key", exact=True, A=weights)
-    require_count(1, **{"the number of heads in A": weights.shape[0]})
+    """Draw heat maps of all heads A (head, query, key) on one colour scale, each with its mean entropy."""
+    weights = _floats("head, query, key", A=A)
+    if not len(weights):
+        raise InputError("A", expected="at least one head", got=weights.shape)
     names = [f"head {head}" for head in range(len(weights))] if head_names is None else list(head_names)
-    require_equal("number of heads", A=len(weights), head_names=len(names))
-    return heat_maps(names, list(weights), "Attention weights by head", figsize)
+    _require_length("head_names", names, len(weights))
+    return _heat_maps(names, list(weights), "Attention weights by head", figsize)
 
 
 def plot_entropy_distribution(
     A: Array, title: str = "Attention Entropy Distribution", figsize: tuple[float, float] = (8, 5)
 ) -> Any:
-    """Histogram of the entropies of all queries that see anything, with their mean and the largest possible, log(keys).
+    """Draw a histogram of the entropies of all queries of A (..., query, key) that see anything.
 
-    A       : (..., query, key)
-    returns : the figure
+    Lines mark their mean and the largest possible entropy, log(keys).
     """
-    weights = to_numpy("A", A)
-    require_floating(A=weights)
-    require_rank("query, key", A=weights)
+    weights = _floats("..., query, key", A=A)
     entropies = attention_entropy(weights)[weights.sum(axis=-1) > 0]
     if entropies.size == 0:
-        raise ValueError(f"A must have a query with a weight above 0; got none in shape {weights.shape}.")
+        raise InputError("A", expected="weights above 0 for at least one query", got=weights.shape)
     largest = max_entropy(weights.shape[-1])
-    figure = new_figure(figsize)
+    figure = _new_figure(figsize)
     axes: Any = figure.subplots()
     axes.hist(entropies, bins=30, range=(0, max(largest, float(entropies.max()), 1e-3)), color=SKY, edgecolor="white")
     axes.axvline(entropies.mean(), color=BLUE, label=f"mean {entropies.mean():.2f}")
@@ -133,19 +118,18 @@ def plot_entropy_distribution(
 def plot_temperature_sweep(
     scores: Array, temperatures: Array | None = None, figsize: tuple[float, float] = (10, 4)
 ) -> Any:
-    """One row of scores as the temperature rises: left the weight of every key, right the entropy.
+    """Draw one row of scores as the temperature rises: left the weight of every key, right the entropy.
 
-    scores       : (key,)
-    temperatures : (temperature,), above 0, in any order; None is 60 of them from 0.1 to 10
-    returns      : the figure
+    Args:
+        scores: (key,)
+        temperatures: (temperature,), above 0, in any order; None is 60 of them from 0.1 to 10
+        figsize: Of the figure, in inches.
     """
-    row = to_numpy("scores", scores)
-    require_floating(scores=row)
-    require_rank("key", exact=True, scores=row)
-    given = np.geomspace(0.1, 10, 60) if temperatures is None else to_numpy("temperatures", temperatures)
+    row = _floats("key", scores=scores)
+    given = np.geomspace(0.1, 10, 60) if temperatures is None else _to_numpy("temperatures", temperatures)
     rising = np.sort(given, axis=-1)
     weights = temperature_sweep(row, rising)
-    figure = new_figure(figsize)
+    figure = _new_figure(figsize)
     left, right = figure.subplots(1, 2)
     key_edges = np.arange(len(row) + 1) - 0.5
     image = left.pcolormesh(_edges(rising), key_edges, weights.T, cmap="Blues", vmin=0, vmax=1)
@@ -153,34 +137,33 @@ def plot_temperature_sweep(
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=left, label="weight")
     right.plot(rising, entropy(weights), color=BLUE, marker="o" if len(rising) < 20 else None, label="entropy")
-    _mark_largest_entropy(right, len(row))
+    label = f"largest possible, log {len(row)}"
+    right.axhline(max_entropy(len(row)), color=VERMILION, linestyle="--", label=label)
+    right.legend()
     right.set(title="Entropy rises with temperature", xscale="log", xlabel="temperature", ylabel="entropy (nats)")
     return figure
 
 
 def plot_gradient_flow(flow_data: Mapping[str, Any], figsize: tuple[float, float] = (12, 4)) -> Any:
-    """What `gradient_flow_analysis` returns: the loss's gradient in the weights, in the scores, and all norms.
+    """Draw what `gradient_flow_analysis` returns: the loss's gradient in the weights, in the scores, and all norms.
 
-    flow_data : has dL_dA and dL_dS, both (query, key), and grad_norms, from name to norm
-    returns   : the figure
+    `flow_data` has dL_dA and dL_dS, both (query, key), and grad_norms, from name to norm.
     """
     missing = [name for name in ("dL_dA", "dL_dS", "grad_norms") if name not in flow_data]
     if missing:
-        raise ValueError(
-            f"flow_data must have dL_dA, dL_dS and grad_norms; it lacks {', '.join(missing)}. "
-            "Pass what gradient_flow_analysis returns."
-        )
-    figure = new_figure(figsize)
+        hint = f"It lacks {', '.join(missing)}. Pass what gradient_flow_analysis returns."
+        raise InputError("flow_data", expected="a mapping with dL_dA, dL_dS and grad_norms", hint=hint)
+    figure = _new_figure(figsize)
     panels = figure.subplots(1, 3)
     titles = {"dL_dA": "Gradient in the weights, dL/dA", "dL_dS": "In the scores, dL/dS: rows sum to 0"}
     for axes, (name, title) in zip(panels, titles.items(), strict=False):
-        gradient = require_matrix(**{name: flow_data[name]})
+        gradient = _floats("query, key", **{name: flow_data[name]})
         reach = float(np.abs(gradient).max(initial=0)) or 1.0
         image = axes.imshow(gradient, cmap="PuOr", vmin=-reach, vmax=reach, aspect="auto")
-        integer_ticks(axes)
+        _integer_ticks(axes)
         axes.set(title=title, xlabel="key", ylabel="query")
         figure.colorbar(image, ax=axes, label=name.replace("_", "/"))
-    norms = {name: float(to_numpy(name, norm)) for name, norm in flow_data["grad_norms"].items()}
+    norms = {name: float(_to_numpy(name, norm)) for name, norm in flow_data["grad_norms"].items()}
     panels[2].barh(list(norms), list(norms.values()), color=BLUE)
     panels[2].bar_label(panels[2].containers[0], fmt="%.2g", padding=3)
     panels[2].margins(x=0.18)
@@ -190,20 +173,16 @@ def plot_gradient_flow(flow_data: Mapping[str, Any], figsize: tuple[float, float
 
 
 def plot_mask(mask: Array, title: str = "Attention Mask", figsize: tuple[float, float] = (6, 6)) -> Any:
-    """Which query may attend to which key; the legend counts the pairs.
-
-    mask    : (query, key) bool, True where a query may attend
-    returns : the figure
-    """
-    allowed = to_numpy("mask", mask)
+    """Draw which query may attend to which key by a mask (query, key); the legend counts the pairs."""
+    allowed = _to_numpy("mask", mask)
     require_mask(allowed, allowed.shape)
-    require_rank("query, key", exact=True, mask=allowed)
-    figure = new_figure(figsize)
+    require_rank("query, key", mask=allowed)
+    figure = _new_figure(figsize)
     axes: Any = figure.subplots()
     axes.imshow(allowed, cmap=ListedColormap([MASKED, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     if max(allowed.shape) <= MAX_LABELS:
-        draw_grid(axes, allowed.shape)
-    integer_ticks(axes)
+        _draw_grid(axes, allowed.shape)
+    _integer_ticks(axes)
     axes.set(title=title, xlabel="key", ylabel="query")
     count = int(allowed.sum())
     names = {BLUE: f"may attend ({count} of {allowed.size})", MASKED: f"masked ({allowed.size - count})"}
@@ -219,22 +198,24 @@ def plot_hopfield_energy(
     *,
     beta: float = 1.0,
 ) -> Any:
-    """Modern Hopfield energy: left on a plane with patterns and trajectory, right along the trajectory.
+    """Draw the modern Hopfield energy: left on a plane with patterns and trajectory, right along the trajectory.
 
     The plane of patterns of width 2 is their own; wider ones are cut by the plane through their mean along their first
     two principal directions, onto which patterns and trajectory are projected. Without a trajectory the right panel is
     `energy_landscape_1d` of coordinate 0.
 
-    patterns         : (num_patterns, d), d at least 2
-    state_trajectory : (step, d), such as `hopfield_retrieve(...).trajectory`
-    returns          : the figure
+    Args:
+        patterns: (num_patterns, d), d at least 2
+        state_trajectory: (step, d), such as `hopfield_retrieve(...).trajectory`
+        figsize: Of the figure, in inches.
+        beta: Inverse temperature.
     """
-    points = require_matrix(patterns=patterns)
-    require_count(2, **{"the width of patterns": points.shape[1]})
-    path = None if state_trajectory is None else require_matrix(state_trajectory=state_trajectory)
-    if path is not None:
-        require_equal("width", patterns=points.shape[1], state_trajectory=path.shape[1])
-    figure = new_figure(figsize)
+    points = _floats("num_patterns, d", patterns=patterns)
+    if points.shape[1] < 2:
+        raise InputError("patterns", expected="of width 2 or more", got=points.shape[1])
+    path = None if state_trajectory is None else _floats("step, d", state_trajectory=state_trajectory)
+    check_arrays(patterns=(points, "num_patterns, d"), state_trajectory=(path, "step, d"))
+    figure = _new_figure(figsize)
     left, right = figure.subplots(1, 2)
     _draw_energy_plane(left, points, path, beta)
     if path is None:
@@ -250,21 +231,22 @@ def plot_hopfield_energy(
 def compare_metrics(
     Q: Array, K: Array, metrics: Mapping[str, Array], figsize: tuple[float, float] | None = None
 ) -> Any:
-    """Heat maps of the attention weights that each metric gives to the same queries and keys.
+    """Draw heat maps of the attention weights that each metric gives to the same queries and keys.
 
-    Q       : (query, width)
-    K       : (key, width)
-    metrics : from name to metric (width, width), which holds the scale
-    returns : the figure
+    Args:
+        Q: (query, width)
+        K: (key, width)
+        metrics: From name to metric (width, width), which holds the scale.
+        figsize: Of the figure, in inches.
     """
-    queries, keys = require_matrix(Q=Q), require_matrix(K=K)
+    queries, keys = _floats("query, width", Q=Q), _floats("key, width", K=K)
     if not metrics:
-        raise ValueError("metrics must name at least one metric; got an empty mapping.")
+        raise InputError("metrics", expected="at least one metric by name", got=metrics)
     weights = [
-        attention_weights(attention_scores_with_metric(queries, keys, require_matrix(**{name: metric})))
+        attention_weights(attention_scores_with_metric(queries, keys, _floats("width, width", **{name: metric})))
         for name, metric in metrics.items()
     ]
-    return heat_maps(list(metrics), weights, "Attention weights under each metric", figsize)
+    return _heat_maps(list(metrics), weights, "Attention weights under each metric", figsize)
 
 
 def plot_retrieval_success(
@@ -273,22 +255,24 @@ def plot_retrieval_success(
     title: str = "Retrieval Success against Stored Patterns",
     figsize: tuple[float, float] = (8, 5),
 ) -> Any:
-    """Measured retrieval success against the number of stored patterns, a curve for each width.
+    """Draw measured retrieval success against the number of stored patterns, a curve for each width.
 
     A dotted line in a curve's colour marks what a classical network of that width could store, if two patterns or more.
 
-    num_patterns : the numbers of stored patterns, rising, each at least 1
-    success      : from width d to the share retrieved at each of num_patterns, such as `retrieval_success` measures
-    returns      : the figure
+    Args:
+        num_patterns: The numbers of stored patterns, rising, each at least 1.
+        success: From width d to the share retrieved at each of num_patterns, such as `retrieval_success` measures.
+        title: Of the figure.
+        figsize: Of the figure, in inches.
     """
     require_count(1, **{f"num_patterns[{place}]": count for place, count in enumerate(num_patterns)})
     if not success:
-        raise ValueError("success must have the curve of at least one width; got an empty mapping.")
-    figure = new_figure(figsize)
+        raise InputError("success", expected="the curve of at least one width", got=success)
+    figure = _new_figure(figsize)
     axes: Any = figure.subplots()
     for index, (width, shares) in enumerate(success.items()):
         curve = [float(share) for share in shares]
-        require_equal("number of entries", num_patterns=len(num_patterns), **{f"success[{width}]": len(curve)})
+        _require_length(f"success[{width}]", curve, len(num_patterns))
         colour = LINES[index % len(LINES)]
         axes.plot(num_patterns, curve, color=colour, marker="o", markersize=4, label=f"d = {width}")
         if classical_capacity(width) >= 2:
@@ -299,14 +283,8 @@ def plot_retrieval_success(
     return figure
 
 
-def _mark_largest_entropy(axes: Any, num_keys: int) -> None:
-    label = f"largest possible, log {num_keys}"
-    axes.axhline(max_entropy(num_keys), color=VERMILION, linestyle="--", label=label)
-    axes.legend()
-
-
 def _edges(rising: Any) -> Any:
-    """Borders of cells around rising positive numbers, halfway in the logarithm."""
+    """Return borders of cells around rising positive numbers, halfway in the logarithm."""
     logs = np.log(rising)
     between = (logs[1:] + logs[:-1]) / 2
     first, last = (
@@ -316,7 +294,7 @@ def _edges(rising: Any) -> Any:
 
 
 def _draw_energy_plane(axes: Any, patterns: Any, path: Any, beta: float) -> None:
-    """Contours of the energy on the plane that `plot_hopfield_energy` describes."""
+    """Draw contours of the energy on the plane that `plot_hopfield_energy` describes."""
     origin, directions, title, names = _plane(patterns)
     on_plane = (patterns - origin) @ directions.T
     trail = None if path is None else (path - origin) @ directions.T
@@ -333,7 +311,7 @@ def _draw_energy_plane(axes: Any, patterns: Any, path: Any, beta: float) -> None
 
 
 def _plane(patterns: Any) -> tuple[Any, Any, str, tuple[str, str]]:
-    """A point and two orthonormal directions of the plane to draw, its title and its axes' names."""
+    """Return a point and two orthonormal directions of the plane to draw, its title and its axes' names."""
     if patterns.shape[1] == 2:
         return np.zeros(2), np.eye(2), "Energy and patterns", ("coordinate 0", "coordinate 1")
     mean = patterns.mean(axis=0)
@@ -342,6 +320,91 @@ def _plane(patterns: Any) -> tuple[Any, Any, str, tuple[str, str]]:
 
 
 def _limits_around(points: Any) -> list[Any]:
-    """120 values of each coordinate that span the points (point, 2) with room around them."""
+    """Return 120 values of each coordinate that span the points (point, 2) with room around them."""
     margin = 0.25 * max(float(np.ptp(points, axis=0).max()), 1e-3)
     return [np.linspace(float(line.min()) - margin, float(line.max()) + margin, 120) for line in points.T]
+
+
+def _new_figure(figsize: tuple[float, float] | None) -> Any:
+    return Figure(figsize=figsize, layout="constrained")
+
+
+def _to_numpy(name: str, array: Array) -> Any:
+    """Return the array as NumPy's, without its gradient, half precision widened."""
+    _, array = unify(**{name: array})
+    array = accumulate(array) if is_floating(array) else array
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def _floats(axes: str, **named: Array) -> Any:
+    """Return the one array named, in NumPy, checked to be of floats and to have these axes."""
+    ((name, array),) = named.items()
+    return check_arrays(**{name: (_to_numpy(name, array), axes)})[1]
+
+
+def _require_length(name: str, given: Sequence[Any], length: int) -> None:
+    if len(given) != length:
+        raise InputError(name, expected=f"of length {length}", got=len(given))
+
+
+def _heat_map(axes: Any, weights: Any, cmap: str, largest: float) -> Any:
+    shown = np.ma.masked_equal(weights, 0)
+    image = axes.imshow(shown, cmap=cmap, vmin=0, vmax=largest or 1.0, aspect="auto", interpolation="nearest")
+    image.set_cmap(image.get_cmap().with_extremes(bad=MASKED))
+    _integer_ticks(axes)
+    return image
+
+
+def _heat_maps(names: Sequence[str], weights: Sequence[Any], title: str, figsize: tuple[float, float] | None) -> Any:
+    """Draw up to four heat maps a row, on one colour scale."""
+    columns = min(len(names), 4)
+    rows = math.ceil(len(names) / columns)
+    figure = _new_figure(figsize or (3.2 * columns + 1, 3.3 * rows + 0.4))
+    panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(names))]
+    largest = float(max(matrix.max(initial=0) for matrix in weights))
+    image: Any = None
+    for place, (axes, name, matrix) in enumerate(zip(panels, names, weights, strict=True)):
+        image = _heat_map(axes, matrix, "Blues", largest)
+        spread = float(attention_entropy(matrix).mean())
+        axes.set_title(f"{name}\nmean entropy {spread:.2f} nats", fontsize="medium")
+        axes.set_xlabel("key" if place + columns >= len(names) else "")
+        axes.set_ylabel("query" if place % columns == 0 else "")
+    figure.suptitle(title)
+    figure.colorbar(image, ax=panels, label=_weight_label(*weights))
+    return figure
+
+
+def _weight_label(*weights: Any) -> str:
+    return "weight (grey: exactly 0)" if any((matrix == 0).any() for matrix in weights) else "weight"
+
+
+def _integer_ticks(axes: Any) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _name_ticks(axis: Any, labels: Sequence[str] | None, size: int, name: str) -> None:
+    """Name the ticks: all of them, or evenly spaced ones where there are too many to read."""
+    if labels is None:
+        return
+    _require_length(name, labels, size)
+    places = range(0, size, math.ceil(size / MAX_LABELS))
+    named = [str(labels[place]) for place in places]
+    crowded = axis.axis_name == "x" and sum(map(len, named)) > 40
+    axis.set_ticks(places, named, rotation=90 if crowded else 0)
+
+
+def _write_numbers(axes: Any, weights: Any) -> None:
+    for (query, key), weight in np.ndenumerate(weights):
+        colour = "white" if weight > 0.65 * weights.max() else "black"
+        axes.text(
+            key, query, f"{weight:.2f}" if weight else "0", ha="center", va="center", color=colour, fontsize="small"
+        )
+
+
+def _draw_grid(axes: Any, shape: tuple[int, int]) -> None:
+    """Draw thin lines between the cells."""
+    axes.set_xticks(np.arange(1, shape[1]) - 0.5, minor=True)
+    axes.set_yticks(np.arange(1, shape[0]) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.tick_params(which="minor", length=0)

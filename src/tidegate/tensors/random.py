@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def normal(key: Any, shape: tuple[int, ...]) -> Array:
-    """Standard normal numbers, in the default floating dtype of the key's library.
+    """Draw standard normal numbers, in the default floating dtype of the key's library.
 
-    key     : a NumPy `Generator`, a PyTorch `Generator` (which gives its device) or a JAX key
-    returns : `shape`, of the key's kind
+    Args:
+        key: A NumPy `Generator`, a PyTorch `Generator` (which gives its device) or a JAX key.
+        shape: Of the result.
     """
     match _library(key):
         case "numpy":
@@ -30,7 +31,7 @@ def normal(key: Any, shape: tuple[int, ...]) -> Array:
 
 
 def split(key: Any, count: int) -> list[Any]:
-    """`count` sources of independent numbers: new keys in JAX, the same generator again elsewhere (it moves on)."""
+    """Return `count` sources of independent numbers: new keys in JAX, elsewhere the same generator, which moves on."""
     if _library(key) == "jax":
         import jax
 
@@ -47,6 +48,6 @@ def _library(key: Any) -> str:
     if module in ("jax", "jaxlib"):
         return "jax"
     raise TypeError(
-        f"key must be a numpy.random.Generator, a torch.Generator or a JAX key; got {type(key).__name__}. "
+        f"key must be a numpy.random.Generator, a torch.Generator or a JAX key, got {type(key).__name__}. "
         "For a seed write numpy.random.default_rng(seed)."
     )

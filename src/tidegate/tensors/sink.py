@@ -8,23 +8,27 @@ Softmax-off-by-one is $s = 0$. A query that may see nothing has all its weight o
 
 from __future__ import annotations
 
-from tidegate.tensors._broadcast import sum_to_shape
-from tidegate.tensors._checks import require_equal, require_floating
+from tidegate.tensors._checks import require_floating, require_same_shape
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gradients import attention_backward
 from tidegate.tensors.namespace import Array, unify
+from tidegate.tensors.primitives import sum_to_shape
 from tidegate.tensors.softmax import log_partition
 
 
 def sink_attention(Q: Array, K: Array, V: Array, sink: Array, mask: Array | None = None) -> Array:
-    r"""Attention with a sink as it is written: a softmax over the scores and one more column, which is then dropped.
+    r"""Return attention with a sink by definition: a softmax over the scores and one more column, then dropped.
 
-    Q       : (..., T, h), with heads (..., H, T, h)
-    K, V    : (..., S, h)
-    sink    : (), with heads (H,): the logit $s$
-    mask    : bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
-    returns : (..., T, value width)
+    Args:
+        Q: (..., T, h), with heads (..., H, T, h)
+        K: (..., S, h)
+        V: (..., S, value width)
+        sink: (), with heads (H,): the logit $s$
+        mask: bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
+
+    Returns:
+        (..., T, value width)
     """
     xp, Q, K, V, sink, mask = unify(Q=Q, K=K, V=V, sink=sink, mask=mask)
     require_floating(sink=sink)
@@ -38,37 +42,35 @@ def sink_attention(Q: Array, K: Array, V: Array, sink: Array, mask: Array | None
 
 
 def sink_mass(log_partition: Array, sink: Array) -> Array:
-    r"""Weight on the sink, $e^s / (Z + e^s) = \sigma(s - L)$; 1 for an empty row.
+    r"""Return the weight on the sink, $e^s / (Z + e^s) = \sigma(s - L)$; 1 for an empty row.
 
-    log_partition : (..., T), with heads (..., H, T); -inf stands for an empty row
-    sink          : (), with heads (H,)
-    returns       : like log_partition
+    Args:
+        log_partition: (..., T), with heads (..., H, T); -inf stands for an empty row
+        sink: (), with heads (H,)
     """
     xp, log_partition, sink = _unify_logits(log_partition, sink)
     return xp.astype(activate("sigmoid", sink - log_partition), log_partition.dtype)
 
 
 def log_partition_with_sink(log_partition: Array, sink: Array) -> Array:
-    r"""Logarithm of the partition function with the sink in it, $\log(Z + e^s)$.
+    r"""Return the logarithm of the partition function with the sink in it, $\log(Z + e^s)$; s for an empty row.
 
-    log_partition : (..., T), with heads (..., H, T); -inf stands for an empty row
-    sink          : (), with heads (H,)
-    returns       : like log_partition; s for an empty row
+    Arguments as in `sink_mass`.
     """
     xp, log_partition, sink = _unify_logits(log_partition, sink)
     return xp.logaddexp(log_partition, xp.broadcast_to(sink, log_partition.shape))
 
 
 def entropy_with_sink(entropy: Array, mass: Array) -> Array:
-    r"""Entropy of the weights on the keys and the sink, $(1 - p) S - p \log p - (1 - p) \log (1 - p)$, in nats.
+    r"""Return the entropy of keys and sink together, $(1 - p) S - p \log p - (1 - p) \log (1 - p)$, in nats.
 
-    entropy : (..., T), of the weights on the keys alone
-    mass    : like entropy, $p$, the weight on the sink
-    returns : like entropy
+    Args:
+        entropy: (..., T), of the weights on the keys alone
+        mass: like entropy, $p$, the weight on the sink
     """
     xp, entropy, mass = unify(entropy=entropy, mass=mass)
     require_floating(entropy=entropy, mass=mass)
-    require_equal("shape", entropy=tuple(entropy.shape), mass=tuple(mass.shape))
+    require_same_shape(entropy=entropy, mass=mass)
     terms = (-share * xp.log(xp.where(share > 0, share, 1.0)) for share in (mass, 1 - mass))
     return (1 - mass) * entropy + sum(terms)
 
@@ -76,14 +78,16 @@ def entropy_with_sink(entropy: Array, mass: Array) -> Array:
 def sink_backward(
     dL_dO: Array, Q: Array, K: Array, V: Array, sink: Array, *, mask: Array | None = None
 ) -> dict[str, Array]:
-    r"""Backward pass of `sink_attention`: plain attention's own, called with the weights $\exp(S - l')$.
+    r"""Return the gradients of `sink_attention`: plain attention's own, called with the weights $\exp(S - l')$.
 
     With $l' = \log(Z + e^s)$ these sum to 1 less the mass on the sink, and
     $\sum_j A'_{ij} (E_i \cdot v_j) = E_i \cdot y_i$: all that the softmax's backward pass asks of its weights. The sink
     has $dL/ds = -\sum_i e^{s - l'_i} (E_i \cdot y_i)$.
 
-    dL_dO   : (..., T, value width), E
-    returns : dL_dQ, dL_dK, dL_dV, dL_dsink, each of its argument's shape (summed over axes that were broadcast)
+    dL_dO is E, (..., T, value width); other arguments as in `sink_attention`.
+
+    Returns:
+        dL_dQ, dL_dK, dL_dV, dL_dsink, each of its argument's shape (summed over axes that were broadcast)
     """
     xp, dL_dO, Q, K, V, sink, mask = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, sink=sink, mask=mask)
     scores = attention_scores(Q, K)
@@ -95,7 +99,7 @@ def sink_backward(
 
 
 def _unify_logits(log_partition: Array, sink: Array) -> tuple[Array, Array, Array]:
-    """The namespace, the log-partition, and the sink with an axis for positions."""
+    """Return the namespace, the log-partition, and the sink with an axis for positions."""
     xp, log_partition, sink = unify(log_partition=log_partition, sink=sink)
     require_floating(log_partition=log_partition, sink=sink)
     return xp, log_partition, sink[..., None]

@@ -55,10 +55,12 @@ def plan_blocks(
 ) -> tuple[Blocks, ...]:
     """Return blocks that cover every query of every segment once, those of one shape together.
 
-    causal    : no query sees a later key
-    window    : a query sees keys fewer than this many positions away; None sees the whole segment
-    size      : queries of a block where a window ends on the left; elsewhere blocks are as long as can be
-    least_keys : a block with fewer keys than this has them in one run, with more keys in up to three
+    Args:
+        segments: Positions that attend to each other alone.
+        causal: No query sees a later key.
+        window: A query sees keys fewer than this many positions away; None sees the whole segment.
+        size: Queries of a block where a window ends on the left; elsewhere blocks are as long as can be.
+        least_keys: A block with fewer keys than this has them in one run, with more keys in up to three.
     """
     places: dict[_Block, tuple[list[int], list[int]]] = {}
     shapes: dict[tuple[int, int], list[tuple[_Block, int, int]]] = {}
@@ -98,8 +100,12 @@ def _runs(
 ) -> tuple[KeyRun, ...]:
     """Return the runs of one block's keys, counted from the first of them.
 
-    has_left   : whether each query but the first sees one key less at the left
-    right_edge : last key that the first query sees, each later one sees one more; None if all see all
+    Args:
+        num_queries: Of the block.
+        num_keys: Of the block.
+        has_left: Whether each query but the first sees one key less at the left.
+        right_edge: Last key that the first query sees, each later one sees one more; None if all see all.
+        least_keys: As in `plan_blocks`.
     """
     start, stop = num_queries if has_left else 0, num_keys if right_edge is None else right_edge
     left = [KeyRun(0, num_queries, low=0)] if has_left else []

@@ -6,7 +6,8 @@ $p_j = \exp(E_j/T)/Z$ this makes
     internal energy  U = -<E>           entropy        S = -sum_j p_j log p_j
     free energy      F = -T log Z       and so         F = U - T S
 
-The natural parameters of the family are the scores over the temperature, $E_j/T$.
+The natural parameters of the family are the scores over the temperature, $E_j/T$. `energies`, `temperature`, `mask` and
+`probs` are those of `tidegate.tensors.softmax`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tidegate.tensors._checks import (
-    require_batches_broadcast,
-    require_equal,
-    require_floating,
-    require_positive,
-    require_rank,
-)
+from tidegate.tensors._checks import check_arrays, require_floating, require_positive, require_same_shape
 from tidegate.tensors._gibbs import boltzmann_factors, gibbs_arguments, split_number
 from tidegate.tensors.namespace import accumulate, namespace_of, unify
 from tidegate.tensors.softmax import softmax_jacobian
@@ -30,12 +25,10 @@ if TYPE_CHECKING:
 
 
 def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Mean score under the Gibbs weights, $\langle E \rangle = \sum_j p_j E_j$.
+    r"""Return the mean score under the Gibbs weights, $\langle E \rangle = \sum_j p_j E_j$; a score of -inf adds 0.
 
-    energies    : (..., n) scores; -inf has weight 0 and adds 0
-    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
-    mask        : bool, broadcasts to energies, True where a state counts
-    returns     : (...); 0, with gradient 0, for an empty row
+    Returns:
+        (...); 0, with gradient 0, for an empty row
     """
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     peak, _, mean, _ = _reduced_scores(energies, temperature, mask)
@@ -43,30 +36,27 @@ def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | 
 
 
 def internal_energy(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Internal energy $U = -\langle E \rangle$: the mean score with its sign turned, so that $F = U - T S$.
-
-    energies    : (..., n) scores; -inf has weight 0 and adds 0
-    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
-    mask        : bool, broadcasts to energies, True where a state counts
-    returns     : (...); 0, with gradient 0, for an empty row
-    """
+    r"""Return the internal energy $U = -\langle E \rangle$: minus `mean_score`, so that $F = U - T S$."""
     return -mean_score(energies, temperature, mask)
 
 
 def entropy_from_log_partition(log_partition: Array, mean_score: Array, temperature: Array | float = 1.0) -> Array:
-    r"""Entropy without the weights, $S = \log Z - \langle E \rangle / T$, in nats.
+    r"""Return the entropy without the weights, $S = \log Z - \langle E \rangle / T$, in nats.
 
-    log_partition : any shape; -inf stands for an empty row
-    mean_score    : like log_partition
-    temperature   : above 0; a number, or an array like log_partition or without axes
-    returns       : like log_partition; 0, with gradient 0, for an empty row
+    Args:
+        log_partition: Any shape; -inf stands for an empty row.
+        mean_score: Like log_partition.
+        temperature: Above 0; a number, or an array like log_partition or without axes.
+
+    Returns:
+        Like log_partition; 0, with gradient 0, for an empty row
     """
     number, array = split_number(temperature)
     xp, log_partition, mean_score, array = unify(log_partition=log_partition, mean_score=mean_score, temperature=array)
     require_floating(log_partition=log_partition, mean_score=mean_score, temperature=array)
-    require_equal("shape", log_partition=tuple(log_partition.shape), mean_score=tuple(mean_score.shape))
+    require_same_shape(log_partition=log_partition, mean_score=mean_score)
     if array is not None and array.ndim > 0:
-        require_equal("shape", log_partition=tuple(log_partition.shape), temperature=tuple(array.shape))
+        require_same_shape(log_partition=log_partition, temperature=array)
     require_positive(temperature=temperature)
     empty = log_partition == -math.inf
     logarithm = xp.where(empty, 0.0, accumulate(log_partition))
@@ -75,12 +65,10 @@ def entropy_from_log_partition(log_partition: Array, mean_score: Array, temperat
 
 
 def heat_capacity(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Heat capacity $C = dU/dT = \mathrm{Var}_p(E) / T^2$; at temperature 1 the variance of the scores.
+    r"""Return the heat capacity $C = dU/dT = \mathrm{Var}_p(E) / T^2$; at temperature 1 the variance of the scores.
 
-    energies    : (..., n) scores; -inf has weight 0 and adds 0
-    temperature : above 0; a number, or an array that broadcasts to one for each row, (..., 1)
-    mask        : bool, broadcasts to energies, True where a state counts
-    returns     : (...); 0, with gradient 0, for an empty row
+    Returns:
+        (...); 0, with gradient 0, for an empty row
     """
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     _, weights, mean, reduced = _reduced_scores(energies, temperature, mask)
@@ -88,34 +76,27 @@ def heat_capacity(energies: Array, temperature: Array | float = 1.0, mask: Array
 
 
 def fisher_metric(probs: Array) -> Array:
-    r"""Fisher metric of the Gibbs family in its natural parameters, $g_{ij} = p_i (\delta_{ij} - p_j)$.
+    r"""Return the Fisher metric of the Gibbs family in its natural parameters, $g_{ij} = p_i (\delta_{ij} - p_j)$.
 
     It is the covariance of the states' indicators, and equals the softmax Jacobian. In the scores themselves, at a
     temperature T, it is this over $T^2$. It is singular: adding a constant to all scores changes nothing.
-
-    probs   : (..., n)
-    returns : (..., n, n)
     """
     return softmax_jacobian(probs)
 
 
 def natural_gradient(gradient: Array, probs: Array) -> Array:
-    r"""The direction of steepest ascent under the Fisher metric, $x = g^+ \nabla$, without building the metric.
+    r"""Return the direction of steepest ascent under the Fisher metric, $x = g^+ \nabla$, without building the metric.
 
     Let a bar take away the mean over the states with $p_j > 0$, and everything elsewhere: the projection onto the
     tangent space of the simplex's face that p lies in. Then $x$ is the smallest solution of $g x = \bar\nabla$,
     $x = \overline{\bar\nabla_j / p_j}$: it has mean 0 over those states and is 0 where $p_j = 0$, as the metric sees no
     direction there. A face of one state, like an empty row, has no tangent: x = 0.
 
-    gradient : (..., n) derivatives in the natural parameters
-    probs    : (..., n); leading axes broadcast against those of gradient
-    returns  : (..., n)
+    Args:
+        gradient: (..., n), derivatives in the natural parameters
+        probs: (..., n); leading axes broadcast against those of gradient
     """
-    xp, gradient, probs = unify(gradient=gradient, probs=probs)
-    require_floating(gradient=gradient, probs=probs)
-    require_rank("states", gradient=gradient, probs=probs)
-    require_equal("number of states", gradient=gradient.shape[-1], probs=probs.shape[-1])
-    require_batches_broadcast(1, gradient=gradient, probs=probs)
+    xp, gradient, probs = check_arrays(gradient=(gradient, "..., states"), probs=(probs, "..., states"))
     p = accumulate(probs)
     support = p != 0
     tangent = _center_on_support(accumulate(gradient), support)
@@ -126,7 +107,7 @@ def natural_gradient(gradient: Array, probs: Array) -> Array:
 def _reduced_scores(
     energies: Array, temperature: Array | float, mask: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Each row's peak, weights, mean reduced score and reduced scores (E - peak)/T, these 0 where the weight is."""
+    """Return each row's peak, weights, mean reduced score and reduced scores (E - peak)/T, 0 where the weight is 0."""
     xp = namespace_of(energies)
     rows = boltzmann_factors(energies, temperature, mask)
     weights = rows.factors / rows.total
