@@ -1,7 +1,7 @@
 """Translate a docstring of this library, which is Markdown with a line for each array, to reStructuredText.
 
-Supported are paragraphs, `code`, $formulas$ (inline or displayed), code that is indented by four spaces, Google's sections
-`Args:`, `Returns:` and `Raises:`, and the older lines `name : meaning`; both become the list of a function's arguments.
+Supported are paragraphs, `code`, $formulas$ (inline or displayed), code that is indented by four spaces, Google's
+sections `Args:`, `Returns:` and `Raises:`, and the older lines `name : meaning`; both become a function's arguments.
 """
 
 import re

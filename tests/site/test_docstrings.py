@@ -64,7 +64,7 @@ def test_sections_become_fields():
         Args:
             u, v: (..., d), which
                 broadcast
-            tol: `softmax`
+            tol: see `softmax` first
 
         Returns:
             A dict
@@ -81,7 +81,7 @@ def test_sections_become_fields():
 
         :param u: ``(..., d)``\\ , which broadcast
         :param v: ``(..., d)``\\ , which broadcast
-        :param tol: \\ :py:obj:`softmax <tidegate.softmax>`\\ 
+        :param tol: see \\ :py:obj:`softmax <tidegate.softmax>`\\  first
 
         :returns: A dict of two:
 
