@@ -11,7 +11,7 @@ from tidegate.cli.errors import errors_in_one_line
 
 HOSTILE = os.fsdecode(b"a\x1b[31m\x07\x9b\xff") + "\x9b2J\u202e"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
-COMMANDS = ["compare", "rates", "report", "study", "curvature", "observe"]
+COMMANDS = ["compare", "report", "study", "curvature", "observe"]
 
 
 def invoke(*arguments):
@@ -40,7 +40,7 @@ def ended_with(problem):
         (ModuleNotFoundError("No module named 'ray'", name="ray"), "pip install 'tidegate[cluster]'"),
         (ModuleNotFoundError("No module named 'jinja2'", name="jinja2"), "pip install 'tidegate[lab]'"),
         (ImportError("cannot import name 'x'"), "cannot import name 'x'"),
-        (MemoryError("Unable to allocate 8 EiB"), "too little memory for that. Unable to allocate 8 EiB"),
+        (MemoryError("Unable to allocate 8 EiB"), "not enough memory. Unable to allocate 8 EiB"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line_and_the_exit_code_2(problem, words):
@@ -51,7 +51,7 @@ def test_what_a_user_can_mend_is_one_line_and_the_exit_code_2(problem, words):
 
 
 def test_an_interrupt_is_no_error():
-    assert ended_with(KeyboardInterrupt()) == (130, "stopped: before its end. Run the command again.\n")
+    assert ended_with(KeyboardInterrupt()) == (130, "Interrupted. Rerun the command to start again.\n")
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("bug"), TypeError("bug"), KeyError("bug"), AssertionError("bug")])
@@ -104,7 +104,6 @@ def test_without_a_verb_the_help_is_shown():
         ["study", HOSTILE],
         ["study", "depth", "--set", f"gates={HOSTILE}"],
         ["study", "depth", "--from", HOSTILE],
-        ["rates", "--placements", HOSTILE],
         ["observe", HOSTILE],
         ["curvature", HOSTILE],
     ],
@@ -125,14 +124,14 @@ def test_names_of_files_below_the_data_steer_no_terminal(tmp_path):
 
 
 RUNS = {
-    "os:system": "without arguments",
-    "builtins:breakpoint": "without arguments",
-    "nosuch:x": "No module named 'nosuch'. Name a module of the working folder",
+    "os:system": "without required arguments",
+    "builtins:breakpoint": "without required arguments",
+    "nosuch:x": "No module named 'nosuch'. Use a module of the working folder",
     "os:nosuch": "has no attribute 'nosuch'",
     "os:": "module:function",
     "..os:path": "module:function",
-    "os:sep": "without arguments",
-    "os:getcwd": "must give a list",
+    "os:sep": "without required arguments",
+    "os:getcwd": "returns a list",
 }
 
 
@@ -156,4 +155,4 @@ def test_a_record_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "depth.json")
     done = invoke("study", "depth", "--from", tmp_path / "depth.json", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert "is a named pipe and no file" in done.stderr
+    assert "--from must be" in done.stderr and "named pipe" in done.stderr

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    return result_of("train", "--variant", "none", "--data", folder / "text.txt", "--out", folder / "model", *SIZES)
+    return result_of("train", "--gate", "none", "--data", folder / "text.txt", "--out", folder / "model", *SIZES)
 
 
 def test_every_verb_has_the_option():
@@ -41,7 +41,7 @@ def test_every_verb_has_the_option():
 def test_train_gives_its_record_and_where_the_model_is(trained, folder):
     assert trained["model"] == str(folder / "model" / "model.safetensors")
     assert trained["record"]["tokens"] == 256
-    again = result_of("train", "--variant", "none", "--data", folder / "text.txt", "--out", folder / "model", *SIZES)
+    again = result_of("train", "--gate", "none", "--data", folder / "text.txt", "--out", folder / "model", *SIZES)
     assert again["trained_before"]
     assert again["record"]["loss"] == trained["record"]["loss"]
 

@@ -158,8 +158,8 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_a_checkpoint_to_
 @pytest.mark.parametrize(
     ("start", "going_on"),
     [
-        pytest.param([sys.executable, *TRAIN, "--nproc=2"], "Go on with: tidegate train", id="nproc"),
-        pytest.param([*TORCHRUN, *TRAIN], "Go on with: the same torchrun command", id="torchrun", marks=FULL),
+        pytest.param([sys.executable, *TRAIN, "--nproc=2"], "resume with: tidegate train", id="nproc"),
+        pytest.param([*TORCHRUN, *TRAIN], "resume with: the same torchrun command", id="torchrun", marks=FULL),
     ],
 )
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_processes_that_are_stopped_say_once_how_to_go_on(text, tmp_path, start,
     # A terminal sends Ctrl-C to all of them; who ends a job, to its parent.
     os.killpg(job.pid, sent) if sent == signal.SIGINT else job.send_signal(sent)
     output, _ = job.communicate()
-    assert output.count("stopped: ") == output.count(going_on) == 1, output
+    assert output.count("Interrupted. ") == output.count(going_on) == 1, output
     if "--nproc=2" in start:
         assert (job.returncode, "Traceback" in output) == (130, False), output
     assert list(tmp_path.glob("checkpoints/*.step-*"))

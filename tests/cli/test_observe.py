@@ -190,5 +190,5 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(folder, tmp_path, monkeyp
     out = tmp_path / "out"
     done = invoke("observe", folder / "model.safetensors", "--data", folder / "notes.txt", "--out", out, *QUICK)
     assert done.exit_code == 130
-    assert done.stderr.startswith("stopped: ")
+    assert done.stderr.startswith("Interrupted. ")
     assert not out.exists()

@@ -16,8 +16,8 @@ def test_a_text_becomes_shards_that_train_reads(tmp_path):
     done = runner.invoke(app, ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1"])
     assert done.exit_code == 0, done.output
     assert done.stderr.startswith("1 shard, ")
-    assert done.stdout.startswith("1 shard in ")
-    assert "of 256 kinds" in done.output
+    assert done.stdout.startswith("Wrote 1 shard to ")
+    assert "vocabulary 256" in done.output
     sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
     options = ["--data", str(tmp_path / "shards"), "--out", str(tmp_path / "model"), "--tokens", "128"]
     trained = runner.invoke(app, ["train", *options, *sizes])
@@ -61,7 +61,7 @@ def test_an_encoder_that_is_killed_is_one_line_and_the_same_command_goes_on(tmp_
     assert lost.exit_code == 1
     assert lost.stderr == (
         "error: A process that encodes was ended, possibly for lack of memory. "
-        "Nothing is lost: run the command again to go on, or give fewer --processes.\n"
+        "Rerun the command to resume, or use fewer --processes.\n"
     )
     assert runner.invoke(app, [*command, "1"]).exit_code == 0
     assert b"".join(file.read_bytes() for file in sorted((tmp_path / "shards").glob("*.bin"))) == text.read_bytes()

@@ -42,9 +42,9 @@ def trained(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     done = [
         invoke(
-            "train", "--variant", "none", "--tokenizer", "bpe:300", "--data", text, "--out", folder / "none", *SIZES
+            "train", "--gate", "none", "--tokenizer", "bpe:300", "--data", text, "--out", folder / "none", *SIZES
         ),
-        invoke("train", "--variant", "g1", "--data", text, "--out", folder / "g1", *SIZES),
+        invoke("train", "--gate", "g1", "--data", text, "--out", folder / "g1", *SIZES),
     ]
     assert [result.exit_code for result in done] == [0, 0], done[0].output + done[1].output
     return folder, done[1].output
@@ -53,7 +53,7 @@ def trained(text, tmp_path_factory):
 def test_it_says_what_came_of_it_and_keeps_model_log_and_record(trained):
     folder, output = trained
     assert "parameters on 512 tokens" in output
-    assert "To read it:\n\nimport tidegate.torch.hf\n" in output
+    assert "To load it:\n\nimport tidegate.torch.hf\n" in output
     assert "bits per byte" in output
     assert sorted(file.name for file in (folder / "g1").iterdir()) == [
         "hf",
@@ -98,11 +98,11 @@ def test_observe_and_curvature_read_it_with_its_own_tokens(trained, text, tmp_pa
 def test_the_same_command_again_trains_nothing_and_another_is_refused(trained, text):
     folder, _ = trained
     before = (folder / "g1" / "model.safetensors").stat().st_mtime_ns
-    again = invoke("train", "--variant", "g1", "--data", text, "--out", folder / "g1", *SIZES)
+    again = invoke("train", "--gate", "g1", "--data", text, "--out", folder / "g1", *SIZES)
     assert again.exit_code == 0
     assert "Trained before" in again.output
     assert (folder / "g1" / "model.safetensors").stat().st_mtime_ns == before
-    other = invoke("train", "--variant", "bma", "--data", text, "--out", folder / "g1", *SIZES)
+    other = invoke("train", "--gate", "bma", "--data", text, "--out", folder / "g1", *SIZES)
     assert other.exit_code == 2
     assert "belongs to another training" in other.output
 
@@ -120,11 +120,11 @@ def test_it_stops_and_goes_on_to_the_same_model(trained, text, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "report", interrupt)
-        stopped = invoke("train", "--variant", "g1", "--data", text, "--out", tmp_path, *SIZES)
+        stopped = invoke("train", "--gate", "g1", "--data", text, "--out", tmp_path, *SIZES)
     assert stopped.exit_code == 130, stopped.output
-    assert "nothing is lost. Go on with" in stopped.output
+    assert "All progress is saved; resume with" in stopped.output
     assert not (tmp_path / "model.safetensors").exists()
-    done = invoke("train", "--variant", "g1", "--data", text, "--out", tmp_path, *SIZES)
+    done = invoke("train", "--gate", "g1", "--data", text, "--out", tmp_path, *SIZES)
     assert done.exit_code == 0, done.output
     for file in ("model.safetensors", "hf/model.safetensors"):
         assert (tmp_path / file).read_bytes() == (folder / "g1" / file).read_bytes()
@@ -139,7 +139,7 @@ def test_an_interrupt_before_the_first_checkpoint_does_not_speak_of_going_on(tex
 
     monkeypatch.setattr("tidegate.lab.training.train.execute_run", interrupt)
     stopped = invoke("train", "--data", text, "--out", tmp_path, *SIZES)
-    assert (stopped.exit_code, "before anything was kept. Start again with" in stopped.stderr) == (130, True)
+    assert (stopped.exit_code, "Nothing was saved yet; start again with" in stopped.stderr) == (130, True)
 
 
 def test_all_options_of_the_engine_train_together(text, tmp_path):
@@ -180,16 +180,16 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
     ("options", "message"),
     [
         (["--accumulate", 3], "--accumulate must divide batch_size"),
-        (["--variant", "g1@params=none"], "options of a comparison"),
-        (["--variant", "nonsense"], "nonsense"),
+        (["--gate", "g1@params=none"], "options of a comparison"),
+        (["--gate", "nonsense"], "nonsense"),
         (["--device", "quantum"], "--device quantum cannot be used here"),
         (["--lr", "-1"], "--lr must be a finite number above 0"),
         (["--num-heads", 3], "num_heads"),
         (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must lie above 0"),
         (["--flops", "nan"], "--flops must be a number"),
         (["--mfu", "3"], "--mfu must lie above 0"),
-        (["--variant", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
-        (["--variant", "key:input:head@qk_norm=yes"], "which undoes its gate"),
+        (["--gate", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
+        (["--gate", "key:input:head@qk_norm=yes"], "which undoes its gate"),
     ],
 )
 def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):
@@ -232,7 +232,7 @@ def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monk
 
 def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
     inside = invoke("train", "--data", text.parent, "--out", text.parent / "out", *SIZES)
-    assert (inside.exit_code, "outside of it" in inside.output) == (2, True)
+    assert (inside.exit_code, "--out must be outside" in inside.output) == (2, True)
 
 
 def test_a_training_that_diverges_ends_with_a_word_on_the_remedy(text, tmp_path):
@@ -268,15 +268,15 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         tokens = torch.arange(9)[None]
         # The lines that it prints read what it wrote.
         found = {}
-        exec(exported.stdout.partition("To read it:\n")[2], found)
+        exec(exported.stdout.partition("To load it:\n")[2], found)
         read = found["model"]
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
         assert ("import tidegate.torch.hf" in exported.stdout) == (name == "g1")
         assert ("tokenizer" in found) == (name == "none")
     again = invoke("export", folder / "g1", tmp_path / "g1")
-    assert (again.exit_code, "not empty" in again.output) == (2, True)
+    assert (again.exit_code, "OUT must be a new or empty folder" in again.output) == (2, True)
     refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
-    assert (refused.exit_code, "--variant g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
+    assert (refused.exit_code, "--gate g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
     for verb in (["generate", *options], ["evaluate", "--data", text], ["export", tmp_path / "again"]):
         theirs = invoke(verb[0], folder / "none" / "hf", *verb[1:])
         message = f"error: MODEL {folder / 'none' / 'hf'} is a LlamaForCausalLM of transformers, whose own tools"
@@ -361,11 +361,11 @@ def test_shards_are_evaluated_and_observed_as_their_text_is(trained, text, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tasks", "a.yaml", "--data", "x.txt"], "--data is for a text"),
-        (["--limit", 3], "--limit and --num-fewshot are for --tasks"),
-        (["--tasks", "a.yaml", "--sequences", 3], "--sequences is for a text"),
-        (["--tasks", " , "], "--tasks must name at least one"),
-        (["--out", "."], "--out . is a folder"),
+        (["--tasks", "a.yaml", "--data", "x.txt"], "--data must be left out"),
+        (["--limit", 3], "--limit must be left out"),
+        (["--tasks", "a.yaml", "--sequences", 3], "--sequences must be left out"),
+        (["--tasks", " , "], "--tasks must be at least one"),
+        (["--out", "."], "--out must be a file name"),
     ],
 )
 def test_options_of_an_evaluation_that_would_be_passed_over_are_refused(trained, options, message):

@@ -382,8 +382,7 @@ def arguments():
 def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monkeypatch, effort, report):
     for place in (
         "tidegate.lab.compare.run.compare",
-        "tidegate.cli.study.answer_study",
-        "tidegate.cli.rates.answer_study",
+        "tidegate.cli.study._answer",
         "tidegate.cli.train.do_training",
         "tidegate.cli.train.launch_training",
         "tidegate.cli.train.print_estimate",

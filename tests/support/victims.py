@@ -167,7 +167,7 @@ def small_training(folder, out):
     """The verb `train`: a miniature that saves after every step."""
     sizes = ["--d-model=16", "--num-layers=1", "--num-heads=2", "--length=16", "--batch-size=4", "--tokens=1280"]
     text = str(write_text(folder))
-    app(["train", "--variant=g1", "--data", text, "--out", str(out), "--save-seconds=0", "--lr=1e-2", *sizes])
+    app(["train", "--gate=g1", "--data", text, "--out", str(out), "--save-seconds=0", "--lr=1e-2", *sizes])
 
 
 def small_tokenizing(folder, out):

@@ -1,4 +1,4 @@
-"""The verbs, and how they end: 0 if all went well, 1 if runs failed, 2 for bad input, 130 after Ctrl-C."""
+"""The verbs. Exit codes: 0 for success, 1 if runs failed, 2 for bad input, 130 after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tidegate.cli.explore import explore
 from tidegate.cli.export import export
 from tidegate.cli.generate import generate
 from tidegate.cli.observe import observe
-from tidegate.cli.rates import rates
 from tidegate.cli.report import report
 from tidegate.cli.study import study
 from tidegate.cli.tokenize import tokenize
@@ -25,18 +24,18 @@ from tidegate.cli.train import train
 
 @final
 class _Verbs(TyperGroup):
-    """The verbs, which all end in the same way."""
+    """The verbs, with one way to report errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options that stand before the verb; without any, show the help."""
+        """Parse the options before the verb; without any, show the help."""
         if not args:
             return super().parse_args(ctx, args)
-        with errors_in_one_line():
+        with errors_in_one_line(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the options of the verb and do it."""
-        with errors_in_one_line():
+        """Parse the options of the verb and run it."""
+        with errors_in_one_line(ctx):
             return super().invoke(ctx)
 
 
@@ -54,7 +53,6 @@ app.command()(tokenize)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(export)
-app.command()(rates)
 app.command()(report)
 app.command()(study)
 app.command()(curvature)
@@ -71,7 +69,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _verbs(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    """Gated attention: train variants under equal conditions, and see what differs, by how much, how surely."""
+    """Gated attention: train variants under equal conditions, and report how they differ, with intervals."""

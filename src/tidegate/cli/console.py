@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, final
 
+from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from tidegate._text import printable
@@ -24,6 +27,30 @@ def print_json(value: Any) -> None:
     from tidegate._json import without_nan
 
     sys.stdout.write(json.dumps(without_nan(value), allow_nan=False, indent=2) + "\n")
+
+
+def new_table(title: str | None = None, *, show_header: bool = True) -> Table:
+    """Return a table in the style of all verbs."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+        show_header=show_header,
+    )
+
+
+def finish_page(path: Path, data: Any, *, as_json: bool, result: RenderableType | None = None) -> None:
+    """Print the result of a verb that writes a page, and where the page is; as JSON if asked for."""
+    if as_json:
+        print_json({"page": str(path), "results": data})
+        return
+    console = new_console()
+    if result is not None:
+        console.print(result, soft_wrap=isinstance(result, str))
+    console.print(f"Page: {path}", soft_wrap=True)
 
 
 @final

@@ -1,41 +1,39 @@
-"""`tidegate curvature`: how the layers of a trained model bend."""
+"""`tidegate curvature`: curvature of the layers of a trained model."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import typer
-from rich.box import SIMPLE
 from rich.table import Table
 
-from tidegate.cli.console import new_console, print_json
+from tidegate.cli.console import finish_page, new_console, new_table
 from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import DataOption, FieldOption, GatesOption, JsonOption, ModelArgument, note_unread
+from tidegate.cli.options import GatedModelAndText, Output, note_unread, option, verb
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.lab.training.measurements import ModelCurvature
 
 
-def curvature(
-    model: ModelArgument,
-    data: DataOption = None,
-    gates: GatesOption = None,
-    field: FieldOption = None,
-    part: Annotated[
-        Literal["attention", "block"], typer.Option(help="Attention alone, or whole blocks.")
-    ] = "attention",
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 32,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences.")] = 4,
-    positions: Annotated[int, typer.Option(min=1, help="Positions of each sequence.")] = 4,
-    planes: Annotated[int, typer.Option(min=1, help="Planes at each position.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of the planes.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("curvature"),
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CurvatureOptions(GatedModelAndText, Output):
+    """Options of `tidegate curvature`."""
+
+    part: Literal["attention", "block"] = option("attention", "Measure attention layers only, or whole blocks.")
+    length: int = option(32, "Sequence length in tokens.", min=2)
+    sequences: int = option(4, "Number of sequences.", min=1)
+    positions: int = option(4, "Positions per sequence.", min=1)
+    planes: int = option(16, "Planes per position.", min=1)
+    seed: int = option(0, "Random seed for the planes.", min=0)
+    out: Path = option(Path("curvature"), "Folder for the page.")
+
+
+@verb
+def curvature(options: CurvatureOptions) -> None:
     """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
     from tidegate.lab.models.curvature import model_curvature
     from tidegate.lab.models.curvature_panels import curvature_page
@@ -44,34 +42,25 @@ def curvature(
     from tidegate.report import write_page
 
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    require_writable(out)
-    require_apart(out, data)
-    require_no_comparison(out)
-    loaded = load_language_model(model, gates=gates)
+    require_writable(options.out)
+    require_apart(options.out, options.data)
+    require_no_comparison(options.out)
+    loaded = load_language_model(options.model, gates=options.gates)
     note_unread(loaded)
-    windows = token_windows(loaded, data, length=length, count=sequences, field=field)
-    sampling = Sampling(part=part, num_positions=positions, num_planes=planes, seed=seed)
-    with display(new_console(stderr=True), quiet=False) as shown:
+    windows = token_windows(loaded, options.data, length=options.length, count=options.sequences, field=options.field)
+    sampling = Sampling(
+        part=options.part, num_positions=options.positions, num_planes=options.planes, seed=options.seed
+    )
+    with display(new_console(stderr=True), quiet=options.quiet) as shown:
         measured = model_curvature(loaded, windows, sampling, tell=shown.show)
     page = curvature_page(measured, command=command)
-    written = write_page(page, out)
-    if as_json:
-        print_json({"page": str(written), "results": page.data})
-        return
-    console = new_console()
-    console.print(_table(measured))
-    console.print(f"The page: {written}", soft_wrap=True)
+    finish_page(write_page(page, options.out), page.data, as_json=options.as_json, result=_table(measured))
 
 
 def _table(measured: ModelCurvature) -> Table:
     what = "attention" if measured.sampling.part == "attention" else "blocks"
-    table = Table(
-        title=f"Relative slice curvature K of {measured.model}, {what}: quantiles, median |K| and share above 0",
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE,
-        pad_edge=False,
-        collapse_padding=True,
+    table = new_table(
+        f"Relative slice curvature K of {measured.model}, {what}: quantiles, median |K| and share above 0"
     )
     for heading in ("layer", "5 %", "25 %", "median", "75 %", "95 %", "|K|", "K > 0"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from tidegate._text import number_of
-from tidegate.cli.console import new_console, print_json
+from tidegate.cli.console import new_console, new_table, print_json
 
 if TYPE_CHECKING:
     from tidegate.lab.training.engine.parallel import Parallel
@@ -30,7 +27,7 @@ def print_estimate(
         more = {"bytes_in_each_process": in_each, "lr": run.training.lr, "hours": estimate.hours, "hours_there": there}
         print_json({**asdict(estimate), **more})
         return
-    table = Table(box=SIMPLE, pad_edge=False, show_header=False)
+    table = new_table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot go on."""
+"""How a command ends with an error."""
 
 from __future__ import annotations
 
@@ -31,34 +31,58 @@ _EXTRAS = {
 
 
 def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
-    """Say why on the error stream, in one line, and end."""
+    """Print the reason on stderr, in one line, and exit."""
     line = printable(" ".join(str(message).split()))
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
-    label = ("stopped: ", "bold yellow") if code == INTERRUPTED else ("error: ", "bold red")
+    label = ("Interrupted. ", "bold yellow") if code == INTERRUPTED else ("error: ", "bold red")
     new_console(stderr=True).print(Text.assemble(label, line), soft_wrap=True)
     raise typer.Exit(code)
 
 
 def stop_interrupted(command: str, *, begun: bool) -> NoReturn:
-    """Say after Ctrl-C how to go on, and end.
-
-    begun : whether there is anything to go on from
-    """
-    words = "nothing is lost. Go on with" if begun else "before anything was kept. Start again with"
+    """End after Ctrl-C with the command that resumes, or that starts again if nothing was saved yet."""
+    words = "All progress is saved; resume with" if begun else "Nothing was saved yet; start again with"
     stop(f"{words}: {command}", code=INTERRUPTED)
 
 
+_OPTIONS = {
+    "num_seeds": "seeds",
+    "budget": "tokens",
+    "num_final_tokens": "final_tokens",
+    "cpus": "cpus_per_run",
+    "gpus": "gpus_per_run",
+    "processes": "procs_per_run",
+    "nproc": "procs_per_run",
+    "variant": "gate",
+}
+"""Options by the field that the library's errors name, where the two differ."""
+
+
+def _in_terms_of_flags(error: ValueError, command: Any) -> str:
+    """Return the error's message with its field replaced by the flag of a click command, if that has the option."""
+    parameters = {parameter.name: parameter for parameter in getattr(command, "params", ())}
+    field, _, rest = str(error).partition(" ")
+    found = parameters.get(field) or parameters.get(_OPTIONS.get(field, ""))
+    if found is None:
+        return str(error)
+    flag = found.opts[0] if found.param_type_name == "option" else found.name.upper()
+    return f"{flag} {rest}"
+
+
 @contextmanager
-def errors_in_one_line() -> Generator[None]:
-    """End the command with one line for what its user can mend; any other exception is a bug and shows its traceback.
+def errors_in_one_line(context: Any = None) -> Generator[None]:
+    """End the command with one line for an error that its user can fix; any other exception shows its traceback.
 
-    What a user can mend is raised as one of these, with the remedy:
+    Errors that a user can fix are raised as one of these, with the remedy:
 
-    ValueError  : options, data, models or records that cannot be used, `DataError` and `GeometryError` among them
+    ValueError  : options, data, models or records that cannot be used, `InputError` and `GeometryError` among them
     OSError     : files that cannot be read or written
     ImportError : a package that is not installed
-    MemoryError : more asked for than the machine has
+    MemoryError : more memory is needed than the machine has
+
+    Args:
+        context: The click context of the group of verbs; None leaves the fields of errors as they are.
     """
     try:
         yield
@@ -72,12 +96,15 @@ def errors_in_one_line() -> Generator[None]:
         stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
     except OSError as problem:
         stop(problem if problem.filename is None else f"{problem.filename}: {problem.strerror}")
-    except (ValueError, ImportError) as problem:
+    except ValueError as problem:
+        verb = context and context.invoked_subcommand and context.command.commands[context.invoked_subcommand]
+        stop(_in_terms_of_flags(problem, verb))
+    except ImportError as problem:
         stop(problem)
     except MemoryError as problem:
-        stop(f"this machine has too little memory for that. {problem}")
+        stop(f"not enough memory. {problem}")
     except KeyboardInterrupt:
-        stop("before its end. Run the command again.", code=INTERRUPTED)
+        stop("Rerun the command to start again.", code=INTERRUPTED)
 
 
 def _command(problem: Any) -> str:

@@ -1,23 +1,20 @@
-"""`tidegate evaluate`: how likely a text is to a trained model, and what it reaches on tasks."""
+"""`tidegate evaluate`: loss of a trained model on a text, or its scores on benchmark tasks."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-from rich.box import SIMPLE
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from tidegate._files import write_content
 from tidegate._text import number_of
-from tidegate.cli.console import new_console, print_json
+from tidegate._validation import InputError
+from tidegate.cli.console import new_console, new_table, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import DataOption, FieldOption, JsonOption, OwnModelArgument, QuietOption
+from tidegate.cli.options import OWN_MODEL, ModelAndText, Output, argument, option, verb
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -27,106 +24,93 @@ if TYPE_CHECKING:
 _TASKS = "Tasks"
 
 
-def evaluate(
-    model: OwnModelArgument,
-    data: DataOption = None,
-    field: FieldOption = None,
-    length: Annotated[
-        int | None,
-        typer.Option(min=2, help="Tokens of a sequence; the length it was trained on by default.", show_default=False),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Score that many sequences alone, spread over the text; all by default.", show_default=False
-        ),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 4,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of a text: tasks of lm-evaluation-harness, parted by commas. Names of its own, which it "
-            "downloads; .yaml files; folders of them. Paths inside such a file begin in the working folder. A task may "
-            "name Python code, which runs: give those you trust.",
-            rich_help_panel=_TASKS,
-            show_default=False,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples of each task; all by default.", rich_help_panel=_TASKS, show_default=False),
-    ] = None,
-    num_fewshot: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Examples in front of a sample; what the task says by default.",
-            rich_help_panel=_TASKS,
-            show_default=False,
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-    out: Annotated[Path | None, typer.Option(help="File to write the result to, as JSON.", show_default=False)] = None,
-    quiet: QuietOption = False,
-) -> None:
-    """Say how good a model of tidegate train, or of save_model, is: on a text, or with --tasks on tasks.
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(ModelAndText, Output):
+    """Options of `tidegate evaluate`."""
 
-    Of a text: loss, perplexity and bits per byte, which compare models whatever their tokens. Every token but the first
-    is predicted, after those before it in its sequence.
+    model: Path = argument(OWN_MODEL)
+    length: int | None = option(None, "Sequence length in tokens. Default: the training length.", min=2)
+    sequences: int | None = option(
+        None, "Score only this many sequences, spread over the text. Default: all of them.", min=1
+    )
+    batch_size: int = option(4, "Batch size, in sequences.", min=1)
+    tasks: str | None = option(
+        None,
+        "Tasks of lm-evaluation-harness instead of a text, comma-separated: names that it downloads, .yaml files, or "
+        "folders of them. Paths inside such a file are relative to the working folder. A task may contain Python code "
+        "that is executed, so use only tasks that you trust.",
+        panel=_TASKS,
+    )
+    limit: int | None = option(None, "Samples per task. Default: all of them.", panel=_TASKS, min=1)
+    num_fewshot: int | None = option(None, "Few-shot examples. Default: the task's own number.", panel=_TASKS, min=0)
+    out: Path | None = option(None, "JSON file for the result.")
 
-    Tasks are those of lm-evaluation-harness, which the extra eval brings.
+
+@verb
+def evaluate(options: EvaluateOptions) -> None:
+    """Evaluate a trained model on text or benchmark tasks.
+
+    On a text: loss, perplexity and bits per byte, which is comparable between tokenizers. Every token but the first is
+    predicted from the tokens before it in its sequence. With --tasks: tasks of lm-evaluation-harness (extra: eval).
 
     Example: tidegate evaluate model --data notes.txt
     """
     from tidegate.lab.models.language_models import load_language_model, require_known_length, text_tokens
     from tidegate.lab.models.text import require_decoder, text_loss
 
-    of_text = {"--data": data, "--field": field, "--length": length, "--sequences": sequences}
-    _require_options_of_one_kind(tasks, of_text, [limit, num_fewshot])
+    _require_options_of_one_kind(options)
+    out = options.out
     if out is not None:
         if out.is_dir():
-            raise ValueError(f"--out {out} is a folder. Name the file to write, such as {out / 'scores.json'}.")
+            raise InputError("out", expected="a file name", got=out, hint=f"Use {out / 'scores.json'}.")
         require_writable(out.parent)
-    loaded = load_language_model(model, derivatives=False)
+    loaded = load_language_model(options.model, derivatives=False)
     decoder = require_decoder(loaded)
-    # The harness draws bars of its own while it prepares tasks.
-    bars = redirect_stderr(io.StringIO()) if quiet else nullcontext()
-    with display(new_console(stderr=True), quiet=quiet) as shown, bars:
-        if tasks is None:
-            size = length or decoder.config.max_length
-            require_known_length(loaded, size)
-            tokens = text_tokens(loaded, data, field=field)
-            found = text_loss(loaded, tokens, length=size, count=sequences, batch_size=batch_size, tell=shown.show)
+    # The harness draws progress bars of its own while it prepares tasks.
+    bars = redirect_stderr(io.StringIO()) if options.quiet else nullcontext()
+    with display(new_console(stderr=True), quiet=options.quiet) as shown, bars:
+        if options.tasks is None:
+            length = options.length or decoder.config.max_length
+            require_known_length(loaded, length)
+            tokens = text_tokens(loaded, options.data, field=options.field)
+            found = text_loss(
+                loaded,
+                tokens,
+                length=length,
+                count=options.sequences,
+                batch_size=options.batch_size,
+                tell=shown.show,
+            )
         else:
             from tidegate.lab.models.evaluate import evaluate_tasks
 
             found = evaluate_tasks(
                 loaded,
-                [task.strip() for task in tasks.split(",") if task.strip()],
-                limit=limit,
-                num_fewshot=num_fewshot,
-                batch_size=batch_size,
+                [task.strip() for task in options.tasks.split(",") if task.strip()],
+                limit=options.limit,
+                num_fewshot=options.num_fewshot,
+                batch_size=options.batch_size,
                 tell=shown.show,
             )
     result = {"model": loaded.name, **found.to_dict()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_content(out, f"{json.dumps(result, indent=2)}\n".encode())
-    if as_json:
+    if options.as_json:
         print_json(result)
     else:
         _print(found, loaded.name)
 
 
-def _require_options_of_one_kind(tasks: str | None, of_text: Mapping[str, object], of_tasks: Sequence[object]) -> None:
-    """Refuse options that would be passed over."""
-    given = [option for option, value in of_text.items() if value is not None]
-    if tasks is not None and given:
-        raise ValueError(f"{given[0]} is for a text, and --tasks brings its own. Leave one of them out.")
-    if tasks is None and any(value is not None for value in of_tasks):
-        raise ValueError("--limit and --num-fewshot are for --tasks. Name some, or leave them out.")
-    if tasks is not None and not tasks.strip(" ,"):
-        raise ValueError("--tasks must name at least one task.")
+def _require_options_of_one_kind(options: EvaluateOptions) -> None:
+    """Raise InputError for options that would be ignored."""
+    of_text, of_tasks = ("data", "field", "length", "sequences"), ("limit", "num_fewshot")
+    unread, hint = (of_tasks, "Set tasks.") if options.tasks is None else (of_text, "It has no effect with tasks.")
+    for name in unread:
+        if getattr(options, name) is not None:
+            raise InputError(name, expected="left out", hint=hint)
+    if options.tasks is not None and not options.tasks.strip(" ,"):
+        raise InputError("tasks", expected="at least one task", got=options.tasks)
 
 
 def _print(found: TextLoss | TaskScores, name: str) -> None:
@@ -141,8 +125,8 @@ def _print(found: TextLoss | TaskScores, name: str) -> None:
             soft_wrap=True,
         )
         return
-    table = Table(box=SIMPLE, pad_edge=False, title=f"{name} by lm-eval {found.harness}", title_justify="left")
-    # The harness has no standard error of some metrics, such as bits per byte.
+    table = new_table(f"{name} by lm-eval {found.harness}")
+    # The harness has no standard error for some metrics, such as bits per byte.
     has_errors = any(score.error is not None for score in found.scores)
     for column in ("task", "samples", "metric", "value", *(("±",) if has_errors else ())):
         table.add_column(column, justify="left" if column in ("task", "metric") else "right", overflow="fold")

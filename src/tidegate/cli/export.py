@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
+from tidegate._validation import InputError
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.folders import require_writable
-from tidegate.cli.options import JsonOption, OwnModelArgument
+from tidegate.cli.options import OWN_MODEL, argument, option, verb
 
 
-def export(
-    model: OwnModelArgument,
-    out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    to: Annotated[
-        Literal["hf", "qwen3-next"],
-        typer.Option(
-            help="hf: a folder that AutoModelForCausalLM reads, a Llama or Qwen3 where the model is one, else our own "
-            "class. qwen3-next: a Qwen3-Next, which needs nothing of ours; for gates like g1, by channel or by head, "
-            "in models with qk_norm=yes and without windows."
-        ),
-    ] = "hf",
-    as_json: JsonOption = False,
-) -> None:
-    """Write a model of tidegate train, or of save_model, for other tools.
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `tidegate export`."""
 
-    Logits are those of the model; a model that does not fit is refused, and what does not fit is named.
+    model: Path = argument(OWN_MODEL)
+    out: Path = argument("Folder to write.")
+    to: Literal["hf", "qwen3-next"] = option(
+        "hf",
+        "hf: a folder that AutoModelForCausalLM loads, as a Llama or Qwen3 where the model is one, else as our own "
+        "class. qwen3-next: a Qwen3-Next that needs no package of ours, for gates like g1, elementwise or headwise, in "
+        "models with qk_norm=yes and no windows.",
+    )
+    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
+
+
+@verb
+def export(options: ExportOptions) -> None:
+    """Export a model of tidegate train or save_model to other tools, with the same logits.
+
+    A model that the target cannot represent is rejected with the reason.
 
     Example: tidegate export model --to hf model-hf
     """
@@ -35,14 +39,15 @@ def export(
     from tidegate.lab.models.language_models import load_language_model, tokenizer_beside
     from tidegate.lab.models.text import require_decoder
 
+    model, out = options.model, options.out
     require_writable(out)
     if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty. Choose another place.")
+        raise InputError("out", expected="a new or empty folder", got=out)
     decoder = require_decoder(load_language_model(model, derivatives=False))
     file = model / "model.safetensors" if model.is_dir() else model
-    write = export_hugging_face if to == "hf" else export_qwen3_next
+    write = export_hugging_face if options.to == "hf" else export_qwen3_next
     kind = write(decoder, out, tokenizer=tokenizer_beside(file, decoder))
-    if as_json:
+    if options.as_json:
         print_json({"class": kind, "folder": str(out)})
         return
-    new_console().print(f"A {kind} for transformers: {out}. To read it:\n\n{reading_code(out)}", soft_wrap=True)
+    new_console().print(f"Wrote a {kind} for transformers to {out}. To load it:\n\n{reading_code(out)}", soft_wrap=True)

@@ -1,66 +1,59 @@
-"""`tidegate generate`: what a trained model writes."""
+"""`tidegate generate`: text from a trained model."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
+from tidegate._text import printable
 from tidegate.cli.console import print_json
-from tidegate.cli.options import JsonOption, OwnModelArgument
+from tidegate.cli.options import OWN_MODEL, argument, option, verb
 
 
-def generate(
-    model: OwnModelArgument,
-    prompt: Annotated[str, typer.Option(help="The text to go on with.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to draw.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Divides the logits; 0 takes the likeliest token each time.")
-    ] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw from that many likeliest tokens.", show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the fewest likeliest tokens that have this probability.", show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Go on with a text, as it is drawn: a model of tidegate train, or of save_model.
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Options of `tidegate generate`."""
+
+    model: Path = argument(OWN_MODEL)
+    prompt: str = option(..., "Prompt text.")
+    tokens: int = option(200, "Number of new tokens.", min=1)
+    temperature: float = option(0.8, "Sampling temperature; 0 is greedy decoding.", min=0)
+    top_k: int | None = option(None, "Sample from the K most likely tokens.", min=1)
+    top_p: float | None = option(None, "Sample from the smallest set of tokens with at least this probability.")
+    seed: int = option(0, "Random seed of the sampling.", min=0)
+    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
+
+
+@verb
+def generate(options: GenerateOptions) -> None:
+    """Generate text from a prompt, streaming, with a model of tidegate train or save_model.
 
     Example: tidegate generate model --prompt "def main("
     """
     from tidegate.lab.models.language_models import load_language_model
     from tidegate.lab.models.text import continue_text
 
-    loaded = load_language_model(model, derivatives=False)
+    loaded = load_language_model(options.model, derivatives=False)
     pieces = continue_text(
         loaded,
-        prompt.encode(),
-        max_new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
+        options.prompt.encode(),
+        max_new_tokens=options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
     )
-    # Drawn before anything is shown: what cannot be drawn is an error alone.
+    # The first piece is sampled before anything is printed, so that an error is printed alone.
     pieces = chain([next(pieces, b"")], pieces)
-    if as_json:
-        print_json({"prompt": prompt, "text": b"".join(pieces).decode("utf-8", errors="replace")})
+    if options.as_json:
+        text = b"".join(pieces).decode("utf-8", errors="replace")
+        print_json({"prompt": options.prompt, "text": text})
         return
-    sys.stdout.write(prompt)
+    sys.stdout.write(options.prompt)
     for piece in pieces:
-        sys.stdout.write(_shown(piece))
+        text = piece.decode("utf-8", errors="replace")
+        sys.stdout.write("".join(letter if letter in "\n\t" else printable(letter) for letter in text))
         sys.stdout.flush()
     sys.stdout.write("\n")
-
-
-def _shown(piece: bytes) -> str:
-    """Text without what would steer a terminal; lines and tabs stay."""
-    from tidegate._text import printable
-
-    text = piece.decode("utf-8", errors="replace")
-    return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)

@@ -1,11 +1,12 @@
-"""What several verbs ask for and say: which trained model, which text it reads, how much is shown."""
+"""Command-line options, declared once: each is a field of a frozen dataclass, with its help beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,65 +16,86 @@ from tidegate.cli.console import new_console
 if TYPE_CHECKING:
     from tidegate.lab.models.language_models import LanguageModel
 
-ModelArgument: TypeAlias = Annotated[
-    Path,
-    typer.Argument(
-        help="A file of save_model or a folder with one, or a folder with a Hugging Face model.", show_default=False
-    ),
-]
-OwnModelArgument: TypeAlias = Annotated[
-    Path,
-    typer.Argument(
-        help="A folder of tidegate train, a file of save_model, or a folder of tidegate export that needs "
-        "tidegate.torch.hf.",
-        show_default=False,
-    ),
-]
-DataOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="A text file, a folder, a quoted glob, .jsonl, .npy tokens or shards of tidegate tokenize. Without it: "
-        "Python's own sources.",
-        show_default=False,
-    ),
-]
-GatesOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="A folder of save_gates, for a Hugging Face model with added gates. Without it: those in the model's own "
-        "folder, if save_pretrained put any there.",
-        show_default=False,
-    ),
-]
-FieldOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Where .jsonl lines have their text.", show_default=False)
-]
-JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, for other programs.")
-]
-QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Show the result alone.")]
 
+def option(default: Any, help: str, *flags: str, panel: str | None = None, **how: Any) -> Any:  # noqa: A002
+    """Declare an option of a verb: a dataclass field whose flag is its name, unless `flags` say otherwise.
 
-@contextmanager
-def options_named(options: Mapping[str, str]) -> Generator[None]:
-    """Replace the field that an error's message begins with by its option; other messages stay as they are.
-
-    options : the options by what the checks behind them call them
+    Args:
+        default: Its value where the option is not given.
+        help: What `--help` shows.
+        flags: Spellings such as "--json".
+        panel: Heading of the group of options in the help.
+        how: Further arguments of `typer.Option`, such as `min` or `metavar`.
     """
-    try:
-        yield
-    except ValueError as problem:
-        field, space, rest = str(problem).partition(" ")
-        if field not in options:
-            raise
-        raise ValueError(f"{options[field]}{space}{rest}") from problem
+    return field(default=default, metadata={"typer": typer.Option(*flags, help=help, rich_help_panel=panel, **how)})
+
+
+def argument(help: str) -> Any:  # noqa: A002
+    """Declare a required positional argument of a verb."""
+    return field(metadata={"typer": typer.Argument(help=help, show_default=False)})
+
+
+def verb(run: Callable[[Any], None]) -> Callable[..., None]:
+    """Make a typer command of a function that takes one dataclass of options; its docstring is the help."""
+    (hint,) = (kind for name, kind in get_type_hints(run).items() if name != "return")
+    hints = get_type_hints(hint)
+
+    def command(**values: Any) -> None:
+        run(hint(**values))
+
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__dict__["__signature__"] = inspect.Signature(
+        [
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if item.default in (MISSING, ...) else item.default,
+                annotation=Annotated[hints[item.name], item.metadata["typer"]],
+            )
+            for item in fields(hint)
+        ]
+    )
+    return command
+
+
+OWN_MODEL = "A folder of tidegate train, a file of save_model, or a folder of tidegate export that keeps our own class."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a verb prints its result."""
+
+    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
+    quiet: bool = option(False, "Print only the result, without progress.", "--quiet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAndText:
+    """A trained model, and a text for it to read."""
+
+    model: Path = argument("A folder of tidegate train, a file of save_model, or a folder with a Hugging Face model.")
+    data: str | None = option(
+        None,
+        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, or shards of tidegate tokenize. Default: Python's "
+        "own sources.",
+    )
+    field: str | None = option(None, "Field of .jsonl records that holds the text.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedModelAndText(ModelAndText):
+    """The same, for a model that may have added gates."""
+
+    gates: Path | None = option(
+        None,
+        "A folder of save_gates, for a Hugging Face model with added gates. Default: the gates in the model's folder, "
+        "if save_pretrained wrote any.",
+    )
 
 
 def note_unread(model: LanguageModel) -> None:
-    """Say on the error stream which tensors of a model's files are not part of what is measured."""
+    """Print a note on stderr about tensors of a model's files that its class does not use."""
     if model.unread:
         new_console(stderr=True).print(
-            f"note: {model.name} has tensors that its class does not know, and that are not read: "
-            f"{list_some(model.unread)}.",
-            soft_wrap=True,
+            f"note: {model.name} has tensors that its class does not use: {list_some(model.unread)}.", soft_wrap=True
         )

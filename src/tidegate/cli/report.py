@@ -1,39 +1,44 @@
-"""`tidegate report`: the page, from records alone."""
+"""`tidegate report`: the page of a comparison, from its records."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from tidegate.cli.console import new_console, print_json
+from tidegate._validation import InputError
+from tidegate.cli.console import finish_page
 from tidegate.cli.errors import stop
-from tidegate.cli.options import JsonOption
+from tidegate.cli.options import argument, option, verb
 
 
-def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that a comparison wrote to.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Where to write the page; the same folder by default.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write the page of a comparison anew, from its records: report.html, report.md and results.json."""
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Options of `tidegate report`."""
+
+    folder: Path = argument("Output folder of a comparison.")
+    out: Path | None = option(None, "Folder for the page. Default: the same folder.")
+    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
+
+
+@verb
+def report(options: ReportOptions) -> None:
+    """Regenerate the report of a comparison from its records: report.html, report.md and results.json."""
     from tidegate.lab.compare.page import comparison_page
     from tidegate.lab.compare.summary import summarise
     from tidegate.lab.training.records import RecordFile, records_path
     from tidegate.report import write_page
 
-    path = records_path(folder)
+    path = records_path(options.folder)
     if not path.is_file():
-        stop(f"{folder} has no records: {path} is not there. Give the folder that was --out of a comparison.")
-    lines = RecordFile(path).read()
+        raise InputError(
+            "folder",
+            expected="the output folder of a comparison",
+            got=options.folder,
+            hint=f"{path} has no records: the file does not exist.",
+        )
     try:
-        summary = summarise(lines)
+        summary = summarise(RecordFile(path).read())
     except ValueError as problem:
         stop(f"{path}: {problem}")
     page = comparison_page(summary)
-    written = write_page(page, folder if out is None else out)
-    if as_json:
-        print_json({"page": str(written), "results": page.data})
-        return
-    new_console().print(f"The page: {written}", soft_wrap=True)
+    finish_page(write_page(page, options.out or options.folder), page.data, as_json=options.as_json)

@@ -6,305 +6,203 @@ import os
 import shlex
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from tidegate.cli.console import new_console
 from tidegate.cli.dry_run import print_estimate
 from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import JsonOption, QuietOption, options_named
+from tidegate.cli.options import Output, option, verb
 from tidegate.cli.progress import display
-from tidegate.cli.training import Work, do_training, launch_training, require_launch, stop_training
+from tidegate.cli.training import do_training, launch_training, require_launch, stop_training
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.presets import ModelSize
+    from tidegate.lab.training.run import Run
 
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
 
 
-def train(
-    variant: Annotated[
-        str,
-        typer.Option(
-            help="The gate, and options of the variant, as --variants of tidegate compare spells them: none, g1, "
-            "bma@init=fan-in.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = "bma",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. "
-            "Without it: Python's own sources.",
-            rich_help_panel=_DATA,
-            show_default=False,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="bytes, or bpe:4096 to train one of that size; the preset's by default. Tokens and shards have their "
-            "own.",
-            rich_help_panel=_DATA,
-            show_default=False,
-        ),
-    ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            help="Where .jsonl lines and datasets have their text; text by default.",
-            rich_help_panel=_DATA,
-            show_default=False,
-        ),
-    ] = None,
-    preset: Annotated[
-        Literal["tiny", "small", "base", "35m", "124m", "1.3b"],
-        typer.Option(
-            help="Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. Options "
-            "below replace single ones.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = "tiny",
-    d_model: Annotated[
-        int | None, typer.Option(min=1, help="Width.", rich_help_panel=_MODEL, show_default=False)
-    ] = None,
-    num_layers: Annotated[
-        int | None, typer.Option(min=1, help="Blocks.", rich_help_panel=_MODEL, show_default=False)
-    ] = None,
-    num_heads: Annotated[
-        int | None, typer.Option(min=1, help="Heads of queries.", rich_help_panel=_MODEL, show_default=False)
-    ] = None,
-    num_kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Heads of keys and values; as many as of queries by default.",
-            rich_help_panel=_MODEL,
-            show_default=False,
-        ),
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sequence.", rich_help_panel=_MODEL, show_default=False)
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens to train on; twenty for each parameter by default.",
-            rich_help_panel=_TRAINING,
-            show_default=False,
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Sequences of an update.", rich_help_panel=_TRAINING, show_default=False),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            help="The largest learning rate; by default 3e-3, times 144 over the width where that is less than 1.",
-            rich_help_panel=_TRAINING,
-            show_default=False,
-        ),
-    ] = None,
-    optimizer: Annotated[
-        Literal["adamw", "muon"],
-        typer.Option(
-            help="muon updates the matrices inside blocks by Muon, and gates, norms and embeddings by AdamW.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = "adamw",
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.", rich_help_panel=_TRAINING)] = 0,
-    precision: Annotated[
-        Literal["fp32", "bf16"],
-        typer.Option(
-            help="bf16 computes in half precision; weights, updates and the gates' logits stay float32.",
-            rich_help_panel=_WORK,
-        ),
-    ] = "fp32",
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the blocks: slow to start, then faster.", rich_help_panel=_WORK)
-    ] = False,
-    accumulate: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Cut a batch into so many parts: the same update, in less memory.", rich_help_panel=_WORK
-        ),
-    ] = 1,
-    checkpoint_activations: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoint-activations",
-            help="Compute blocks again in the backward pass: less memory, a third more time.",
-            rich_help_panel=_WORK,
-        ),
-    ] = False,
-    device: Annotated[
-        str, typer.Option(help="Where to train, as PyTorch names it: cpu, cuda.", rich_help_panel=_WORK)
-    ] = "cpu",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads on the CPU; by default one for each core, and one alone below a width of 256.",
-            rich_help_panel=_WORK,
-            show_default=False,
-        ),
-    ] = None,
-    nproc: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Processes of this machine that train the model together; torchrun -m tidegate train starts them too.",
-            rich_help_panel=_WORK,
-        ),
-    ] = 1,
-    parallel: Annotated[
-        Literal["ddp", "fsdp", "tp"],
-        typer.Option(
-            help="How processes share the work: rows of a batch with a copy of the model each (ddp) or with weights "
-            "shared out (fsdp), or heads and their gates (tp).",
-            rich_help_panel=_WORK,
-        ),
-    ] = "ddp",
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Times that --nproc starts all processes anew from the last checkpoint after one was lost.",
-            rich_help_panel=_WORK,
-        ),
-    ] = 0,
-    save_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Time between checkpoints, at least; 0 saves after every step.", rich_help_panel=_WORK
-        ),
-    ] = 60.0,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for model, log and checkpoints; the same command goes on there.", rich_help_panel=_WORK
-        ),
-    ] = Path("model"),
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="Write event files for TensorBoard too, to OUT/tensorboard.", rich_help_panel=_WORK
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Say what the run would take, by counting and by a few steps, and end.",
-            rich_help_panel=_WORK,
-        ),
-    ] = False,
-    flops: Annotated[
-        float | None,
-        typer.Option(
-            help="Operations a second that the hardware can do, such as 4e14: --dry-run says the hours there, and "
-            "progress is shown as a share of it.",
-            rich_help_panel=_WORK,
-            show_default=False,
-        ),
-    ] = None,
-    mfu: Annotated[
-        float, typer.Option(help="Share of --flops that training reaches, for --dry-run.", rich_help_panel=_WORK)
-    ] = 0.4,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Train one language model, and write it where observe, curvature and transformers read it.
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Output):
+    """Options of `tidegate train`."""
 
-    OUT/model.safetensors is for Tidegate, OUT/hf for AutoModelForCausalLM; OUT/log.jsonl has a line for each step.
+    gate: str = option(
+        "bma",
+        "Gate, with options of the variant as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
+        panel=_MODEL,
+    )
+    preset: Literal["tiny", "small", "base", "35m", "124m", "1.3b"] = option(
+        "tiny",
+        "Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. The options below "
+        "override single values.",
+        panel=_MODEL,
+    )
+    d_model: int | None = option(None, "Width.", panel=_MODEL, min=1)
+    num_layers: int | None = option(None, "Number of blocks.", panel=_MODEL, min=1)
+    num_heads: int | None = option(None, "Number of query heads.", panel=_MODEL, min=1)
+    num_kv_heads: int | None = option(
+        None, "Number of key/value heads. Default: as many as query heads.", panel=_MODEL, min=1
+    )
+    length: int | None = option(None, "Sequence length in tokens.", panel=_MODEL, min=2)
+    data: str | None = option(
+        None,
+        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. Default: "
+        "Python's own sources.",
+        panel=_DATA,
+    )
+    tokenizer: str | None = option(
+        None,
+        "bytes, or bpe:4096 to train a BPE of that size. Default: the preset's; tokens and shards have their own.",
+        panel=_DATA,
+    )
+    field: str | None = option(
+        None, "Field of .jsonl records and datasets that holds the text. Default: text.", panel=_DATA
+    )
+    tokens: int | None = option(None, "Training tokens. Default: 20 per parameter.", panel=_TRAINING, min=1)
+    batch_size: int | None = option(None, "Batch size, in sequences.", panel=_TRAINING, min=1)
+    lr: float | None = option(
+        None, "Peak learning rate. Default: 3e-3, times 144 / width for widths above 144.", panel=_TRAINING
+    )
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw", "muon: Muon for matrices inside blocks, AdamW for gates, norms and embeddings.", panel=_TRAINING
+    )
+    seed: int = option(0, "Random seed for initialization and data order.", panel=_TRAINING, min=0)
+    precision: Literal["fp32", "bf16"] = option(
+        "fp32", "bf16: autocast; weights, updates and gate logits stay float32.", panel=_WORK
+    )
+    compile: bool = option(False, "Compile the blocks: slower start, then faster.", "--compile", panel=_WORK)
+    accumulate: int = option(1, "Gradient accumulation steps: the same update in less memory.", panel=_WORK, min=1)
+    checkpoint_activations: bool = option(
+        False,
+        "Recompute blocks in the backward pass: less memory, a third more time.",
+        "--checkpoint-activations",
+        panel=_WORK,
+    )
+    device: str = option("cpu", "PyTorch device: cpu, cuda.", panel=_WORK)
+    threads: int | None = option(
+        None, "CPU threads. Default: one per core, or a single one for widths below 256.", panel=_WORK, min=1
+    )
+    nproc: int = option(
+        1,
+        "Number of local processes that train together; torchrun -m tidegate train works as well.",
+        panel=_WORK,
+        min=1,
+    )
+    parallel: Literal["ddp", "fsdp", "tp"] = option(
+        "ddp",
+        "How processes share the work: data parallel with replicated (ddp) or sharded weights (fsdp), or tensor "
+        "parallel over heads and their gates (tp).",
+        panel=_WORK,
+    )
+    max_restarts: int = option(
+        0,
+        "Times that --nproc restarts all processes from the last checkpoint after one was killed.",
+        panel=_WORK,
+        min=0,
+    )
+    save_seconds: float = option(
+        60.0, "Minimum time between checkpoints; 0 saves after every step.", panel=_WORK, min=0
+    )
+    out: Path = option(
+        Path("model"), "Folder for model, log and checkpoints; rerun the same command to resume.", panel=_WORK
+    )
+    tensorboard: bool = option(
+        False, "Also write TensorBoard event files to OUT/tensorboard.", "--tensorboard", panel=_WORK
+    )
+    dry_run: bool = option(
+        False, "Estimate time and memory of the run from a few steps, and exit.", "--dry-run", panel=_WORK
+    )
+    flops: float | None = option(
+        None,
+        "Peak FLOP/s of other hardware, such as 4e14: --dry-run estimates the hours there, and progress shows the "
+        "share of it that is reached.",
+        panel=_WORK,
+    )
+    mfu: float = option(0.4, "Share of --flops that training reaches, for --dry-run.", panel=_WORK)
 
-    Ctrl-C stops; the same command goes on, and ends with the same numbers.
 
-    Example: tidegate train --variant g1 --preset small --data notes/ --out notes-g1
+@verb
+def train(options: TrainOptions) -> None:
+    """Train one language model, in files that observe, curvature and transformers can load.
+
+    OUT/model.safetensors is for Tidegate, OUT/hf for AutoModelForCausalLM; OUT/log.jsonl has a line per step.
+
+    After Ctrl-C, the same command resumes, with the same results.
+
+    Example: tidegate train --gate g1 --preset small --data notes/ --out notes-g1
     """
     command = shlex.join(["tidegate", *sys.argv[1:]])
-    from tidegate.lab.compare.single import single_run
-    from tidegate.lab.compare.variants import Variant
     from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
     from tidegate.lab.training.estimate import require_rate
     from tidegate.lab.training.machine import require_device, use_threads
-    from tidegate.lab.training.presets import SIZES
 
-    given = {
-        "d_model": d_model,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "length": length,
-        "batch_size": batch_size,
-        # A preset's tokenizer is for text.
-        "tokenizer": "none" if tokenizer is None and _holds_tokens(data) else tokenizer,
-    }
-    size = replace(SIZES[preset], **{name: value for name, value in given.items() if value is not None})
-    if threads is None:
-        threads = size.num_threads
     around = num_processes_around()
-    num_processes = max(nproc, around)
-    with options_named(_OPTIONS):
-        require_launch(nproc=nproc, parallel=parallel, max_restarts=max_restarts, num_around=around)
-        require_rate(1.0 if flops is None else flops, mfu)
-        require_device(device)
-        # Of several processes the first speaks.
-        with display(new_console(stderr=True), quiet=quiet or os.environ.get("RANK", "0") != "0"):
-            run = single_run(
-                Variant.parse(variant),
-                size,
-                data=data,
-                field=field,
-                budget=tokens,
-                lr=lr,
-                seed=seed,
-                model={"num_kv_heads": num_kv_heads, "checkpoint_blocks": checkpoint_activations},
-                engine={
-                    "precision": precision,
-                    "compile": compile_,
-                    "accumulate": accumulate,
-                    "optimizer": optimizer,
-                    "device": device,
-                },
-            )
-        if num_processes > 1:
-            require_parallel(run, parallel, num_processes)
-    if dry_run:
+    num_processes = max(options.nproc, around)
+    require_launch(nproc=options.nproc, parallel=options.parallel, max_restarts=options.max_restarts, num_around=around)
+    require_rate(1.0 if options.flops is None else options.flops, options.mfu)
+    require_device(options.device)
+    # Of several processes only the first prints.
+    with display(new_console(stderr=True), quiet=options.quiet or os.environ.get("RANK", "0") != "0"):
+        run = _run(options)
+    if num_processes > 1:
+        require_parallel(run, options.parallel, num_processes)
+    threads = options.threads or _size(options).num_threads
+    if options.dry_run:
         use_threads(threads)
-        print_estimate(run, flops=flops, mfu=mfu, parallel=parallel, num_processes=num_processes, as_json=as_json)
+        print_estimate(
+            run,
+            flops=options.flops,
+            mfu=options.mfu,
+            parallel=options.parallel,
+            num_processes=num_processes,
+            as_json=options.as_json,
+        )
         return
-    require_writable(out)
-    require_apart(out, data)
-    # Data that are damaged are an error of one line, and no run that failed.
+    require_writable(options.out)
+    require_apart(options.out, options.data)
+    # Damaged data are an input error, not a failed run.
     run.task.load()
     try:
-        if nproc > 1 and around == 1:
-            launch_training(run, out, num_processes=nproc, max_restarts=max_restarts)
+        if options.nproc > 1 and around == 1:
+            launch_training(run, options.out, num_processes=options.nproc, max_restarts=options.max_restarts)
             return
-        with joined_processes(parallel, device) if around > 1 else nullcontext() as processes:
-            work = Work(
-                run=run,
-                out=out,
-                threads=max(1, threads // around),
-                peak=flops,
-                tensorboard=tensorboard,
-                as_json=as_json,
-                quiet=quiet,
-                save_seconds=save_seconds,
-                processes=processes,
-            )
-            do_training(work)
+        with joined_processes(options.parallel, options.device) if around > 1 else nullcontext() as processes:
+            do_training(run, options, threads=max(1, threads // around), processes=processes)
     except KeyboardInterrupt:
-        stop_training(out, command, num_around=around)
+        stop_training(options.out, command, num_around=around)
 
 
-_OPTIONS = {
-    name: f"--{name.replace('_', '-')}"
-    for name in ("variant", "device", "accumulate", "lr", "flops", "mfu", "nproc", "parallel", "max_restarts")
-}
-"""The options by what their checks call them."""
+def _size(options: TrainOptions) -> ModelSize:
+    """Return the preset with the options that override it."""
+    from tidegate.lab.training.presets import SIZES
+
+    names = ("d_model", "num_layers", "num_heads", "length", "batch_size", "tokenizer")
+    given = {name: getattr(options, name) for name in names}
+    if options.tokenizer is None and _holds_tokens(options.data):
+        # A preset's tokenizer is for text.
+        given["tokenizer"] = "none"
+    return replace(SIZES[options.preset], **{name: value for name, value in given.items() if value is not None})
+
+
+def _run(options: TrainOptions) -> Run:
+    """Return the run for what the options say."""
+    from tidegate.lab.compare.single import single_run
+    from tidegate.lab.compare.variants import Variant
+
+    engine = ("precision", "compile", "accumulate", "optimizer", "device")
+    return single_run(
+        Variant.parse(options.gate),
+        _size(options),
+        data=options.data,
+        field=options.field,
+        budget=options.tokens,
+        lr=options.lr,
+        seed=options.seed,
+        model={"num_kv_heads": options.num_kv_heads, "checkpoint_blocks": options.checkpoint_activations},
+        engine={name: getattr(options, name) for name in engine},
+    )
 
 
 def _holds_tokens(data: str | None) -> bool:

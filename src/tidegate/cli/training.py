@@ -7,42 +7,23 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from tidegate._validation import InputError
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop, stop_interrupted
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
+    from tidegate.cli.train import TrainOptions
     from tidegate.lab.training.engine.parallel import Parallel, Processes
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.records import Record
     from tidegate.lab.training.run import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What is to be trained, where, and how it is watched."""
-
-    run: Run
-    out: Path
-    threads: int
-    peak: float | None
-    """Operations a second that all devices together can do; None measures it."""
-    tensorboard: bool
-    as_json: bool
-    quiet: bool
-    save_seconds: float
-    processes: Processes | None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process writes files and reports."""
-        return self.processes is None or self.processes.is_first
 
 
 def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: int) -> None:
@@ -59,8 +40,8 @@ def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: in
         if problem.code == INTERRUPTED:
             raise KeyboardInterrupt from None
         step = saved_step(TrainingFolder(out).checkpoints, run.id)
-        where = "There is no checkpoint yet" if step is None else f"The checkpoint of step {step} is kept"
-        stop(f"{problem} {where}; the same command goes on.", code=FAILED)
+        where = "There is no checkpoint yet" if step is None else f"The checkpoint of step {step} is saved"
+        stop(f"{problem} {where}; rerun the same command to resume.", code=FAILED)
 
 
 def require_launch(*, nproc: int, parallel: Parallel, max_restarts: int, num_around: int) -> None:
@@ -69,11 +50,13 @@ def require_launch(*, nproc: int, parallel: Parallel, max_restarts: int, num_aro
     num_around : processes that torchrun has started
     """
     if num_around > 1 and nproc not in (1, num_around):
-        raise ValueError(f"nproc {nproc} is not the number that torchrun has started, {num_around}. Leave it out.")
+        raise InputError("nproc", expected=f"left out under torchrun, which started {num_around}", got=nproc)
     if nproc == 1 and parallel != "ddp" and "WORLD_SIZE" not in os.environ:
-        raise ValueError(f"parallel {parallel} is for several processes. Add --nproc, or start them by torchrun.")
+        hint = "Add --nproc, or start them with torchrun."
+        raise InputError("parallel", expected="left out for a single process", got=parallel, hint=hint)
     if nproc == 1 and max_restarts:
-        raise ValueError("max_restarts is for the processes of --nproc. Add that, or give it to torchrun.")
+        hint = "Add --nproc, or set it for torchrun."
+        raise InputError("max_restarts", expected="0 without --nproc", got=max_restarts, hint=hint)
 
 
 def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
@@ -90,7 +73,7 @@ def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
     stop_interrupted(own, begun=TrainingFolder(out).has_begun())
 
 
-def do_training(work: Work) -> None:
+def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Processes | None) -> None:
     """Train, keep what came of it, and say how it ended."""
     from tidegate.lab.training.events import Ended, Interrupted, Phase
     from tidegate.lab.training.executors.serial import note_interrupts
@@ -98,57 +81,59 @@ def do_training(work: Work) -> None:
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.train import RunContext, execute_run
 
-    run, folder = work.run, TrainingFolder(work.out)
-    work.out.mkdir(parents=True, exist_ok=True)
+    folder, is_first = TrainingFolder(options.out), processes is None or processes.is_first
+    options.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if work.is_first:
+        if is_first:
             stack.enter_context(folder.records.lock())
         if (done := folder.finished(run)) is not None:
-            if work.is_first:
+            if is_first:
                 # A kill at the very end may have left both undone.
                 folder.forget_checkpoints(run)
                 _export(folder, done)
-                _print_result(folder, done, before=True, as_json=work.as_json)
+                _print_result(folder, done, before=True, as_json=options.as_json)
             return
-        use_threads(work.threads)
-        tell, report = _open_displays(work, stack)
+        use_threads(threads)
+        tell, report = _open_displays(run, options, processes, stack)
         interrupted = stack.enter_context(note_interrupts())
         tell(Phase(name="training", num_runs=1))
         context = RunContext(
             folder=folder.checkpoints,
             report=report,
             stopping=lambda: bool(interrupted),
-            checkpoint_seconds=work.save_seconds,
-            num_threads=work.threads,
-            processes=work.processes,
+            checkpoint_seconds=options.save_seconds,
+            num_threads=threads,
+            processes=processes,
         )
         try:
             record = execute_run(run, context)
         except Interrupted:
             raise KeyboardInterrupt from None
-        if record.status == "failed" and work.processes is not None:
+        if record.status == "failed" and processes is not None:
             _end_with_others(record)
-        if not work.is_first:
+        if not is_first:
             return
         folder.keep(run, record)
         tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
         _export(folder, record)
-    _print_result(folder, record, before=False, as_json=work.as_json)
+    _print_result(folder, record, before=False, as_json=options.as_json)
 
 
-def _open_displays(work: Work, stack: ExitStack) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+def _open_displays(
+    run: Run, options: TrainOptions, processes: Processes | None, stack: ExitStack
+) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """Open the display, and in the first process the log; return what tells the display, and what tells both."""
     from tidegate.lab.training.log import RunLog
     from tidegate.lab.training.machine import matrix_flops
 
-    training = work.run.training
-    num_devices = 1 if work.processes is None else work.processes.size
-    peak = work.peak or num_devices * matrix_flops(training.device, half=training.precision == "bf16")
-    quiet = work.quiet or not work.is_first
+    is_first = processes is None or processes.is_first
+    num_devices = 1 if processes is None else processes.size
+    peak = options.flops or num_devices * matrix_flops(run.training.device, half=run.training.precision == "bf16")
+    quiet = options.quiet or not is_first
     shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
-    if not work.is_first:
+    if not is_first:
         return shown.show, shown.show
-    log = RunLog(work.out, peak=peak, tensorboard=work.tensorboard)
+    log = RunLog(options.out, peak=peak, tensorboard=options.tensorboard)
     stack.callback(log.close)
 
     def report(event: Any) -> None:
@@ -167,7 +152,7 @@ def _end_with_others(record: Record) -> NoReturn:
     if LAUNCHED in os.environ and tells_of_lost_process(record.error):
         # Whoever started it says which process was lost.
         raise typer.Exit(FAILED)
-    stop(f"The training failed, or another process of it was lost: {last} The same command goes on.", code=FAILED)
+    stop(f"The training failed, or another process of it was lost: {last} Rerun the same command to resume.", code=FAILED)
 
 
 def _export(folder: TrainingFolder, record: Record) -> None:
@@ -194,7 +179,7 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_js
     console = new_console()
     if record.status == "failed":
         last = record.error.strip().splitlines()[-1]
-        stop(f"{last} See {folder.records.path}; the same command tries again.", code=FAILED)
+        stop(f"{last} See {folder.records.path}; rerun the same command to retry.", code=FAILED)
     if record.status == "diverged":
         stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
     assert record.loss is not None
@@ -214,4 +199,4 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_js
     console.print(f"The model: {folder.model}", soft_wrap=True)
     console.print(f"The log: {log_path(folder.path)}", soft_wrap=True)
     if hf.exists():
-        console.print(f"For transformers: {hf}. To read it:\n\n{reading_code(hf)}", soft_wrap=True)
+        console.print(f"For transformers: {hf}. To load it:\n\n{reading_code(hf)}", soft_wrap=True)

@@ -59,7 +59,7 @@ def test_exported_weights_may_be_read_by_whoever_may_read_the_other_files(write,
     ("gate", "options", "message"),
     [
         ("none", {}, "has no gate.*--to hf"),
-        ("g1", {"qk_norm": False}, r"normalises queries and keys.*--variant g1@qk_norm=yes, or use --to hf"),
+        ("g1", {"qk_norm": False}, r"normalises queries and keys.*--gate g1@qk_norm=yes, or use --to hf"),
         ("bma", {}, "at the output, that reads the input.*--to hf"),
         ("g1+g2", {}, "Qwen3-Next has one.*--to hf"),
         ("output:input:softplus", {}, "'softplus'; only sigmoid, twosigmoid, tanh1.*--to hf"),

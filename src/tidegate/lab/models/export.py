@@ -65,7 +65,7 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
     if not config.qk_norm:
         raise ValueError(
             "The model does not fit Qwen3-Next, which normalises queries and keys. Train one that does and "
-            "has a gate that fits, such as --variant g1@qk_norm=yes, or use --to hf."
+            "has a gate that fits, such as --gate g1@qk_norm=yes, or use --to hf."
         )
     try:
         exported = _as_qwen3_next(model)
