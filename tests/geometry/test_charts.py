@@ -214,18 +214,18 @@ def test_a_chart_says_what_moves():
 def test_bad_arguments_are_named():
     made = layer("g5")
     for chart in (weight_chart, query_chart):
-        with pytest.raises(ValueError, match="head=None for a layer with a dense gate"):
+        with rejects("head"):
             chart(made, X, head=0)
         with rejects("position"):
             chart(made, X, position=6)
-        with pytest.raises(ValueError, match="sees 1 of 6 keys"):
+        with rejects("position"):
             chart(made, X, position=0)
         with rejects("head"):
             chart(layer("none"), X, head=2)
     for chart in (input_chart, frozen_weight_chart):
         with rejects("moving"):
             chart(made, X, moving=9)
-        with pytest.raises(ValueError, match="one sequence"):
+        with rejects("x"):
             chart(made, X[None])
-    with pytest.raises(ValueError, match="at least one layer"):
+    with rejects("stack"):
         depth_chart([], X)

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import naming
 from errors import rejects
 
 from tidegate.geometry import (
@@ -121,7 +122,7 @@ def test_a_function_gives_one_array_of_its_points_dtype(make):
 
 
 def test_a_single_precision_model_under_double_points_is_refused():
-    with pytest.raises(TypeError, match=r"x's dtype, torch.float64; got torch.float32.*model\.double\(\)"):
+    with pytest.raises(TypeError, match=r"x's dtype, torch.float64, got torch.float32.*model\.double\(\)"):
         gaussian_curvature(lambda x: sphere()(x).float(), X)
 
 
@@ -133,17 +134,16 @@ COVARIANCES = {
     "a singular matrix": (np.ones((3, 3)), "Add a positive number"),
     "an asymmetric matrix": (np.eye(3) + np.eye(3, k=1), "not symmetric"),
     "a nan": (float("nan"), "NaN"),
-    "too small a matrix": (np.eye(2), "one row for each of the 3 outputs"),
-    "too long a vector": (np.ones(4), "one row for each of the 3 outputs"),
-    "a column": (np.ones((3, 1)), "square matrix"),
 }
 
 
-@pytest.mark.parametrize("case", COVARIANCES)
-def test_a_covariance_is_positive_definite_and_fits(case):
-    covariance, message = COVARIANCES[case]
-    for measure in (gaussian_curvature, fisher_rao_metric):
-        with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("measure", [gaussian_curvature, fisher_rao_metric])
+def test_a_covariance_is_positive_definite_and_fits(measure):
+    for case, (covariance, message) in COVARIANCES.items():
+        with naming(case), pytest.raises(GeometryError, match=message):
+            measure(sphere(), X, covariance=covariance)
+    for covariance in (np.eye(2), np.ones(4), np.ones((3, 1))):
+        with rejects("covariance"):
             measure(sphere(), X, covariance=covariance)
 
 
@@ -165,11 +165,11 @@ def test_a_probability_of_zero_is_refused():
 def test_shapes_that_do_not_fit_are_named():
     with rejects("u"):
         sectional_curvature(sphere(), X, np.ones(3), V)
-    with pytest.raises(ValueError, match="must broadcast"):
+    with rejects("u"):
         sectional_curvature(sphere(), X.expand(3, 2), np.ones((4, 2)), V)
-    with pytest.raises(ValueError, match=r"\(\.\.\., 2\)"):
+    with rejects("x", hint="sectional_curvature"):
         gaussian_curvature(sphere(), torch.ones(3, dtype=torch.float64))
-    with pytest.raises(ValueError, match="one point"):
+    with rejects("x"):
         intrinsic_curvature(sphere(), X.expand(3, 2), U, V)
 
 
@@ -185,7 +185,7 @@ def test_a_jacobian_beyond_the_budget_is_refused_before_it_is_built():
 
 
 def test_no_points_are_refused():
-    with pytest.raises(ValueError, match="at least one point"):
+    with rejects("x"):
         gaussian_curvature(sphere(), torch.ones(0, 2, dtype=torch.float64))
 
 

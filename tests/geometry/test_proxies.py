@@ -85,9 +85,9 @@ def test_a_constant_curvature_has_no_rank_correlation():
 def test_bad_arguments_are_named():
     with rejects("step"):
         second_difference_ratio(sphere(), X, U, step=0)
-    with pytest.raises(ValueError, match="two different lengths"):
+    with rejects("steps"):
         step_linearity(sphere(), X, U, steps=[1e-3, 1e-3])
-    with pytest.raises(ValueError, match="one point and one direction"):
+    with rejects("x"):
         step_linearity(sphere(), X.expand(3, 2), U)
     with pytest.raises(GeometryError, match="same value on both sides"):
         second_difference_ratio(lambda x: x[:1], X, V)

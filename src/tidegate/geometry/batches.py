@@ -1,4 +1,4 @@
-"""Points and planes at the door: checked, broadcast to one batch, and cut into chunks that fit a memory budget."""
+"""Points and planes as given: checked, broadcast to one batch, and cut into chunks that fit a memory budget."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.geometry.differentiation import (
     Differentiator,
     Function,
@@ -18,6 +19,7 @@ from tidegate.geometry.differentiation import (
 )
 from tidegate.geometry.errors import GeometryError
 from tidegate.geometry.tangents import require_finite
+from tidegate.tensors._checks import broadcast_batches
 from tidegate.tensors.namespace import Array
 
 MAX_BYTES = 2**30
@@ -40,36 +42,30 @@ class Batch:
 
     @classmethod
     def of(cls, f: Function, x: Array, directions: dict[str, Array], max_bytes: int) -> Batch:
-        """From a point or points (..., n) and named directions (..., n), of x's kind or NumPy's."""
+        """Make a batch of a point or points (..., n) and named directions (..., n), of x's kind or NumPy's."""
         if not callable(f):
-            raise TypeError(f"f must be a function of one point; got {type(f).__name__}.")
+            raise TypeError(f"f must be a function of one point, got {type(f).__name__}.")
         if max_bytes < 1:
-            raise ValueError(f"max_bytes must be at least 1; got {max_bytes!r}.")
+            raise InputError("max_bytes", expected="at least 1", got=max_bytes)
         by, points = differentiator(x)
         if by.single_precision:
             warn_of_single_precision()
         arrays = {"x": points} | {name: _direction(name, given) for name, given in directions.items()}
         for name, array in arrays.items():
             if array.ndim < 1 or array.shape[-1] != points.shape[-1]:
-                raise ValueError(
-                    f"{name} must have shape (..., coordinates), with as many coordinates as x; got {array.shape} "
-                    f"beside x {points.shape}."
-                )
+                raise InputError(name, expected="of shape (..., coordinates), as many as x has", got=array.shape)
             if not array.size:
-                raise ValueError(f"{name} must hold at least one point and one coordinate; got {array.shape}.")
+                raise InputError(name, expected="at least one point and one coordinate", got=array.shape)
             if not np.isfinite(array).all():
-                raise GeometryError(f"{name} has NaN or infinite entries; leave those points out.")
-        try:
-            together = np.broadcast_arrays(*arrays.values())
-        except ValueError:
-            listed = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"The leading axes of points and directions must broadcast; got {listed}.") from None
+                raise GeometryError(f"{name} has NaN or infinite entries. Leave those points out.")
+        shape = broadcast_batches(**{name: array.shape[:-1] for name, array in arrays.items()})
+        together = (np.broadcast_to(array, (*shape, array.shape[-1])) for array in arrays.values())
         first, *rest = (np.ascontiguousarray(array).reshape(-1, array.shape[-1]) for array in together)
-        return cls(f=f, by=by, shape=together[0].shape[:-1], points=first, directions=tuple(rest), max_bytes=max_bytes)
+        return cls(f=f, by=by, shape=shape, points=first, directions=tuple(rest), max_bytes=max_bytes)
 
     @property
     def dimension(self) -> int:
-        """Coordinates of a point."""
+        """Number of coordinates of a point."""
         return self.points.shape[-1]
 
     @property
@@ -82,7 +78,7 @@ class Batch:
         return self.by.footprint(self.f, self.points[0])
 
     def require_room_for_jacobian(self) -> None:
-        """Refuse a Jacobian that would, for one point alone, exceed the budget."""
+        """Raise GeometryError if the Jacobian of one point alone would exceed the budget."""
         needed = 8 * self.dimension * self._footprint[1]
         if needed > self.max_bytes:
             raise GeometryError(
@@ -91,7 +87,7 @@ class Batch:
             )
 
     def chunks(self, *, first: int = 0, second: int = 0) -> Iterator[slice]:
-        """Rows that may be worked on together, each with so many first and second derivatives.
+        """Return rows that fit the budget together, each with so many first and second derivatives.
 
         A first derivative carries one more copy of f's intermediates, a second one three. A single row may exceed the
         budget: it is the least that can be done.
@@ -103,12 +99,12 @@ class Batch:
         return (slice(start, start + step) for start in range(0, count, step))
 
     def first(self, rows: slice, directions: Numbers) -> tuple[Numbers, float]:
-        """Df along directions (rows, k, n) in float64, and the rounding unit of the dtype that it was taken in."""
+        """Return Df along directions (rows, k, n) in float64, and the rounding unit of its original dtype."""
         found = self.by.first(self.f, self.points[rows], directions)
         return _require_finite_float64("The first derivative", found), float(np.finfo(found.dtype).eps)
 
     def second(self, rows: slice, left: Numbers, right: Numbers) -> tuple[Numbers, Numbers, float]:
-        """Df along `left` and D²f along both, (rows, k, n), in float64, and the rounding unit."""
+        """Return Df along `left` and D²f along both, (rows, k, n), in float64, and the rounding unit."""
         first, second = self.by.second(self.f, self.points[rows], left, right)
         epsilon = float(np.finfo(first.dtype).eps)
         first = _require_finite_float64("The first derivative", first)

@@ -7,32 +7,36 @@ chart of one head gives that head's gated output; a chart of all heads gives the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from tidegate.geometry._position import Position, index, require_sequence
+from tidegate._validation import InputError
 from tidegate.geometry.chart import Chart
+from tidegate.geometry.differentiation import Function
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources
 from tidegate.tensors.heads import repeat_heads
-from tidegate.tensors.layer import AttentionArrays, project
+from tidegate.tensors.layer import AttentionArrays, LayerTrace, project
 from tidegate.tensors.namespace import Array, namespace_of
 from tidegate.tensors.softmax import log_partition
 
 
 def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
-    """One position's output as a function of its attention weights, with the values fixed.
+    """Return the chart of one position's output as a function of its attention weights, with the values fixed.
 
     The weights lie on a simplex: the coordinates are those of all visible keys but the last, which has the rest. The
     output is affine in them without a gate, and with every gate that does not read the output. What a sink leaves the
     keys stays as it is.
 
-    position : which query's weights move
-    head     : which head's weights move; None moves those of all heads together
+    Args:
+        layer: The layer.
+        x: (T, d), the sequence
+        position: Index of the query whose weights move.
+        head: Index of the head whose weights move; None moves those of all heads together.
     """
-    at = Position.of(layer, x, position, head)
+    at = _Position.of(layer, x, position, head)
     xp = namespace_of(at.x)
     free = at.trace.weights[at.heads, at.position, at.visible][:, :-1]
     raw = attention_output(at.trace.weights, repeat_heads(at.trace.value, at.layer.shape.num_heads))
@@ -50,15 +54,18 @@ def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: 
 
 
 def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
-    """One position's output as a function of its raw query, with all keys and values fixed.
+    """Return the chart of one position's output as a function of its raw query, with all keys and values fixed.
 
     Gates that read the query move with it, except at the key and value sites. One head's chart maps h coordinates to h
     outputs: its full curvature is 0 for want of codimension, whatever the gate; slices of two dimensions can bend.
 
-    position : which query moves
-    head     : which head's query moves; None moves those of all heads together
+    Args:
+        layer: The layer.
+        x: (T, d), the sequence
+        position: Index of the query that moves.
+        head: Index of the head whose query moves; None moves those of all heads together.
     """
-    at = Position.of(layer, x, position, head)
+    at = _Position.of(layer, x, position, head)
     xp = namespace_of(at.x)
     raw = at.trace.sources.query
     free = raw[at.heads, at.position, :]
@@ -81,15 +88,18 @@ def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: i
 
 
 def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None = None) -> Chart:
-    """The layer's output as a function of its input, with the attention weights fixed at those of x.
+    """Return the chart of the layer's output as a function of its input, with the attention weights fixed at x's.
 
     Without a gate it is affine. Gates on the value, the output and the dense site bend it, if they read something that
     moves; gates on query and key change only the weights, which stay, and so does what a sink leaves the keys.
 
-    moving : the position whose input moves, seen at all positions that attend to it; None moves the whole sequence
+    Args:
+        layer: The layer.
+        x: (T, d), the sequence
+        moving: Position whose input moves, seen at all positions that attend to it; None moves the whole sequence.
     """
     layer, x, _, _ = layer.of_kind(x, None, None)
-    require_sequence(x)
+    _require_sequence(x)
     trace = layer.trace(x)
     num_heads = layer.shape.num_heads
 
@@ -110,12 +120,15 @@ def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None 
 
 
 def input_chart(layer: AttentionArrays, x: Array, *, moving: int | None = None) -> Chart:
-    """The layer's output as a function of its input, with everything moving: queries, keys, values, weights, gates.
+    """Return the chart of the layer's output as a function of its input, with everything that depends on it moving.
 
-    moving : the position whose input moves, seen at all positions that attend to it; None moves the whole sequence
+    Args:
+        layer: The layer.
+        x: (T, d), the sequence
+        moving: Position whose input moves, seen at all positions that attend to it; None moves the whole sequence.
     """
     layer, x, _, _ = layer.of_kind(x, None, None)
-    require_sequence(x)
+    _require_sequence(x)
     return _sequence_chart("input chart", layer, x, moving, _onlookers(layer, x, moving), "all else follows")
 
 
@@ -127,28 +140,30 @@ def depth_chart(
     outputs: Sequence[int] | None = None,
     residual: bool = True,
 ) -> Chart:
-    """A stack's output as a function of its input.
+    """Return the chart of a stack's output as a function of its input.
 
-    stack    : layers, applied in turn, or any function from a sequence (T, d) to one
-    moving   : the position whose input moves; None moves the whole sequence
-    outputs  : the positions whose outputs count; None takes all that some layer lets see the moving one, and all
-               positions for a function. Outputs that never move give room in name only: leave them out.
-    residual : whether each layer's output is added to its input; of no effect for a function
+    Args:
+        stack: Layers, applied in turn, or any function from a sequence (T, d) to one.
+        x: (T, d), the sequence
+        moving: Position whose input moves; None moves the whole sequence.
+        outputs: Positions whose outputs count; None takes all that some layer lets see the moving one, and all
+            positions for a function. Outputs that never move give room in name only: leave them out.
+        residual: Whether each layer's output is added to its input; no effect for a function.
     """
-    require_sequence(x)
+    _require_sequence(x)
     every = list(range(x.shape[0]))
     if callable(stack):
         rows = every if outputs is None else list(outputs)
         return _sequence_chart("depth chart", stack, x, moving, rows, "all else follows through a function")
     if not stack:
-        raise ValueError("stack must have at least one layer; got none.")
+        raise InputError("stack", expected="at least one layer", got=stack)
 
     def run(inputs: Array) -> Array:
         for layer in stack:
             inputs = inputs + layer(inputs) if residual else layer(inputs)
         return inputs
 
-    seen = every if moving is None else [index("moving", moving, x.shape[0])]
+    seen = every if moving is None else [_index("moving", moving, x.shape[0])]
     for layer in stack:
         seen = sorted({onlooker for row in seen for onlooker in _onlookers(layer, x, row)})
     rows = seen if outputs is None else list(outputs)
@@ -158,9 +173,9 @@ def depth_chart(
 def _sequence_chart(
     name: str, run: Callable[[Any], Any], x: Array, moving: int | None, rows: list[int], rest: str
 ) -> Chart:
-    """The chart of a function of sequences along one position's input, or all of it, seen at some rows."""
+    """Return the chart of a function of sequences along one position's input, or all of it, seen at some rows."""
     xp = namespace_of(x)
-    first = None if moving is None else index("moving", moving, x.shape[0])
+    first = None if moving is None else _index("moving", moving, x.shape[0])
 
     def function(coordinates: Array) -> Array:
         if first is None:
@@ -181,11 +196,11 @@ def _sequence_chart(
 
 
 def _onlookers(layer: AttentionArrays, x: Array, moving: int | None) -> list[int]:
-    """The positions that attend to the moving one; all positions if all move."""
+    """Return the positions that attend to the moving one; all positions if all move."""
     mask = layer.combined_mask(None, like=x)
     if moving is None or mask is None:
         return list(range(x.shape[0]))
-    column = index("moving", moving, x.shape[0])
+    column = _index("moving", moving, x.shape[0])
     return [row for row in range(x.shape[0]) if bool(mask[row, column])]
 
 
@@ -193,3 +208,95 @@ def _rows(x: Array, rows: list[int]) -> Array:
     if rows == list(range(rows[0], rows[-1] + 1)):
         return x[rows[0] : rows[-1] + 1]
     return namespace_of(x).stack([x[row] for row in rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Position:
+    """One position of a layer's forward pass, and what of it stays while a chart moves the rest."""
+
+    layer: AttentionArrays
+    x: Array
+    trace: LayerTrace
+    position: int
+    head: int | None
+    visible: slice
+    """The keys that the position may see: causality and a window leave a run of them."""
+
+    @classmethod
+    def of(cls, layer: AttentionArrays, x: Array, position: int, head: int | None) -> _Position:
+        layer, x, _, _ = layer.of_kind(x, None, None)
+        _require_sequence(x)
+        trace, position = layer.trace(x), _index("position", position, x.shape[0])
+        if head is not None:
+            head = _index("head", head, layer.shape.num_heads)
+            if layer.gates.at("dense") is not None:
+                raise InputError("head", expected="None for a layer with a dense gate, which reads all heads", got=head)
+        mask = None if trace.mask is None else trace.mask[position]
+        visible = [key for key in range(x.shape[0]) if mask is None or bool(mask[key])]
+        if len(visible) < 2:
+            expected = "one that sees at least two keys, so that weights can move"
+            raise InputError("position", expected=expected, got=position, hint="Choose a later one.")
+        run = slice(visible[0], visible[-1] + 1)
+        return cls(layer=layer, x=x, trace=trace, position=position, head=head, visible=run)
+
+    @property
+    def heads(self) -> slice:
+        return slice(None) if self.head is None else slice(self.head, self.head + 1)
+
+    @property
+    def values(self) -> Array:
+        """(G, visible keys, h), gated."""
+        return self.trace.value[:, self.visible, :]
+
+    @property
+    def sources(self) -> GateSources:
+        """What gates read at this position, on the attending side."""
+        here, whole = slice(self.position, self.position + 1), self.trace.sources
+        return GateSources(
+            input=whole.input[here],
+            query=whole.query[:, here],
+            value=whole.value[:, here],
+            output=whole.output[:, here],
+            partition=None if whole.partition is None else whole.partition[:, here],
+        )
+
+    def among_heads(self, moved: Array, whole: Array) -> Array:
+        """Put the moving heads (moving, 1, h) among those that stay, taken from (H, T, h): (H, 1, h)."""
+        if self.head is None:
+            return moved
+        here = whole[:, self.position : self.position + 1]
+        return namespace_of(moved).concat([here[: self.head], moved, here[self.head + 1 :]])
+
+    def finish(self, output: Array, query: Array | None = None) -> Array:
+        """Turn the attention output (H, 1, h) before its gates, a sink's share taken off, into the chart's outputs."""
+        xp = namespace_of(output)
+        sources = replace(self.sources, output=output)
+        sources = sources if query is None else replace(sources, query=query)
+        heads = self.layer.apply_gate_at("output", output, sources)
+        if self.head is not None:
+            return heads[self.head, 0]
+        projected = xp.einsum("htk,hkd->td", heads, self.layer.W_O)
+        projected = projected if self.layer.b_O is None else projected + self.layer.b_O
+        return self.layer.apply_gate_at("dense", projected, sources)[0]
+
+    def chart(self, name: str, function: Function, free: Array, note: str) -> Chart:
+        start = namespace_of(free).reshape(free, (-1,))
+        whose = "All heads" if self.head is None else f"Head {self.head}"
+        return Chart(
+            name=name,
+            function=function,
+            start=start,
+            ambient_dimension=int(function(start).shape[0]),
+            note=f"{whose} at position {self.position}. {note}",
+        )
+
+
+def _require_sequence(x: Array) -> None:
+    if x.ndim != 2:
+        raise InputError("x", expected="one sequence (positions, width), without a batch", got=tuple(x.shape))
+
+
+def _index(name: str, given: int, size: int) -> int:
+    if isinstance(given, bool) or not -size <= cast("Any", given) < size:
+        raise InputError(name, expected=f"an integer from {-size} to {size - 1}", got=given)
+    return given % size

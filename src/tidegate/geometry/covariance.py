@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.geometry.differentiation import Numbers
 from tidegate.geometry.errors import GeometryError
-from tidegate.tensors.namespace import Array
 
 
 @dataclass(frozen=True)
@@ -20,73 +20,52 @@ class Whitening:
     """None for the identity; no axes for a number, one for a diagonal, two for a lower triangle."""
 
     @classmethod
-    def of(cls, covariance: Array | float | None) -> Whitening:
-        """From None (the identity), a positive number, a vector of variances or a positive definite matrix.
+    def of(cls, covariance: Any) -> Whitening:
+        """Take None (the identity), a positive number, a vector of variances or a positive definite matrix.
 
-        A matrix that is not symmetric, or has an eigenvalue that is not above rounding, is refused.
+        Raises:
+            GeometryError: If a matrix is not symmetric, or has an eigenvalue that is not above rounding.
         """
         if covariance is None:
             return cls(None)
-        numbers = _numbers(covariance)
+        covariance = covariance.detach().cpu() if hasattr(covariance, "detach") else covariance
+        numbers = np.asarray(covariance, dtype=np.float64)
+        if numbers.ndim > 2 or (numbers.ndim == 2 and numbers.shape[0] != numbers.shape[1]) or not numbers.size:
+            expected = "None, a number, a vector of variances or a square matrix"
+            raise InputError("covariance", expected=expected, got=numbers.shape)
         if not np.isfinite(numbers).all():
-            raise GeometryError("covariance has NaN or infinite entries; give finite variances.")
+            raise GeometryError("covariance has NaN or infinite entries. Give finite variances.")
         if numbers.ndim < 2:
-            if not (numbers > 0).all():
-                raise _not_positive(float(numbers.min()))
-            return cls(np.sqrt(numbers))
-        return cls(_triangle(numbers))
+            smallest, least = float(numbers.min()), 0.0
+        else:
+            scale = np.abs(numbers).max()
+            if np.abs(numbers - numbers.T).max() > 1e-10 * scale:
+                raise GeometryError("covariance is not symmetric. Use (covariance + covariance.T) / 2.")
+            smallest, least = np.linalg.eigvalsh(numbers)[0], len(numbers) * np.finfo(np.float64).eps * scale
+        if smallest <= least:
+            raise GeometryError(
+                f"covariance is not positive definite: its smallest eigenvalue is {smallest:.3g}. Add a positive "
+                "number to its diagonal, or leave out the outputs that never vary."
+            )
+        return cls(np.sqrt(numbers) if numbers.ndim < 2 else np.linalg.cholesky((numbers + numbers.T) / 2))
 
     def whiten(self, vectors: Numbers) -> Numbers:
-        """L⁻¹ along the last axis, (..., N)."""
+        """Return L⁻¹ along the last axis, (..., N)."""
         if self.root is None:
             return vectors
-        self._require_width(vectors.shape[-1])
+        width = vectors.shape[-1]
+        if self.root.ndim and self.root.shape[-1] != width:
+            raise InputError("covariance", expected=f"of one row for each of f's {width} outputs", got=len(self.root))
         if self.root.ndim < 2:
             return vectors / self.root
-        flat = vectors.reshape(-1, vectors.shape[-1])
-        return np.linalg.solve(self.root, flat.T).T.reshape(vectors.shape)
+        return np.linalg.solve(self.root, vectors.reshape(-1, width).T).T.reshape(vectors.shape)
 
     def restore(self, vectors: Numbers) -> Numbers:
-        """L along the last axis, (..., N)."""
+        """Return L along the last axis, (..., N)."""
         if self.root is None:
             return vectors
         return vectors * self.root if self.root.ndim < 2 else vectors @ self.root.T
 
     def matrix(self, width: int) -> Numbers:
-        """L⁻¹ as a matrix (N, N)."""
+        """Return L⁻¹ as a matrix (N, N)."""
         return self.whiten(np.eye(width)).T
-
-    def _require_width(self, width: int) -> None:
-        assert self.root is not None
-        if self.root.ndim and self.root.shape[-1] != width:
-            raise ValueError(
-                f"covariance must have one row for each of the {width} outputs of f; got {self.root.shape[-1]}."
-            )
-
-
-def _numbers(covariance: Any) -> Numbers:
-    if hasattr(covariance, "detach"):
-        covariance = covariance.detach().cpu()
-    numbers = np.asarray(covariance, dtype=np.float64)
-    if numbers.ndim > 2 or (numbers.ndim == 2 and numbers.shape[0] != numbers.shape[1]) or not numbers.size:
-        raise ValueError(
-            f"covariance must be None, a number, a vector of variances or a square matrix; got shape {numbers.shape}."
-        )
-    return numbers
-
-
-def _triangle(matrix: Numbers) -> Numbers:
-    scale = np.abs(matrix).max()
-    if np.abs(matrix - matrix.T).max() > 1e-10 * scale:
-        raise GeometryError("covariance is not symmetric. Symmetrise it, as in (covariance + covariance.T) / 2.")
-    eigenvalues = np.linalg.eigvalsh(matrix)
-    if eigenvalues[0] <= len(matrix) * np.finfo(np.float64).eps * scale:
-        raise _not_positive(float(eigenvalues[0]))
-    return np.linalg.cholesky((matrix + matrix.T) / 2)
-
-
-def _not_positive(smallest: float) -> GeometryError:
-    return GeometryError(
-        f"covariance is not positive definite: its smallest eigenvalue is {smallest:.3g}. Add a positive number to its "
-        "diagonal, or leave out the outputs that never vary."
-    )

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
@@ -43,7 +44,7 @@ def sectional_curvature(
     tangent: Literal["full", "plane"] = "full",
     max_bytes: int = MAX_BYTES,
 ) -> Array:
-    r"""Sectional curvature of the plane of u and v.
+    r"""Return the sectional curvature of the plane of u and v.
 
     `full` takes II normal to the whole tangent space: the curvature of the image of f as a manifold of n dimensions, in
     the direction of the plane. It needs the whole Jacobian, of full rank, and it is 0 wherever f has as many outputs
@@ -51,17 +52,23 @@ def sectional_curvature(
     curvature of the two-dimensional surface $(s, t) \mapsto f(x + s u + t v)$. That slice can bend inside a manifold
     that is flat, so a bent slice says less; it costs three nested products however large n is.
 
-    A Jacobian of lower rank and a plane that is none are refused with `GeometryError`; nothing is clipped.
+    Args:
+        f: Takes one point (n,) and returns one array, which is flattened.
+        x: (..., n), of PyTorch or JAX
+        u: (..., n); which basis of the plane u and v are, and their lengths, do not matter
+        v: (..., n)
+        covariance: None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
+        tangent: What II is normal to.
+        max_bytes: Working memory to stay within, as far as one plane allows.
 
-    f          : takes one point (n,) and returns one array, which is flattened
-    x          : (..., n), of PyTorch or JAX
-    u, v       : (..., n); their lengths, and which basis of the plane they are, do not matter
-    covariance : None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
-    max_bytes  : working memory to stay within, as far as one plane allows
-    returns    : (...), the leading axes broadcast
+    Returns:
+        (...), the leading axes broadcast
+
+    Raises:
+        GeometryError: If the Jacobian is of lower rank or the directions span no plane; nothing is clipped.
     """
     if tangent not in ("full", "plane"):
-        raise ValueError(f"tangent must be 'full' or 'plane'; got {tangent!r}.")
+        raise InputError("tangent", expected="'full' or 'plane'", got=tangent)
     whitening = Whitening.of(covariance)
     batch = Batch.of(f, x, {"u": u, "v": v}, max_bytes)
     plane = orthonormal_plane(*batch.directions)
@@ -82,14 +89,16 @@ def sectional_curvature(
 def gaussian_curvature(
     f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
 ) -> Array:
-    """Gaussian curvature of a chart of two coordinates, where `full` and `plane` are one.
+    """Return the Gaussian curvature of a chart of two coordinates, where `full` and `plane` are one.
 
     Arguments as in `sectional_curvature`; x is (..., 2), the result (...).
     """
     if x.shape[-1:] != (2,):
-        raise ValueError(
-            f"x must be (..., 2), a point of a two-dimensional chart; got {tuple(x.shape)}. In more dimensions name a "
-            "plane with sectional_curvature, or take scalar_curvature."
+        raise InputError(
+            "x",
+            expected="(..., 2), a point of a two-dimensional chart",
+            got=tuple(x.shape),
+            hint="In more dimensions name a plane with sectional_curvature, or take scalar_curvature.",
         )
     u, v = np.eye(2)
     return sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane", max_bytes=max_bytes)
@@ -98,7 +107,7 @@ def gaussian_curvature(
 def second_fundamental_form(
     f: Function, x: Array, u: Array, v: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
 ) -> Array:
-    r"""$II(u, v)$: the part of $D^2 f(u, v)$ that is normal to the whole tangent space, as a vector of outputs.
+    r"""Return $II(u, v)$, the part of $D^2 f(u, v)$ that is normal to the whole tangent space, as a vector of outputs.
 
     It is bilinear and symmetric in u and v, which may be equal. Arguments as in `sectional_curvature`; the result is
     (..., N).
@@ -118,9 +127,10 @@ def second_fundamental_form(
 def scalar_curvature(
     f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
 ) -> Array:
-    r"""Scalar curvature: the sum of $K(e_i, e_j)$ over ordered pairs of an orthonormal frame, $|tr\,II|^2 - |II|^2$.
+    r"""Return the scalar curvature, $|tr\,II|^2 - |II|^2$.
 
-    Twice the Gaussian curvature in two dimensions. It takes n(n + 1)/2 second derivatives and is meant for small n.
+    It is the sum of $K(e_i, e_j)$ over ordered pairs of an orthonormal frame, twice the Gaussian curvature in two
+    dimensions. It takes n(n + 1)/2 second derivatives and is meant for small n.
     Arguments as in `sectional_curvature`; the result is (...).
     """
     whitening = Whitening.of(covariance)
@@ -147,6 +157,6 @@ def scalar_curvature(
 
 
 def _gauss(second: Numbers, triangle: Numbers) -> Numbers:
-    """The Gauss equation for II(u,u), II(v,v) and II(u,v), (P, 3, N), over the area of u and v, squared."""
+    """Solve the Gauss equation for II(u,u), II(v,v) and II(u,v), (P, 3, N), over the area of u and v, squared."""
     square, area = np.einsum("piN,pjN->pij", second, second), triangle[:, 0, 0] * triangle[:, 1, 1]
     return (square[:, 0, 1] - square[:, 2, 2]) / area**2

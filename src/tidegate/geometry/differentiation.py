@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NoReturn, Protocol, TypeAlias
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,72 +20,134 @@ Function: TypeAlias = Callable[[Any], Any]
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 
 
-class Differentiator(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Differentiator:
     """Derivatives by one framework, in the dtype and on the device of the array that it was chosen for.
 
     `P` points, `n` coordinates, `k` directions at each point, `N` outputs.
     """
 
+    transforms: Any
+    """What has the framework's `jvp`, `jacfwd` and `vmap`."""
+    array_type: type
+    dtype: Any
+    restore: Callable[[Numbers], Array]
+    """Turn NumPy numbers into an array of the caller's kind, dtype and device."""
+    run: Callable[..., Any]
+    """Call a function with arrays, and return its result or its tuple of results in NumPy."""
+    measure: Callable[[Function, Numbers], tuple[int, int]]
+    """Return what `footprint` does, of a function that returns a flat array."""
+
     @property
     def single_precision(self) -> bool:
         """Whether the dtype is float32."""
-        ...
+        return self.dtype.itemsize == 4
 
     def values(self, f: Function, points: Numbers) -> Numbers:
-        """The map itself: (P, n) to (P, N)."""
-        ...
+        """Evaluate the map: (P, n) to (P, N)."""
+
+        def value(point: Any) -> Any:
+            # In PyTorch some views have a batching rule only below a derivative.
+            return self._push(f, point, 0 * point)[0]
+
+        return self._run(self.transforms.vmap(value), points)
 
     def first(self, f: Function, points: Numbers, directions: Numbers) -> Numbers:
-        """Df along directions (P, k, n): (P, k, N)."""
-        ...
+        """Return Df along directions (P, k, n): (P, k, N)."""
+
+        def along(point: Any, direction: Any) -> Any:
+            return self._push(f, point, direction)[1]
+
+        vmap = self.transforms.vmap
+        return self._run(vmap(vmap(along, (None, 0))), points, directions)
 
     def second(self, f: Function, points: Numbers, left: Numbers, right: Numbers) -> tuple[Numbers, Numbers]:
-        """Df along `left` and D²f along `left` and `right`, both (P, k, n): twice (P, k, N)."""
-        ...
+        """Return Df along `left` and D²f along `left` and `right`, both (P, k, n): twice (P, k, N)."""
+
+        def along(direction: Any, point: Any) -> Any:
+            return self._push(f, point, direction)[1]
+
+        def twice(point: Any, one: Any, other: Any) -> Any:
+            return self.transforms.jvp(partial(along, one), (point,), (other,))
+
+        vmap = self.transforms.vmap
+        return self._run(vmap(vmap(twice, (None, 0, 0))), points, left, right)
 
     def metric_jet(self, f: Function, point: Numbers, whitening: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """The metric g = (W J)ᵀ (W J) at one point with its derivatives: (n, n), (n, n, n) and (n, n, n, n).
+        """Return the metric g = (W J)ᵀ (W J) at one point and its derivatives: (n, n), (n, n, n) and (n, n, n, n).
 
         Derivatives come last: `[i, j, k]` is ∂_k g_ij.
         """
-        ...
+        flat, whiten = partial(self._flat, f), self.restore(whitening)
+        jacfwd = self.transforms.jacfwd
+
+        def metric(at: Any) -> Any:
+            jacobian = whiten @ jacfwd(flat)(at)
+            found = jacobian.T @ jacobian
+            return found, found
+
+        def slope(at: Any) -> Any:
+            found, value = jacfwd(metric, has_aux=True)(at)
+            return found, (value, found)
+
+        def jet(at: Any) -> Any:
+            found, lower = jacfwd(slope, has_aux=True)(at)
+            return *lower, found
+
+        return self._run(jet, point)
 
     def footprint(self, f: Function, point: Numbers) -> tuple[int, int]:
-        """Most bytes of intermediates that are alive at once in one evaluation of f, and the number of outputs."""
-        ...
+        """Return the most bytes of intermediates alive at once in one evaluation of f, and the number of outputs."""
+        return self.measure(partial(self._flat, f), point)
 
-    def restore(self, numbers: Numbers) -> Array:
-        """NumPy numbers as an array of the caller's kind, dtype and device."""
-        ...
+    def _run(self, function: Callable[..., Any], *arrays: Numbers) -> Any:
+        return self.run(function, *map(self.restore, arrays))
+
+    def _push(self, f: Function, point: Any, direction: Any) -> Any:
+        return self.transforms.jvp(partial(self._flat, f), (point,), (direction,))
+
+    def _flat(self, f: Function, point: Any) -> Any:
+        result = f(point)
+        if not isinstance(result, self.array_type):
+            raise TypeError(
+                f"f must return one array, got {type(result).__name__}. Choose one, as in lambda x: f(x)[0]."
+            )
+        if result.dtype != self.dtype:
+            raise TypeError(
+                f"f must return numbers of x's dtype, {self.dtype}, got {result.dtype}. Convert what is inside f, as "
+                "in model.double(), and return real numbers rather than indices."
+            )
+        return result.reshape(-1)
 
 
 def differentiator(x: Array, *, name: str = "x") -> tuple[Differentiator, Numbers]:
-    """The framework that an array belongs to, and the array's numbers in float64.
+    """Return the derivatives of the framework that an array belongs to, and the array's numbers in float64.
 
-    NumPy has no derivatives and is refused, as are integers and half precision.
+    Raises:
+        TypeError: If it is an array of NumPy, which has no derivatives, or not of float64 or float32.
     """
     kind = type(x).__module__.split(".")[0]
     if kind == "torch":
-        from tidegate.geometry.torch_adapter import TorchDifferentiator
+        from tidegate.geometry.torch_adapter import torch_differentiator
 
-        return TorchDifferentiator.of(x, name)
+        return torch_differentiator(x, name)
     if kind in ("jax", "jaxlib"):
-        from tidegate.geometry.jax_adapter import JaxDifferentiator
+        from tidegate.geometry.jax_adapter import jax_differentiator
 
-        return JaxDifferentiator.of(x, name)
+        return jax_differentiator(x, name)
     raise TypeError(
-        f"{name} must be an array of PyTorch or JAX, whose derivatives are used; got {type(x).__name__}. "
+        f"{name} must be an array of PyTorch or JAX, whose derivatives are used, got {type(x).__name__}. "
         f"Convert it, for instance with torch.tensor({name}) or jax.numpy.asarray({name})."
     )
 
 
-def refuse_dtype(name: str, dtype: object) -> NoReturn:
-    """Refuse integers, complex numbers and half precision."""
-    raise TypeError(f"{name} must be float64, or float32 at less accuracy; got {dtype}. Convert it to float64.")
+def raise_for_dtype(name: str, dtype: object) -> NoReturn:
+    """Raise TypeError for integers, complex numbers and half precision."""
+    raise TypeError(f"{name} must be float64, or float32 at less accuracy, got {dtype}. Convert it to float64.")
 
 
-def refuse_step(error: Exception) -> NoReturn:
-    """Translate a framework's complaint about an operation that has no forward derivative."""
+def raise_for_step(error: Exception) -> NoReturn:
+    """Raise GeometryError for a framework's error about an operation that has no forward derivative."""
     raise GeometryError(
         f"f cannot be differentiated twice in forward mode: {str(error).strip().splitlines()[0]} "
         "Replace that step by plain array operations."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
@@ -16,36 +17,30 @@ from tidegate.tensors.namespace import Array
 
 
 def christoffel_symbols(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
-    r"""Christoffel symbols of the pullback metric.
+    r"""Return the Christoffel symbols of the pullback metric at one point (n,), (n, n, n), indexed k, i, j.
 
     $\Gamma^k_{ij} = \tfrac12 g^{kl} (\partial_i g_{jl} + \partial_j g_{il} - \partial_l g_{ij})$
-
-    x       : (n,), one point
-    returns : (n, n, n), indexed k, i, j
     """
     batch, (metric, slope, _) = _metric_jet(f, x, {}, covariance)
     return batch.by.restore(np.einsum("kl,lij->kij", np.linalg.inv(metric), _lower_first_index(slope)))
 
 
 def riemann_tensor(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
-    r"""$R_{ijkl}$, all indices down, with $K(u, v) = R_{ijkl} u^i v^j v^k u^l$ over the squared area of u and v.
+    r"""Return the Riemann tensor at one point (n,), all indices down; it is positive on a sphere.
+
+    $K(u, v)$ is $R_{ijkl} u^i v^j v^k u^l$ over the squared area of u and v.
 
     $R_{ijkl} = \tfrac12 (\partial_j \partial_l g_{ik} + \partial_i \partial_k g_{jl} - \partial_j \partial_k g_{il} -
-    \partial_i \partial_l g_{jk}) + g_{mn} (\Gamma^m_{jl} \Gamma^n_{ik} - \Gamma^m_{il} \Gamma^n_{jk})$;
-    positive on a sphere.
-
-    x       : (n,), one point
-    returns : (n, n, n, n)
+    \partial_i \partial_l g_{jk}) + g_{mn} (\Gamma^m_{jl} \Gamma^n_{ik} - \Gamma^m_{il} \Gamma^n_{jk})$
     """
     batch, jet = _metric_jet(f, x, {}, covariance)
     return batch.by.restore(_riemann(*jet))
 
 
 def intrinsic_curvature(f: Function, x: Array, u: Array, v: Array, *, covariance: Array | float | None = None) -> Array:
-    """Sectional curvature of the plane of u and v by the Riemann tensor: what `tangent="full"` must give.
+    """Return the sectional curvature at one point x of the plane of u and v, all (n,), by the Riemann tensor.
 
-    x, u, v : (n,), one point and one plane
-    returns : without axes
+    It is what `sectional_curvature` with `tangent="full"` must give.
     """
     batch, (metric, slope, bend) = _metric_jet(f, x, {"u": u, "v": v}, covariance)
     one, other = (direction[0] for direction in batch.directions)
@@ -57,11 +52,7 @@ def intrinsic_curvature(f: Function, x: Array, u: Array, v: Array, *, covariance
 
 
 def intrinsic_scalar_curvature(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
-    r"""Scalar curvature $g^{il} g^{jk} R_{ijkl}$ by the Riemann tensor.
-
-    x       : (n,), one point
-    returns : without axes
-    """
+    r"""Return the scalar curvature $g^{il} g^{jk} R_{ijkl}$ at one point (n,), by the Riemann tensor."""
     batch, jet = _metric_jet(f, x, {}, covariance)
     inverse = np.linalg.inv(jet[0])
     return batch.by.restore(np.einsum("il,jk,ijkl->", inverse, inverse, _riemann(*jet)))
@@ -72,7 +63,7 @@ def _metric_jet(
 ) -> tuple[Batch, tuple[Numbers, Numbers, Numbers]]:
     batch = Batch.of(f, x, directions, MAX_BYTES)
     if batch.shape:
-        raise ValueError(f"x must be one point, (coordinates,), on the intrinsic route; got {tuple(x.shape)}.")
+        raise InputError("x", expected="one point (coordinates,) on the intrinsic route", got=tuple(x.shape))
     _, width = batch.by.footprint(f, batch.points[0])
     jet = batch.by.metric_jet(f, batch.points[0], Whitening.of(covariance).matrix(width))
     metric, slope, bend = (part.astype(np.float64) for part in jet)
@@ -88,7 +79,7 @@ def _metric_jet(
 
 
 def _lower_first_index(slope: Numbers) -> Numbers:
-    """Γ_lij, the first index down, from ∂_k g_ij with the derivative last."""
+    """Return Γ_lij, the first index down, from ∂_k g_ij with the derivative last."""
     return (np.einsum("jli->lij", slope) + np.einsum("ilj->lij", slope) - np.einsum("ijl->lij", slope)) / 2
 
 

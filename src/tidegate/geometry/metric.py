@@ -13,15 +13,19 @@ from tidegate.tensors.namespace import Array, namespace_of
 def fisher_rao_metric(
     f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
 ) -> Array:
-    r"""The pullback metric $g = J^T \Sigma^{-1} J$, with f's outputs as means of Gaussians of covariance $\Sigma$.
+    r"""Return the pullback metric $g = J^T \Sigma^{-1} J$.
 
-    It may be singular: a metric of lower rank is returned as it is.
+    f's outputs are read as means of Gaussians of covariance $\Sigma$. It may be singular: a metric of lower rank is
+    returned as it is.
 
-    f          : takes one point (n,) and returns one array, which is flattened
-    x          : (..., n), of PyTorch or JAX
-    covariance : None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
-    max_bytes  : working memory to stay within, as far as one point allows
-    returns    : (..., n, n)
+    Args:
+        f: Takes one point (n,) and returns one array, which is flattened.
+        x: (..., n), of PyTorch or JAX
+        covariance: None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
+        max_bytes: Working memory to stay within, as far as one point allows.
+
+    Returns:
+        (..., n, n)
     """
     whitening = Whitening.of(covariance)
     batch = Batch.of(f, x, {}, max_bytes)
@@ -33,12 +37,10 @@ def fisher_rao_metric(
 
 
 def categorical_chart(f: Function) -> Function:
-    r"""The map $2\sqrt{p}$ for a map f to probabilities: its plain metric is the Fisher–Rao metric of categories.
+    r"""Return the map $2\sqrt{p}$ for a map f to probabilities (..., categories).
 
-    All of the simplex becomes a part of the sphere of radius 2, of curvature 1/4. A probability of 0 has no derivative
-    there, and what reads it raises.
-
-    f : takes one point and returns probabilities (..., categories)
+    Its plain metric is the Fisher–Rao metric of categories. All of the simplex becomes a part of the sphere of radius
+    2, of curvature 1/4. A probability of 0 has no derivative there, and what reads it raises.
     """
 
     def chart(x: Array) -> Array:
@@ -49,7 +51,7 @@ def categorical_chart(f: Function) -> Function:
 
 
 def jacobian_rows(batch: Batch, rows: slice) -> tuple[Numbers, float]:
-    """Df along every coordinate, (rows, n, N), in blocks of directions that fit the budget; and the rounding unit."""
+    """Return Df along every coordinate, (rows, n, N), taken in blocks that fit the budget, and the rounding unit."""
     count, size = len(batch.points[rows]), batch.dimension
     batch.require_room_for_jacobian()
     step = min(size, max(1, batch.max_bytes // (batch.bytes_of_one * count) - 1))

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.geometry.batches import MAX_BYTES, Batch
 from tidegate.geometry.curvature import sectional_curvature
 from tidegate.geometry.differentiation import Function, Numbers, differentiator
@@ -23,14 +24,21 @@ from tidegate.tensors.namespace import Array
 
 
 def second_difference_ratio(f: Function, x: Array, direction: Array, *, step: float = 1e-3) -> Array:
-    r"""$|f(x + \epsilon d) - 2 f(x) + f(x - \epsilon d)| / (\epsilon\, |f(x + \epsilon d) - f(x - \epsilon d)|)$.
+    r"""Return the second-difference ratio over the step, $r(\epsilon) / \epsilon$.
 
-    For a small step it is near $|D^2 f(d,d)| / 2|Df\,d|$. A direction that f does not change along is refused.
+    For a small step it is near $|D^2 f(d,d)| / 2|Df\,d|$.
 
-    x         : (..., n), of PyTorch or JAX
-    direction : (..., n)
-    step      : the length of a step, in units of the direction
-    returns   : (...)
+    Args:
+        f: The map.
+        x: (..., n), of PyTorch or JAX
+        direction: (..., n)
+        step: Length of a step, in units of the direction.
+
+    Returns:
+        (...)
+
+    Raises:
+        GeometryError: If f does not change along the direction.
     """
     batch = Batch.of(f, x, {"direction": direction}, MAX_BYTES)
     return batch.result([_ratios(batch, step) / step])
@@ -60,10 +68,10 @@ def step_linearity(
     The slope is minus infinity, and `linear` False, if a second difference is exactly 0: there is nothing to measure.
     """
     if len(set(steps)) < 2:
-        raise ValueError(f"steps must name at least two different lengths; got {tuple(steps)}.")
+        raise InputError("steps", expected="at least two different lengths", got=tuple(steps))
     batch = Batch.of(f, x, {"direction": direction}, MAX_BYTES)
     if batch.shape:
-        raise ValueError(f"x and direction must be one point and one direction; got shape {batch.shape} of them.")
+        raise InputError("x", expected="one point (n,) with one direction (n,)", got=f"a batch of shape {batch.shape}")
     ratios = np.concatenate([_ratios(batch, step) for step in steps])
     slope = float(np.polyfit(np.log(steps), np.log(ratios), 1)[0]) if ratios.all() else -np.inf
     return StepLinearity(steps=tuple(steps), ratios=ratios, slope=slope)
@@ -111,8 +119,14 @@ def agreement_with_curvature(
 ) -> Agreement:
     """Compare the proxy along u and v with the true curvature of the slice that they span.
 
-    x, u, v : (..., n), of PyTorch or JAX
-    flat    : the value at or below which the proxy, and |K|, count as 0
+    Args:
+        f: The map.
+        x: (..., n), of PyTorch or JAX
+        u: (..., n)
+        v: (..., n)
+        step: Length of a step, in units of the direction.
+        flat: The value at or below which the proxy, and |K|, count as 0.
+        covariance: As in `sectional_curvature`.
     """
     curvature = sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane")
     proxies = [second_difference_ratio(f, x, direction, step=step) for direction in (u, v)]
@@ -121,9 +135,9 @@ def agreement_with_curvature(
 
 
 def _ratios(batch: Batch, step: float) -> Numbers:
-    """The second over the first difference at every row, (P,)."""
+    """Return the second over the first difference at every row, (P,)."""
     if not step > 0:
-        raise ValueError(f"step must be above 0; got {step!r}.")
+        raise InputError("step", expected="above 0", got=step)
     return np.concatenate([_ratios_of(batch, rows, step) for rows in batch.chunks(first=1)])
 
 

@@ -29,12 +29,12 @@ class Surface:
     high: tuple[float, float]
 
     def __call__(self, x: Array) -> Array:
-        """The point of the surface at coordinates (2,)."""
+        """Return the point of the surface at coordinates (2,)."""
         xp = namespace_of(x)
         return xp.stack(self.coordinates(xp, x[0], x[1]))
 
     def curvature(self, x: Array) -> Array:
-        """The Gaussian curvature at coordinates (..., 2)."""
+        """Return the Gaussian curvature at coordinates (..., 2)."""
         xp = namespace_of(x)
         return self.formula(xp, x[..., 0], x[..., 1])
 
@@ -167,7 +167,7 @@ def clifford_torus(first: float = 1.0, second: float = 0.5) -> Surface:
 
 
 def surfaces() -> tuple[Surface, ...]:
-    """Every surface of this file, at its default sizes."""
+    """Return every surface of this file, at its default sizes."""
     return (
         plane(),
         cylinder(),
@@ -183,9 +183,9 @@ def surfaces() -> tuple[Surface, ...]:
 
 
 def product(first: Function, second: Function, *, split: int = 2) -> Function:
-    """The product of two charts, their outputs side by side: planes across the two factors have curvature 0.
+    """Return the product of two charts, their outputs side by side: planes across the factors have curvature 0.
 
-    split : the number of coordinates that go to the first
+    The first `split` coordinates go to the first chart.
     """
 
     def chart(x: Array) -> Array:

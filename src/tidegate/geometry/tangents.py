@@ -9,7 +9,7 @@ from tidegate.geometry.errors import GeometryError
 
 
 def require_finite(what: str, numbers: Numbers) -> None:
-    """Every number of a batch (P, ...) is finite; names the first point where one is not."""
+    """Raise GeometryError for the first point of a batch (P, ...) with a number that is not finite."""
     finite = np.isfinite(numbers)
     if not finite.all():
         first = int(np.argwhere(~finite)[0, 0])
@@ -20,10 +20,13 @@ def require_finite(what: str, numbers: Numbers) -> None:
 
 
 def independent_frame(vectors: Numbers, *, epsilon: float, problem: str, remedy: str) -> tuple[Numbers, Numbers]:
-    """An orthonormal basis (P, k, N) of each point's vectors (P, k, N), and the lower triangle (P, k, k) that mixes it.
+    """Return an orthonormal basis (P, k, N) of each point's vectors (P, k, N), and a lower triangle (P, k, k).
 
-    `vectors = triangle @ basis`. Vectors that span fewer than k dimensions, beyond rounding, are refused: as in
-    `numpy.linalg.matrix_rank`, a singular value counts if it is above max(k, N) epsilon times the largest.
+    `vectors = triangle @ basis`.
+
+    Raises:
+        GeometryError: If vectors span fewer than k dimensions; as in `numpy.linalg.matrix_rank`, a singular value
+            counts if it is above max(k, N) epsilon times the largest.
     """
     q, r = np.linalg.qr(np.swapaxes(vectors, -1, -2))
     count, width = vectors.shape[-2:]
@@ -43,14 +46,14 @@ def independent_frame(vectors: Numbers, *, epsilon: float, problem: str, remedy:
 
 
 def normal_part(vectors: Numbers, basis: Numbers) -> Numbers:
-    """Vectors (P, m, N) less their part in an orthonormal basis (P, k, N); taken twice, so that rounding is too."""
+    """Return vectors (P, m, N) less their part in an orthonormal basis (P, k, N), twice, so that rounding goes too."""
     for _ in range(2):
         vectors = vectors - (vectors @ np.swapaxes(basis, -1, -2)) @ basis
     return vectors
 
 
 def orthonormal_plane(u: Numbers, v: Numbers) -> Numbers:
-    """An orthonormal basis (P, 2, n), in coordinates, of each plane: curvature does not depend on a plane's basis."""
+    """Return an orthonormal basis (P, 2, n), in coordinates, of each plane; curvature does not depend on it."""
     pair = np.stack([u, v], axis=1)
     lengths = np.linalg.norm(pair, axis=-1, keepdims=True)
     return independent_frame(
