@@ -41,9 +41,7 @@ def trained(text, tmp_path_factory):
     """Folders of two trained models, the first without a gate and with byte pairs."""
     folder = tmp_path_factory.mktemp("trained")
     done = [
-        invoke(
-            "train", "--gate", "none", "--tokenizer", "bpe:300", "--data", text, "--out", folder / "none", *SIZES
-        ),
+        invoke("train", "--gate", "none", "--tokenizer", "bpe:300", "--data", text, "--out", folder / "none", *SIZES),
         invoke("train", "--gate", "g1", "--data", text, "--out", folder / "g1", *SIZES),
     ]
     assert [result.exit_code for result in done] == [0, 0], done[0].output + done[1].output

@@ -43,7 +43,11 @@ def verb(run: Callable[[Any], None]) -> Callable[..., None]:
     def command(**values: Any) -> None:
         run(hint(**values))
 
-    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    # Rich keeps the line breaks of a docstring.
+    paragraphs = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+    command.__name__, command.__doc__ = run.__name__, "\n\n".join(" ".join(text.split()) for text in paragraphs)
+    output = {item.name for item in fields(Output)}
+    own_first = sorted(fields(hint), key=lambda item: item.name in output)
     command.__dict__["__signature__"] = inspect.Signature(
         [
             inspect.Parameter(
@@ -52,7 +56,7 @@ def verb(run: Callable[[Any], None]) -> Callable[..., None]:
                 default=inspect.Parameter.empty if item.default in (MISSING, ...) else item.default,
                 annotation=Annotated[hints[item.name], item.metadata["typer"]],
             )
-            for item in fields(hint)
+            for item in own_first
         ]
     )
     return command

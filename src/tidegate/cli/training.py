@@ -152,7 +152,9 @@ def _end_with_others(record: Record) -> NoReturn:
     if LAUNCHED in os.environ and tells_of_lost_process(record.error):
         # Whoever started it says which process was lost.
         raise typer.Exit(FAILED)
-    stop(f"The training failed, or another process of it was lost: {last} Rerun the same command to resume.", code=FAILED)
+    stop(
+        f"Training failed, or another of its processes was lost: {last} Rerun the same command to resume.", code=FAILED
+    )
 
 
 def _export(folder: TrainingFolder, record: Record) -> None:
