@@ -6,7 +6,7 @@ from closeness import assert_close
 from errors import rejects
 
 from tidegate import PRESETS
-from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.config import Rotary, TransformerConfig, VisionConfig
 from tidegate.torch import AttentionTrace, KVCache
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.feedforward import FeedForward
@@ -192,3 +192,14 @@ def test_a_block_has_second_derivatives_in_forward_mode(feedforward):
     step = 1e-5
     expected = (slope(x + step * u) - slope(x - step * u)) / (2 * step)
     assert torch.allclose(torch.func.jvp(slope, (x,), (u,))[1], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", [1e4, 50.0], ids=["shared", "of its own"])
+def test_a_stack_rotates_as_its_layers_do(base):
+    stack = make(gate="bma")
+    stack.blocks[1].attention.rotary = Rotary(base=base)
+    x, positions = sample(2, 5, 24), torch.tensor([[0, 1, 2, 3, 4], [3, 4, 5, 0, 1]])
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected, positions=positions)
+    assert torch.equal(stack(x, positions=positions)[0], stack.norm(expected))

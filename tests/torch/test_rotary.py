@@ -7,7 +7,7 @@ from torch_layers import ROTARY, make, sample
 from tidegate.tensors import rotary as reference
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention
-from tidegate.torch.rotary import rotary_turn, rotate
+from tidegate.torch.rotary import rotary_tables, rotate
 
 VARIANTS = [Rotary(), Rotary(base=50.0), ROTARY, Rotary(fraction=0.25, scale=0.5, offset=-3)]
 POSITIONS = [torch.arange(5), torch.tensor([7, 0, 3, 3, 100]), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])]
@@ -20,7 +20,7 @@ def test_a_rotation_is_that_of_the_tensors(rotary, positions, dtype):
     x = sample(2, 5, 3, 8, dtype=dtype)
     angles = reference.rotary_angles(positions, 8, rotary, like=x)
     expected = reference.rotate(x.transpose(1, 2), angles.unsqueeze(-3)).transpose(1, 2)
-    assert_close(rotate(x, rotary_turn(positions, rotary.width(8), rotary, dtype)), expected)
+    assert_close(rotate(x, rotary_tables(positions, rotary.width(8), rotary, dtype)), expected)
 
 
 @pytest.mark.parametrize("rotary", VARIANTS, ids=str)
@@ -31,23 +31,23 @@ def test_scores_depend_on_the_difference_of_positions_only(rotary):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
-    turn = rotary_turn(torch.arange(4096), 8, Rotary(), dtype)
-    assert turn.own.dtype == turn.partner.dtype == torch.float32
-    assert turn.own.shape == turn.partner.shape == (4096, 1, 8)
-    assert_close(turn.own[:, 0, 0], torch.arange(4096.0).cos())
-    assert_close(turn.partner[:, 0, 4], torch.arange(4096.0).sin())
-    assert rotate(sample(1, 4096, 1, 8, dtype=dtype), turn).dtype == dtype
+    tables = rotary_tables(torch.arange(4096), 8, Rotary(), dtype)
+    assert tables.own.dtype == tables.partner.dtype == torch.float32
+    assert tables.own.shape == tables.partner.shape == (4096, 1, 8)
+    assert_close(tables.own[:, 0, 0], torch.arange(4096.0).cos())
+    assert_close(tables.partner[:, 0, 4], torch.arange(4096.0).sin())
+    assert rotate(sample(1, 4096, 1, 8, dtype=dtype), tables).dtype == dtype
 
 
 def test_a_fraction_turns_the_first_channels_alone():
     x = sample(2, 5, 3, 8)
-    turned = rotate(x, rotary_turn(torch.arange(1, 6), 4, Rotary(fraction=0.5), x.dtype))
+    turned = rotate(x, rotary_tables(torch.arange(1, 6), 4, Rotary(fraction=0.5), x.dtype))
     assert torch.equal(turned[..., 4:], x[..., 4:])
     assert (turned[..., :4] != x[..., :4]).all()
 
 
 def test_an_empty_sequence_turns_into_itself():
-    assert rotate(sample(2, 0, 3, 8), rotary_turn(torch.arange(0), 8, Rotary(), torch.float64)).shape == (2, 0, 3, 8)
+    assert rotate(sample(2, 0, 3, 8), rotary_tables(torch.arange(0), 8, Rotary(), torch.float64)).shape == (2, 0, 3, 8)
 
 
 def test_gates_read_queries_before_they_turn():

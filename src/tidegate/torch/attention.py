@@ -25,7 +25,7 @@ from tidegate.torch.kernel import attend, inside_transform, require_no_tracing
 from tidegate.torch.masks import combine_masks, document_ids, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
-from tidegate.torch.rotary import Turn, rotary_turn, rotate
+from tidegate.torch.rotary import RotaryTables, rotary_tables, rotate
 from tidegate.torch.sink import attend_with_sink, log_partition
 from tidegate.torch.windows import attend_without_mask
 
@@ -172,7 +172,7 @@ class GatedAttention(nn.Module):
         context: Tensor | None = None,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: Literal[False] = False,
     ) -> Tensor: ...
@@ -184,7 +184,7 @@ class GatedAttention(nn.Module):
         context: Tensor | None = None,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: Literal[True],
     ) -> tuple[Tensor, AttentionTrace]: ...
@@ -196,7 +196,7 @@ class GatedAttention(nn.Module):
         context: Tensor | None = None,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: bool,
     ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
@@ -207,7 +207,7 @@ class GatedAttention(nn.Module):
         context: Tensor | None = None,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: bool = False,
     ) -> Tensor | tuple[Tensor, AttentionTrace]:
@@ -218,7 +218,8 @@ class GatedAttention(nn.Module):
         mask         : bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions
                        too; a row that may see nothing gives 0 (through the output projection: its bias)
         cache        : continues from the positions that it holds, and takes the new ones
-        positions    : (T,) or (B, T) for the rotary embedding; None continues from the cache
+        positions    : (T,) or (B, T) for the rotary embedding, or the `RotaryTables` of them; None continues from
+                       the cache
         documents    : (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row
         return_trace : whether to return an `AttentionTrace` too
         """
@@ -232,9 +233,6 @@ class GatedAttention(nn.Module):
             has_cache=cache is not None,
             packed=None if documents is None else "documents",
         )
-        if positions is not None:
-            require_tensor("positions", positions)
-            require_positions_shape(tuple(positions.shape), *x.shape[:2])
         if documents is not None:
             require_tensor("documents", documents)
         if return_trace is not False:
@@ -252,9 +250,10 @@ class GatedAttention(nn.Module):
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
         q_BTHD, k_BSGD = self._apply_gate("query", q_BTHD, reads), self._apply_gate("key", k_BSGD, reads)
         v_BSGD = self._apply_gate("value", v_BSGD, reads)
-        q_BTHD, k_BSGD = self._apply_norm_and_rotary(
-            q_BTHD, k_BSGD, positions, num_cached, crossing=context is not None
-        )
+        if not isinstance(positions, RotaryTables):
+            positions = self.rotary_tables(x, positions, start=num_cached)
+        k_tables = positions if context is None else self.rotary_tables(context, None)
+        q_BTHD, k_BSGD = self._apply_norm_and_rotary(q_BTHD, k_BSGD, positions, k_tables)
         q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
         if mask is not None and isinstance(cache, KVCache):
             # Before the cache takes anything, so that a refused call leaves it as it was.
@@ -290,6 +289,23 @@ class GatedAttention(nn.Module):
     def claim(self, cache: AttentionCache) -> int:
         """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
         return cached_positions(cache, self._cache_owner)
+
+    def rotary_tables(self, x: Tensor, positions: Tensor | None, *, start: int = 0) -> RotaryTables | None:
+        """Return the tables that rotate the positions of x, or None in a layer that rotates nothing.
+
+        Args:
+            x: (B, T, M), the layer's input.
+            positions: (T,) or (B, T); None counts from `start`.
+            start: The number of positions before x.
+        """
+        if positions is not None:
+            require_tensor("positions", positions)
+            require_positions_shape(tuple(positions.shape), *x.shape[:2])
+        if self.rotary is None:
+            return None
+        if positions is None:
+            positions = torch.arange(start, start + x.shape[1], device=x.device)
+        return rotary_tables(positions, self.rotary_width, self.rotary, x.dtype)
 
     @property
     def scale(self) -> float:
@@ -371,22 +387,14 @@ class GatedAttention(nn.Module):
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
     def _apply_norm_and_rotary(
-        self, q_BTHD: Tensor, k_BSGD: Tensor, positions: Tensor | None, num_cached: int, *, crossing: bool
+        self, q_BTHD: Tensor, k_BSGD: Tensor, q_tables: RotaryTables | None, k_tables: RotaryTables | None
     ) -> tuple[Tensor, Tensor]:
         """Normalise and rotate queries and keys, and put the queries under the metric."""
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
-        if self.rotary is not None:
-            q_turn = self._turn(q_BTHD, positions, start=num_cached)
-            k_turn = self._turn(k_BSGD, None, start=0) if crossing else q_turn
-            q_BTHD, k_BSGD = rotate(q_BTHD, q_turn), rotate(k_BSGD, k_turn)
+        if q_tables is not None and k_tables is not None:
+            q_BTHD, k_BSGD = rotate(q_BTHD, q_tables), rotate(k_BSGD, k_tables)
         return (q_BTHD if self.metric is None else self.metric(q_BTHD)), k_BSGD
-
-    def _turn(self, x_BTHD: Tensor, positions: Tensor | None, *, start: int) -> Turn:
-        assert self.rotary is not None
-        if positions is None:
-            positions = torch.arange(start, start + x_BTHD.shape[1], device=x_BTHD.device)
-        return rotary_turn(positions, self.rotary_width, self.rotary, x_BTHD.dtype)
 
     def _attend(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tidegate.config import StackConfig
@@ -18,6 +19,7 @@ from tidegate.torch.attention import AttentionTrace, GatedAttention
 from tidegate.torch.cache import AttentionCache, require_caches
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.kernel import inside_transform
+from tidegate.torch.rotary import RotaryTables
 
 
 class TransformerBlock(nn.Module):
@@ -38,7 +40,7 @@ class TransformerBlock(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
     @overload
     def forward(
@@ -47,7 +49,7 @@ class TransformerBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: Literal[False] = False,
     ) -> Tensor: ...
@@ -58,7 +60,7 @@ class TransformerBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: Literal[True],
     ) -> tuple[Tensor, AttentionTrace]: ...
@@ -69,7 +71,7 @@ class TransformerBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: bool,
     ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
@@ -79,7 +81,7 @@ class TransformerBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         cache: AttentionCache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
         return_trace: bool = False,
     ) -> Tensor | tuple[Tensor, AttentionTrace]:
@@ -96,8 +98,8 @@ class TransformerBlock(nn.Module):
             return_trace=return_trace,
         )
         y_BTM, trace = attended if isinstance(attended, tuple) else (attended, None)
-        x_BTM = x_BTM + self.dropout(y_BTM)
-        x_BTM = x_BTM + self.dropout(self.feedforward(self.feedforward_norm(x_BTM)))
+        x_BTM = x_BTM + F.dropout(y_BTM, self.dropout, self.training)
+        x_BTM = x_BTM + F.dropout(self.feedforward(self.feedforward_norm(x_BTM)), self.dropout, self.training)
         return x_BTM if trace is None else (x_BTM, trace)
 
     if TYPE_CHECKING:
@@ -116,7 +118,7 @@ class TransformerStack(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoint_blocks = config.checkpoint_blocks
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
         self.blocks = nn.ModuleList(
             TransformerBlock(config.block(index), device=device, dtype=dtype) for index in range(config.num_layers)
         )
@@ -139,9 +141,13 @@ class TransformerStack(nn.Module):
         if caches is not None:
             require_caches(caches, len(self.blocks))
         recompute = self.checkpoint_blocks and caches is None and not return_traces and not inside_transform(x_BTM)
-        options = {"mask": mask, "positions": positions, "documents": documents}
+        layers = [block.attention for block in cast("Iterable[TransformerBlock]", self.blocks)]
+        shared = all(layer.rotary == layers[0].rotary for layer in layers)
+        start = layers[0].claim(caches[0]) if caches else 0
+        tables = layers[0].rotary_tables(x_BTM, positions, start=start) if shared else positions
+        options = {"mask": mask, "positions": tables, "documents": documents}
         traces: list[AttentionTrace] = []
-        x_BTM = self.dropout(x_BTM)
+        x_BTM = F.dropout(x_BTM, self.dropout, self.training)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             if recompute:
                 x_BTM = checkpoint(partial(block, **options), x_BTM, use_reentrant=False)

@@ -25,7 +25,6 @@ from tidegate.config import TransformerConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.cache import AttentionCache, KVCache, require_caches
-from tidegate.torch.decoding import DecodeStep, can_skip_modules
 from tidegate.torch.embedding import look_up
 from tidegate.torch.generate import generate
 from tidegate.torch.initialize import initialize
@@ -173,17 +172,6 @@ class TransformerLM(nn.Module):
     def new_caches(self, max_length: int | None = None) -> list[KVCache]:
         """An empty cache for each block; see `KVCache` for `max_length`."""
         return [KVCache(max_length) for _ in self.stack.blocks]
-
-    def decode_step(self, packed_rows: int | None = None) -> DecodeStep | None:
-        """Return a faster way to read one token of each row after the caches, or None where the model must be called.
-
-        That is in a subclass, where a part was replaced or has hooks, with dropout, under autocast and while compiling.
-
-        packed_rows : see `DecodeStep`
-        """
-        if type(self) is not TransformerLM or not can_skip_modules(self, self.stack):
-            return None
-        return DecodeStep(self.embedding, self.position_embedding, self.stack, self.head, packed_rows=packed_rows)
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
         """How many numbers the model learns; without the embeddings of tokens and positions if not `embeddings`.

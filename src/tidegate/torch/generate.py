@@ -23,7 +23,7 @@ from tidegate._validation import (
     require_sampling,
     require_tokens,
 )
-from tidegate.torch.decoding import pays_to_pack
+from tidegate.torch.packing import pack, pays_to_pack
 from tidegate.torch.precision import require_tensor, widen
 
 if TYPE_CHECKING:
@@ -73,25 +73,24 @@ def generate(
     visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
     tokens, new = prompt, prompt
     rows = prompt.shape[0]
-    step = model.decode_step(rows if pays_to_pack(model, rows=rows, steps=max_new_tokens - 1) else None)
+    reader = pack(model, rows) if pays_to_pack(model, rows=rows, steps=max_new_tokens - 1) else model
     for end in range(length, room + 1):
         mask = None if visible is None else visible[:, None, None, :end]
         new_positions = None if positions is None else positions[:, end - new.shape[1] : end]
-        if step is None or end == length:
-            logits_BV = model(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
-        else:
-            # Nothing of it outlives this call but the tokens, which are put together outside.
-            with torch.inference_mode():
-                logits_BV = step(new, caches=caches, mask=mask, positions=new_positions)
+        # Nothing of it outlives this call but the tokens, which are put together outside.
+        with torch.inference_mode():
+            read = model if end == length else reader
+            logits_BV = read(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
         drawn_B1, usable_B1 = _draw(logits_BV, temperature, top_k, top_p, generator)
         broken_B1 = broken_B1 | ~(usable_B1 | stopped_B1)
         if prompt.device.type == "cpu":
             _require_usable(broken_B1)
         new = torch.where(stopped_B1, pad_token, drawn_B1).to(prompt.dtype)
         tokens = torch.cat((tokens, new), dim=1)
-        stopped_B1 = stopped_B1 | torch.isin(new, stops)
-        if stop_tokens and stopped_B1.all():
-            break
+        if stop_tokens:
+            stopped_B1 = stopped_B1 | torch.isin(new, stops)
+            if stopped_B1.all():
+                break
     _require_usable(broken_B1)
     return tokens
 

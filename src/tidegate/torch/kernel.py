@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -140,4 +141,7 @@ def inside_transform(*tensors: Tensor) -> bool:
     level = torch._C._functorch.maybe_current_level()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     if level is not None:
         return True
-    return any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    # Quick to ask, for steps of a single position: outside forward-mode differentiation there are no tangents.
+    if forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,19 +11,30 @@ from tidegate.config import Rotary
 from tidegate.torch.precision import wide_dtype
 
 
-class Turn(NamedTuple):
-    """What each channel is multiplied by, (T, 1, width) or (B, T, 1, width), in float32 or better."""
+@final
+class RotaryTables:
+    """Cosines and sines of all angles at some positions, made once for all layers that share an embedding.
 
-    own: Tensor
-    """The cosines of the angles, for the channel itself."""
-    partner: Tensor
-    """Their sines, for the channel half the width away: minus for the first half of the channels."""
+    A class of its own, so that what casts the tensors in a layer's arguments, as FSDP does, leaves these as they are.
+
+    Attributes:
+        own: Cosines, by which each channel itself is multiplied: (T, 1, width) or (B, T, 1, width), float32 or better.
+        partner: Sines, for the channel half the width away; negative for the first half of the channels.
+    """
+
+    def __init__(self, own: Tensor, partner: Tensor) -> None:
+        self.own, self.partner = own, partner
 
 
-def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtype) -> Turn:
-    """What queries and keys at positions (T,) or (B, T) are turned by.
+def rotary_tables(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtype) -> RotaryTables:
+    """Return the tables that rotate queries and keys at some positions.
 
-    width : channels that turn, `rotary.width(head_dim)`, which a compiled layer must know beforehand
+    Args:
+        positions: (T,) or (B, T).
+        width: Number of channels to rotate, `rotary.width(head_dim)`; an argument, since a compiled layer must know it
+            beforehand.
+        rotary: The embedding.
+        dtype: Of the queries and keys.
     """
     wide = wide_dtype(dtype)
     # Made on the device, so that no step waits for a copy from the host.
@@ -36,17 +47,17 @@ def rotary_turn(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtyp
     steps = (positions.to(wide) + rotary.offset) / rotary.scale
     angles = (steps[..., None] * frequencies).unsqueeze(-2)
     cosine, sine = angles.cos(), angles.sin()
-    return Turn(torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1))
+    return RotaryTables(torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1))
 
 
-def rotate(x_BTHD: Tensor, turn: Turn) -> Tensor:
-    """Turn channel i and channel i + w/2 of the first w channels by the i-th angle; of x's dtype."""
-    width = turn.own.shape[-1]
-    turning = x_BTHD if width == x_BTHD.shape[-1] else x_BTHD[..., :width]
-    if turning.dtype != turn.own.dtype:
-        turning = turning.to(turn.own.dtype)
+def rotate(x_BTHD: Tensor, tables: RotaryTables) -> Tensor:
+    """Rotate channels i and i + w/2 of the first w channels by the i-th angle; the result has the dtype of x."""
+    width = tables.own.shape[-1]
+    rotating = x_BTHD if width == x_BTHD.shape[-1] else x_BTHD[..., :width]
+    if rotating.dtype != tables.own.dtype:
+        rotating = rotating.to(tables.own.dtype)
     # Half the width away is the partner, from either side: a roll over contiguous channels, faster than two halves.
-    turned = torch.addcmul(turning * turn.own, turning.roll(width // 2, dims=-1), turn.partner)
-    if turned.dtype != x_BTHD.dtype:
-        turned = turned.to(x_BTHD.dtype)
-    return turned if width == x_BTHD.shape[-1] else torch.cat((turned, x_BTHD[..., width:]), dim=-1)
+    rotated = torch.addcmul(rotating * tables.own, rotating.roll(width // 2, dims=-1), tables.partner)
+    if rotated.dtype != x_BTHD.dtype:
+        rotated = rotated.to(x_BTHD.dtype)
+    return rotated if width == x_BTHD.shape[-1] else torch.cat((rotated, x_BTHD[..., width:]), dim=-1)
