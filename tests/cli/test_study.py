@@ -49,6 +49,17 @@ def test_from_a_record_the_work_is_not_done_again_and_quiet_tells_nothing_of_it(
     assert records[0] == records[1]
 
 
+def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=interrupted))
+    done = invoke("depth", "--out", tmp_path / "out")
+    assert done.exit_code == 130
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_are_shown_as_they_would_be():
     done = invoke("rates", "--quick", "--set", "seed=3", "--options")
     assert done.exit_code == 0
@@ -66,15 +77,23 @@ def test_options_are_shown_as_they_would_be():
         (["depth", "--quick"], "depth has no quick version"),
         (["rates", "--quick", "--from", "somewhere.json"], "without --quick and --set"),
         (["depth", "--from", "nowhere.json"], "nowhere.json"),
+        (["depth", "--out", "{file}"], "is a file"),
+        (["depth", "--out", "{comparison}"], "without a comparison"),
     ],
 )
 def test_bad_input_is_one_line_and_the_exit_code_2(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = invoke(*arguments)
+    places = {"file": tmp_path / "file", "comparison": tmp_path / "comparison"}
+    places["file"].write_text("x")
+    places["comparison"].mkdir()
+    (places["comparison"] / "records.jsonl").write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = sorted(tmp_path.rglob("*"))
+    done = invoke(*(argument.format(**places) for argument in arguments))
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_unknown_study_is_one_line_that_names_the_known_ones():

@@ -70,7 +70,7 @@ PAGES = {
     "observe": observation_of_hostile_names,
     "curvature": curvature_of_hostile_names,
     "study": study_of_hostile_names("depth", "geometry/depth.json"),
-    "rates": study_of_hostile_names("rates", "experts/rates.json"),
+    "study rates": study_of_hostile_names("rates", "experts/rates.json"),
 }
 
 
