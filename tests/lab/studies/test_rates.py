@@ -119,19 +119,3 @@ def test_the_committed_record_is_of_the_default_run_and_has_the_numbers_of_the_d
             [slope.slope, slope.low, slope.high], abs=6e-4
         )
         assert row.group(4) == slope.verdict
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"placements": ()}, "at least one"),
-        ({"placements": ("g1", "g1")}, "no duplicates"),
-        ({"placements": ("g1", "nowhere")}, "nowhere"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"layouts": ("plain", "odd")}, "layouts must be among plain"),
-        ({"ns": (100, 1000)}, "at least 3 sizes"),
-    ],
-)
-def test_bad_options_say_why(options, words):
-    with pytest.raises(ValueError, match=words):
-        RatesOptions(**options)

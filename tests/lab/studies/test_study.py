@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from damage import some_flips
+from errors import rejects
 
+from tidegate import InputError
 from tidegate._json import seal
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
@@ -119,43 +121,44 @@ def test_a_record_gives_the_answer_back_to_six_digits(answered, tmp_path):
     assert json.loads((tmp_path / "again.json").read_text())["result"] == json.loads(path.read_text())["result"]
 
 
-def test_a_record_of_another_study_is_refused(answered, tmp_path):
+def test_a_record_of_another_study_is_rejected(answered, tmp_path):
     study, *_ = answered
     path = tmp_path / "record.json"
     path.write_text(json.dumps(seal({"study": "weather", "result": {}})))
-    with pytest.raises(ValueError, match=f"must be a record of {study.name}; it is one of 'weather'"):
+    with rejects("record", hint="'weather'"):
         read_record(study, path)
 
 
-def test_a_damaged_record_is_refused_by_its_path(answered, tmp_path):
+def test_a_damaged_record_is_rejected_by_its_path(answered, tmp_path):
     study, result, *_ = answered
     path = tmp_path / "record.json"
     save_record(record_of(study, result), path)
     content = path.read_bytes()
     whole = read_record(study, path)
+    problem = None
     for changed in some_flips(content, 20):
         path.write_bytes(changed)
         try:
             assert read_record(study, path) == whole
-        except ValueError as problem:
-            words = str(problem)
-    assert words.startswith(f"{path} cannot be read: ")
-    assert words.endswith(f" Make it anew with tidegate study {study.name}.")
+        except InputError as error:
+            problem = error
+    assert (problem.field, problem.got) == ("record", path)
+    assert f"tidegate study {study.name}" in problem.hint
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[" * 100_000, "nested too deeply"),
-        (json.dumps({"study": "depth", "result": {}}), "it has no digest"),
-        (json.dumps(seal({"study": "depth"})), "result must be an object of fields; got None"),
-        (json.dumps(seal({"study": "depth", "result": {"options": 3}})), r"result\.\S+ is missing"),
+        (json.dumps({"study": "depth", "result": {}}), ""),
+        (json.dumps(seal({"study": "depth"})), "result"),
+        (json.dumps(seal({"study": "depth", "result": {"options": 3}})), "result."),
     ],
     ids=["deep", "no digest", "no result", "no fields"],
 )
-def test_what_is_no_record_is_refused(text, words, tmp_path):
+def test_what_is_no_record_is_rejected(text, words, tmp_path):
     (tmp_path / "depth.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"depth\.json cannot be read: .*{words}"):
+    with rejects("record", hint=words):
         read_record(STUDIES["depth"], tmp_path / "depth.json")
 
 

@@ -84,8 +84,3 @@ def test_a_record_of_one_seed_is_told_as_one_without_intervals():
 def test_a_mean_is_written_with_two_digits_or_as_a_whole_number():
     assert str(Mean(value=0.01234, low=None, high=None)) == "0.012"
     assert str(Mean(value=172.4, low=88.0, high=1234.0)) == "172 (88 … 1234)"
-
-
-def test_one_seed_is_refused_for_want_of_an_interval():
-    with pytest.raises(ValueError, match="num_seeds must be at least 2"):
-        TrainedLayersOptions(num_seeds=1)

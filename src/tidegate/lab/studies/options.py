@@ -9,62 +9,58 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tidegate._json import parse_json
-from tidegate._text import echo
+from tidegate._validation import InputError
 from tidegate.gates import Gates
 
 
 def set_options(options: Any, settings: Sequence[str]) -> Any:
     """Return the options with some of them set, each setting as `name=value`.
 
-    Values of a tuple are parted by commas, or written as a JSON list; an option of an option is named `outer.inner`.
+    The values of a tuple are comma-separated, or a JSON list; an option of an option is named `outer.inner`.
     """
     for setting in settings:
-        name, equals, text = setting.partition("=")
+        name, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise ValueError(
-                f"a setting must be NAME=VALUE, such as {next(iter(settings_of(options)))}; got {echo(setting)}."
-            )
-        options = _set(options, name.strip(), text.strip(), name.strip())
+            example = next(iter(settings_of(options)))
+            raise InputError("settings", expected="NAME=VALUE", got=setting, hint=f"Write for example {example}.")
+        options = _set(options, name, text, name)
     return options
 
 
 def settings_of(options: Any, *, other_than: Any = None) -> list[str]:
     """Return all options as settings, or those that differ from the options given."""
-    known = dict(_items(options))
     same = {} if other_than is None else dict(_items(other_than))
-    return [f"{name}={_format(value)}" for name, value in known.items() if name not in same or same[name] != value]
+    return [f"{name}={_format(value)}" for name, value in _items(options) if name not in same or same[name] != value]
 
 
 def format_command(name: str, options: Any, *, full: Any, quick: Any) -> str:
     """Return the shortest command that answers a study with these options."""
-    words = [["--set", setting] for setting in settings_of(options, other_than=full)]
+    words = [word for setting in settings_of(options, other_than=full) for word in ("--set", setting)]
     if quick is not None:
-        quick_words = [["--set", setting] for setting in settings_of(options, other_than=quick)]
-        if len(quick_words) < len(words):
-            words = [["--quick"], *quick_words]
-    return shlex.join(["tidegate", "study", name, *(word for pair in words for word in pair)])
+        others = [word for setting in settings_of(options, other_than=quick) for word in ("--set", setting)]
+        words = min(words, ["--quick", *others], key=len)
+    return shlex.join(["tidegate", "study", name, *words])
 
 
 def require_at_least(options: Any, **least: int) -> None:
-    """Refuse options below their least value."""
+    """Raise InputError for the first option below its least value."""
     for name, smallest in least.items():
         if (value := getattr(options, name)) < smallest:
-            raise ValueError(f"{name} must be at least {smallest}; got {echo(value)}.")
+            raise InputError(name, expected=f"at least {smallest}", got=value)
 
 
 def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse no value at all, a value twice, and one that is not known."""
-    if not values or len(set(values)) != len(values):
-        raise ValueError(f"{name} must have at least one value and no duplicates; got {echo(', '.join(values))}.")
-    for value in values:
-        if value not in known:
-            raise ValueError(f"{name} must be among {', '.join(known)}; got {echo(value)}.")
+    """Raise InputError unless there are values, all of them known and none twice."""
+    if not values or len(set(values)) != len(values) or not set(values) <= set(known):
+        wrong = [value for value in values if value not in known]
+        expected = f"at least one of {', '.join(known)}, without duplicates"
+        raise InputError(name, expected=expected, got=", ".join(wrong or values))
 
 
 def require_gates(gates: Sequence[str]) -> None:
-    """Refuse no gates, and gates that cannot be parsed, before any work is done."""
+    """Raise InputError unless there are gates, and all can be parsed, before any work is done."""
     if not gates:
-        raise ValueError("gates must have at least one value.")
+        raise InputError("gates", expected="at least one gate")
     for gate in gates:
         Gates.parse(gate)
 
@@ -83,7 +79,7 @@ def _set(options: Any, name: str, text: str, whole_name: str) -> Any:
     kinds = get_type_hints(type(options))
     if outer not in kinds or bool(inner) != is_dataclass(kinds[outer]):
         known = ", ".join(known for known, _ in _items(options))
-        raise ValueError(f"there is no option {echo(whole_name)}. Known: {known}.")
+        raise InputError("settings", expected="of known options", got=whole_name, hint=f"Known: {known}.")
     if inner:
         return replace(options, **{outer: _set(getattr(options, outer), inner, text, whole_name)})
     return replace(options, **{outer: _parse(whole_name, text, kinds[outer])})
@@ -91,27 +87,23 @@ def _set(options: Any, name: str, text: str, whole_name: str) -> Any:
 
 def _parse(name: str, text: str, kind: Any) -> Any:
     if get_origin(kind) is tuple:
-        words = _json_list(text) or [word.strip() for word in text.split(",") if word.strip()]
-        return tuple(_parse(name, word, get_args(kind)[0]) for word in words)
+        words = _json_list(name, text) if text.startswith("[") else text.split(",")
+        return tuple(_parse(name, word.strip(), get_args(kind)[0]) for word in words if word.strip())
     if get_origin(kind) is Literal:
         require_among(name, [text], get_args(kind))
-        return text
-    if kind is str:
         return text
     try:
         return kind(text)
     except ValueError:
-        words = {int: "a whole number", float: "a number"}
-        raise ValueError(f"{name} must be {words[kind]}; got {echo(text)}.") from None
+        raise InputError(name, expected={int: "an integer", float: "a number"}[kind], got=text) from None
 
 
-def _json_list(text: str) -> list[str]:
-    if not text.startswith("["):
-        return []
+def _json_list(name: str, text: str) -> list[str]:
     try:
         return [word if isinstance(word, str) else json.dumps(word) for word in parse_json(text)]
     except ValueError as problem:
-        raise ValueError(f"a list must be JSON, or words parted by commas; got {echo(text)}: {problem}") from None
+        hint = f"Separate values by commas. {problem}"
+        raise InputError(name, expected="a JSON list where it begins with [", got=text, hint=hint) from None
 
 
 def _format(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidegate._files import irregular_kind, write_content
 from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._validation import InputError
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.machine import environment
 from tidegate.report.page import Page, Prose, Section, Snippet
@@ -56,23 +57,29 @@ def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
 
 
 def save_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record, numbers to six digits, with a digest of its content; make the folder if it is missing."""
+    """Write a record, numbers to six digits, with a checksum; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_content(path, (json.dumps(seal(rounded), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
-    """Return the answer that a record holds; a `ValueError` if it is damaged, or of another study."""
+    """Return the answer that a record holds.
+
+    Raises:
+        InputError: The record is damaged, or one of another study.
+    """
+    expected = f"an intact record of the study {study.name}"
     if kind := irregular_kind(path):
-        raise ValueError(f"{path} is {kind} and no record. Name the file {study.name}.json of a study.")
+        raise InputError("record", expected=expected, got=path, hint=f"It is {kind}. Name a {study.name}.json.")
     try:
         record = open_sealed(parse_json(path.read_bytes()))
         if record.get("study") != study.name:
-            raise ValueError(f"it must be a record of {study.name}; it is one of {record.get('study')!r}.")
+            raise InputError("study", expected=repr(study.name), got=record.get("study"))
         return read_as(study.result, record.get("result"), where="result")
     except ValueError as problem:
-        raise ValueError(f"{path} cannot be read: {problem} Make it anew with tidegate study {study.name}.") from None
+        hint = f"{problem} Recreate it with tidegate study {study.name}."
+        raise InputError("record", expected=expected, got=path, hint=hint) from None
 
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any) -> Page:

@@ -9,6 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate._validation import InputError
+
 Trials: TypeAlias = Sequence[tuple[Hashable, int, float, float]]
 """Group, seed and the two figures of each."""
 _Statistic: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64]], float]
@@ -45,7 +47,7 @@ def correlate_means(among: str, trials: Trials, *, num_resamples: int = 2000) ->
 
 def _correlate(among: str, trials: Trials, count: int, statistic: _Statistic, num_resamples: int) -> Correlation:
     if count < MIN_TRIALS:
-        raise ValueError(f"a correlation needs at least three trials or means; got {count}.")
+        raise InputError("trials", expected=f"at least {MIN_TRIALS} trials or groups", got=count)
     groups = sorted({str(group) for group, *_ in trials})
     place = np.array([groups.index(str(group)) for group, *_ in trials])
     seeds = np.array([seed for _, seed, *_ in trials])

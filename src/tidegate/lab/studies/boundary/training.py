@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tidegate._validation import InputError
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, WIDTH, FloatArray, Labels, draw_examples
 from tidegate.lab.studies.options import require_among, require_at_least
 from tidegate.lab.training.loop import train
@@ -59,14 +60,15 @@ class BoundaryOptions:
         require_among("variants", self.variants, tuple(VARIANTS))
         require_among("tasks", self.tasks, tuple(TASKS))
         if "none" not in self.variants or len(self.variants) < 2:
-            raise ValueError(f"variants must be none and at least one other; got {', '.join(self.variants)!r}.")
+            raise InputError("variants", expected="none and at least one other", got=", ".join(self.variants))
         for kind in (LINEAR, NONLINEAR):
             if kind.keys().isdisjoint(self.tasks):
-                raise ValueError(f"tasks must have at least one of {', '.join(kind)}; got {', '.join(self.tasks)!r}.")
+                expected = f"tasks with at least one of {', '.join(kind)}"
+                raise InputError("tasks", expected=expected, got=", ".join(self.tasks))
         # An interval needs two seeds.
         require_at_least(self, num_seeds=2, num_tuning_seeds=1, steps=1, batch_size=1, num_training=1, num_points=2)
         if not self.learning_rates or min(self.learning_rates) <= 0:
-            raise ValueError(f"learning_rates must be above 0, and at least one; got {self.learning_rates}.")
+            raise InputError("learning_rates", expected="one or more positive numbers", got=self.learning_rates)
 
 
 class Classifier(nn.Module):

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tidegate._validation import InputError
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.geometry import depth_chart, sectional_curvature
@@ -65,7 +66,7 @@ class DepthOptions:
         require_at_least(self, num_seeds=2, num_planes=1, length=2)
         require_among("regimes", self.regimes, get_args(Regime))
         if len(self.depths) < 2 or min(self.depths) < 1 or list(self.depths) != sorted(set(self.depths)):
-            raise ValueError(f"depths must be at least two numbers of layers, each above the last; got {self.depths}.")
+            raise InputError("depths", expected="two or more numbers of layers, ascending", got=self.depths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

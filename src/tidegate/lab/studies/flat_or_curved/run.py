@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from tidegate._validation import InputError
 from tidegate.geometry import (
     Chart,
     GeometryError,
@@ -73,9 +74,9 @@ class FlatOrCurvedOptions:
         require_gates(self.gates)
         require_at_least(self, num_layers=1, num_planes=1, length=2)
         if not self.strengths or min(self.strengths) <= 0:
-            raise ValueError(f"strengths must be above 0, and at least one; got {self.strengths}.")
+            raise InputError("strengths", expected="one or more positive numbers", got=self.strengths)
         if not self.cap_widths or min(self.cap_widths) < 3:
-            raise ValueError(f"cap_widths must be at least 3, and at least one; got {self.cap_widths}.")
+            raise InputError("cap_widths", expected="one or more widths of at least 3", got=self.cap_widths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate._validation import InputError
 from tidegate.experts.models import PLACEMENTS, ExpertModel, Placement
 from tidegate.lab.studies.options import require_among, require_at_least
 from tidegate.tensors.rotary import Rotary
@@ -51,7 +52,7 @@ class RatesOptions:
             require_among("layouts", self.layouts, tuple(LAYOUTS))
         require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, num_truths=0, surplus=0)
         if sum(n >= 1000 for n in self.ns) < 3:
-            raise ValueError(f"ns must have at least 3 sizes of 1000 or more, for a slope; got {self.ns}.")
+            raise InputError("ns", expected="at least 3 sizes of 1000 or more, for a slope", got=self.ns)
 
     @property
     def gated_placements(self) -> tuple[Placement, ...]:
