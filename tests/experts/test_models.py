@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from closeness import assert_close
+from errors import rejects
 
 from tidegate.experts.decomposition import decompose
 from tidegate.experts.models import PLACEMENTS, Design, ExpertModel, default_design, default_truth
@@ -81,10 +82,10 @@ def test_a_sigmoid_gate_has_an_exact_duplicate_with_one_more_expert():
     assert_close(large.value(twin[None], DESIGN), small.value(truth.vector()[None], DESIGN))
 
 
-def test_bad_models_and_designs_are_refused():
-    with pytest.raises(ValueError, match="placement must be one of none, query"):
+def test_bad_models_and_designs_are_rejected():
+    with rejects("placement"):
         ExpertModel(placement="g9", k=2)
-    with pytest.raises(ValueError, match="k must be a positive integer"):
+    with rejects("k"):
         ExpertModel(placement="g1", k=0)
-    with pytest.raises(ValueError, match=r"in float64; got \(4, 3, 2\), float32"):
+    with rejects("points"):
         Design(points=np.ones((4, 3, 2), dtype=np.float32))

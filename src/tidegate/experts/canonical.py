@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from tidegate._validation import InputError
 from tidegate.experts.gauge_theory import basis_gauge
 from tidegate.experts.layers import Floats, as_layer_arrays
 from tidegate.experts.transform import change_basis, channels_may_move
@@ -82,7 +83,8 @@ def match_heads(a: Any, b: Any) -> list[HeadMatch]:
     """
     first, second = _layers(a), _layers(b)
     if [name for name, _ in first] != [name for name, _ in second]:
-        raise ValueError(f"a and b must have the same attention layers; got {len(first)} and {len(second)}.")
+        names = [name for name, _ in second]
+        raise InputError("b", expected=f"a model with the attention layers of a, {len(first)} in all", got=names)
     return [_match(name, left, right) for (name, left), (_, right) in zip(first, second, strict=True)]
 
 
@@ -96,7 +98,7 @@ def _layers(model: Any) -> list[tuple[str, AttentionArrays]]:
 
 def _match(name: str, a: AttentionArrays, b: AttentionArrays) -> HeadMatch:
     if a.shape != b.shape:
-        raise ValueError(f"a and b must have the same sizes; at layer {name!r} got {a.shape} and {b.shape}.")
+        raise InputError("b", expected=f"a model with the sizes of a; at layer {name!r} {a.shape}", got=b.shape)
     repeats = a.shape.num_heads // a.shape.num_kv_heads
     values = [np.repeat(arrays.W_V, repeats, axis=0) for arrays in (a, b)]
     similarity = (_cosines(values[0], values[1]) + _cosines(a.W_O, b.W_O)) / 2

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.experts.decomposition import Decomposition, decompose
 from tidegate.experts.gauge import FREE_BELOW
 from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
@@ -49,21 +50,26 @@ class ChannelGauge:
 def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     """Count the free directions of one layer's channels on an input, exactly.
 
-    The cost grows with the sixth power of a head's channels and the memory with the fourth. A gate that reads values or
-    attention outputs would have to follow the change of basis, and is refused.
+    The cost grows with the sixth power of a head's channels and the memory with the fourth.
 
-    layer : `AttentionArrays`, or a layer whose `arrays()` gives them
-    x     : (..., T, d); outputs are taken at (R + 2) h positions, at least 64, evenly spread; there must be (R + 1) h,
-            as the output projection can undo anything at fewer
+    Args:
+        layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
+        x: (..., T, d); outputs are taken at (R + 2) h positions, at least 64, evenly spread.
+        name: Of the layer in its model.
+
+    Raises:
+        InputError: `layer` has a gate that reads values or attention outputs, which would have to follow the change of
+            basis; or `x` has fewer than (R + 1) h positions, at which the output projection can undo anything.
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     shape = arrays.shape
     if followers := [str(gate) for gate in arrays.gates if reads_values(gate)]:
-        raise ValueError(f"Gate {followers[0]} reads what changes basis. Use gauge_report, on a small layer.")
+        expected = "a layer whose gates read neither values nor outputs"
+        raise InputError("layer", expected=expected, got=followers[0], hint="Use gauge_report, on a small layer.")
     inputs = inputs.reshape(-1, *inputs.shape[-2:])
     size = shape.num_heads // shape.num_kv_heads
     if (positions := inputs.shape[0] * inputs.shape[1]) < (needed := positions_needed(shape)):
-        raise ValueError(f"x must hold at least (R + 1) h = {needed} positions in all; got {positions}.")
+        raise InputError("x", expected=f"an input of at least (R + 1) h = {needed} positions in all", got=positions)
     parts = decompose(arrays, inputs)
     chosen = evenly_spaced_positions(inputs.shape[:2], max((size + 2) * shape.head_dim, _FEWEST_POSITIONS))
     rows: list[Floats] = []
@@ -90,8 +96,9 @@ def positions_needed(shape: HeadShape) -> int:
 def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     """Count the free directions of every attention layer of a model, on the inputs that it has for these tokens.
 
-    model  : a PyTorch model of `GatedAttention` layers, such as `TransformerLM` or `VisionTransformer`
-    tokens : what the model is called with: (B, T) tokens, or images
+    Args:
+        model: A PyTorch model of `GatedAttention` layers, such as `TransformerLM` or `VisionTransformer`.
+        tokens: The model's input: (B, T) tokens, or images.
     """
     from tidegate.experts.torch_adapter import attention_inputs
 

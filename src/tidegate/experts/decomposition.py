@@ -11,10 +11,11 @@ Shapes: `H` heads, `T` attending and `S` attended positions, `h` channels of a h
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from tidegate._validation import InputError, require_choice
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
@@ -84,7 +85,7 @@ class Decomposition:
         return output if self.outside_shift is None else output + self.outside_shift
 
     def max_error(self, output: Any) -> float:
-        """Largest distance between the reconstruction and an output of the layer."""
+        """Return the largest distance between the reconstruction and an output of the layer."""
         return float(np.max(np.abs(self.reconstruct() - as_float64(output))))
 
     def _source_experts(self) -> Floats:
@@ -102,17 +103,20 @@ def decompose(
     context: Any | None = None,
     positions: Any | None = None,
 ) -> Decomposition:
-    """The layer's output on x as a mixture over heads, channels and tokens.
+    """Return the layer's output on x as a mixture over heads, channels and tokens.
 
-    layer     : `AttentionArrays`, or a layer whose `arrays()` gives them
-    x         : (..., T, d)
-    form      : `signed` has channel weights of either sign; `convex` has probabilities, and signs in the experts
-    mask      : bool, broadcasts to (..., H, T, S), True = may attend
-    context   : (..., S, d) for cross-attention
-    positions : for the rotary embedding; None counts from 0
+    Args:
+        layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
+        x: (..., T, d).
+        form: `signed` has channel weights of either sign; `convex` has probabilities, and signs in the experts.
+        mask: Bool, broadcasts to (..., H, T, S); True marks a key the query may attend to.
+        context: (..., S, d) for cross-attention.
+        positions: For the rotary embedding; None counts from 0.
+
+    Raises:
+        InputError: `layer` has a gate that replaces what it gates, which is no factor of an expert.
     """
-    if form not in ("signed", "convex"):
-        raise ValueError(f"form must be 'signed' or 'convex'; got {form!r}.")
+    require_choice("form", form, get_args(Form))
     arrays = as_layer_arrays(layer)
     allowed = None if mask is None else np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
     steps = None if positions is None else np.asarray(positions)
@@ -147,7 +151,10 @@ def with_input_gates(layer: Layer) -> AttentionArrays:
     r"""Rewrite every gate that reads the query as one that reads the input, $\theta = W_Q w_g$; the same function.
 
     `bma-query` becomes `g1` and `bma` becomes `g2`, both with matrices of rank at most h for each head that is read.
-    A query bias becomes a bias of the gate. A gate with a rank or a width, or one that heads share, is refused.
+    A query bias becomes a bias of the gate.
+
+    Raises:
+        InputError: A gate that reads the query has a rank or a width, or heads share it.
     """
     arrays = as_layer_arrays(layer)
     gates: list[Gate] = []
@@ -157,10 +164,9 @@ def with_input_gates(layer: Layer) -> AttentionArrays:
             gates.append(gate)
             continue
         if gate.rank is not None or gate.width is not None or gate.share != "head":
-            raise ValueError(
-                f"Gate {gate} cannot read the input instead of the query: only whole matrices, one for each head, can. "
-                "Leave rank and width at None and share at 'head'."
-            )
+            expected = "a layer whose gates that read the query have a whole matrix for each head"
+            hint = "Leave rank and width at None and share at 'head'."
+            raise InputError("layer", expected=expected, got=str(gate), hint=hint)
         gates.append(replace(gate, reads="input", bias=0.0 if arrays.b_Q is not None else gate.bias))
         parameters[gate.path] = _input_parameters(arrays, gate)
     return replace(arrays, gates=Gates(gates), gate_parameters=parameters)
@@ -186,10 +192,7 @@ def _gate_parts(arrays: AttentionArrays, path: GatePath, sources: GateSources) -
     heads = gate.num_heads_at_site(arrays.shape)
     values = gate_values(gate, gate_reads(gate, sources), arrays.gate_parameters[path], num_heads=heads)
     if gate.op == "replace":
-        raise ValueError(
-            f"Gate {gate} replaces the {path} by a function of it, which no factor of an expert says. "
-            "Decompose a layer whose gates multiply or add."
-        )
+        raise InputError("layer", expected="a layer whose gates multiply or add", got=str(gate))
     return (values, None) if gate.op == "multiply" else (None, values)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate._validation import require_sizes
+from tidegate._validation import InputError, require_sizes
 from tidegate.experts.fitting import CellData, Fits, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Placement, default_design, default_truth
@@ -55,18 +55,15 @@ class ExpertExperiment:
     def __post_init__(self) -> None:
         require_sizes(k=self.k, k_star=self.k_star, replicates=self.replicates)
         if self.k < self.k_star:
-            raise ValueError(
-                f"k must be at least k_star, or no fit can be right; got k={self.k}, k_star={self.k_star}."
-            )
+            raise InputError("k", expected=f"at least k_star, which is {self.k_star}", got=self.k)
         if self.starts < 2:
-            raise ValueError(f"starts must be at least 2, so that their spread can be seen; got {self.starts}.")
-        if not (self.noise > 0 and self.radius > 0):
-            raise ValueError(f"noise and radius must be above 0; got noise={self.noise}, radius={self.radius}.")
+            raise InputError("starts", expected="at least 2, to have a spread", got=self.starts)
+        for name in ("noise", "radius"):
+            if not (value := getattr(self, name)) > 0:
+                raise InputError(name, expected="positive", got=value)
         if not self.ns or min(self.ns) < self.model.num_parameters:
-            raise ValueError(
-                f"ns must hold sample sizes of at least the {self.model.num_parameters} parameters; got {self.ns}. "
-                "Fewer samples than parameters determine nothing."
-            )
+            expected = f"sample sizes of at least the number of parameters, {self.model.num_parameters}"
+            raise InputError("ns", expected=expected, got=self.ns)
         self._check_truth()
 
     @property
@@ -90,18 +87,14 @@ class ExpertExperiment:
         for name, shape in shapes.items():
             array = getattr(truth, name)
             if array.shape != shape or array.dtype != np.float64:
-                raise ValueError(
-                    f"truth.{name} must be {shape} in float64 for placement {self.placement!r}; "
-                    f"got {array.shape}, {array.dtype}."
-                )
+                expected = f"an array of shape {shape} in float64 for placement {self.placement!r}"
+                raise InputError(f"truth.{name}", expected=expected, got=(array.shape, str(array.dtype)))
         _, jacobian = model.value_and_jacobian(truth.vector()[None], self.design)
         values = np.linalg.svd(jacobian[0], compute_uv=False)
         rank = int(np.sum(values > 1e-10 * values[0]))
         if rank < model.rank:
-            raise ValueError(
-                f"design is singular: at the truth the function depends on {rank} directions of the parameters, where "
-                f"{model.rank} are expected. Add different sequences, or move the truth."
-            )
+            expected = f"a design that determines {model.rank} directions of the parameters at the truth"
+            raise InputError("design", expected=expected, got=rank, hint="Add different sequences, or move the truth.")
         self._warn_of_gates(truth)
 
     def _warn_of_gates(self, truth: ExpertTruth) -> None:
@@ -152,8 +145,12 @@ def run_experiment(
 ) -> RateData:
     """Draw, fit and measure, one sample size after another.
 
-    loss     : what the expert error is; None is the vector-mass loss
-    progress : called with the sizes done and their number
+    Args:
+        experiment: What is drawn and fitted.
+        loss: Of the experts; None is the vector-mass loss.
+        tolerance: Of the fits; see `fit_batch`.
+        max_steps: Of a fit.
+        progress: Called with the sizes done and their number.
     """
     measure = VoronoiLoss() if loss is None else loss
     rows: list[dict[str, Any]] = []

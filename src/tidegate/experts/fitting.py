@@ -61,10 +61,15 @@ def fit_batch(
 ) -> Fits:
     """Fit each row of the data from its own start.
 
-    starts    : (b, P), float64
-    tolerance : what a step must gain, by its own forecast too, to count
-    patience  : steps in a row that gain less, after which a fit ends; a flat valley asks for more of it
-    free      : (P,) bool, the parameters that may move; None moves them all
+    Args:
+        model: What is fitted.
+        design: Points of the data.
+        data: Shares and means, a row for each fit.
+        starts: (b, P), float64.
+        tolerance: What a step must gain, by its own forecast too, to count.
+        patience: Steps in a row that gain less, after which a fit ends; a flat valley needs more.
+        max_steps: After which a fit ends without having converged.
+        free: (P,) bool, the parameters that may move; None moves them all.
     """
     if starts.dtype != np.float64:
         raise TypeError(f"starts must be float64; got {starts.dtype}. Single precision would become the errors' floor.")

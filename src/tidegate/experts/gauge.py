@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.experts.gauge_theory import basis_gauge, predict_gauge, reads_values, why_unpredicted
 from tidegate.experts.head_jacobian import value_singular_values
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
@@ -83,8 +84,9 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
     and with a rotary embedding more positions than rotating pairs. The cost grows with the cube of the number of
     parameters. A warning says if the singular values have no clear gap.
 
-    layer : `AttentionArrays`, or a layer whose `arrays()` gives them
-    x     : (..., T, d)
+    Args:
+        layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
+        x: (..., T, d).
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     entries: dict[str, Any] = {name: np.arange(array.size) for name, array in arrays.parameters().items()}
@@ -120,12 +122,14 @@ def head_gauge(layer: Layer, x: Any) -> HeadGauge:
     The cost grows with the cube of the model's width times the head's. A dense gate makes it slower; a gate that reads
     values or attention outputs asks for the whole Jacobian.
 
-    x : (..., T, d), generic, with at least d + h positions in all; fewer leave directions free whatever the gate
+    Args:
+        layer: As `gauge_report` takes it.
+        x: (..., T, d), generic, with at least d + h positions in all; fewer leave directions free whatever the gate.
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     groups, shape = arrays.shape.num_kv_heads, arrays.shape
     if (positions := inputs.size // shape.d_model) < (needed := shape.d_model + shape.head_dim):
-        raise ValueError(f"x must hold at least d + h = {needed} positions in all; got {positions}.")
+        raise InputError("x", expected=f"an input of at least d + h = {needed} positions in all", got=positions)
     _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
     followed = any(map(reads_values, arrays.gates))
     values = _values_through_gates(arrays, inputs) if followed else value_singular_values(arrays, inputs)
@@ -216,10 +220,8 @@ def _jacobian(arrays: AttentionArrays, x: Floats, entries: Mapping[str, Any]) ->
 
 def _require_outputs(x: Floats, num_parameters: int) -> None:
     if x.size < num_parameters:
-        raise ValueError(
-            f"x must give at least as many outputs as there are parameters, {num_parameters}; got {x.size}. "
-            "Add sequences or positions."
-        )
+        expected = f"an input of at least as many outputs as there are parameters, {num_parameters}"
+        raise InputError("x", expected=expected, got=x.size, hint="Add sequences or positions.")
 
 
 def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:

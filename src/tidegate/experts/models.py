@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy.special import expit
 
-from tidegate._validation import require_sizes
+from tidegate._validation import InputError, require_choice, require_sizes
 from tidegate.experts.layers import Floats
 
 Placement: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
@@ -42,10 +42,8 @@ class Design:
 
     def __post_init__(self) -> None:
         if self.points.ndim != 3 or self.points.dtype != np.float64:
-            raise ValueError(
-                f"Design.points must be (sequences, tokens, width) in float64; got {self.points.shape}, "
-                f"{self.points.dtype}. Single precision cannot tell a flat direction from a curved one."
-            )
+            expected = "an array (sequences, tokens, width) in float64"
+            raise InputError("points", expected=expected, got=(self.points.shape, str(self.points.dtype)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,8 +71,7 @@ class ExpertModel:
     width: int = 2
 
     def __post_init__(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}; got {self.placement!r}.")
+        require_choice("placement", self.placement, PLACEMENTS)
         require_sizes(k=self.k, width=self.width)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.experts.fitting import CellData, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, default_design
@@ -44,13 +45,18 @@ def profile_modulus(
     It is the least over all experts and over directions around each (evenly around the circle for width 2, random
     otherwise). Fits start at the truth, so this is the modulus near it.
 
-    model : with as many experts as the truth
+    Args:
+        model: With as many experts as the truth.
+        truth: Where fits start.
+        radii: Distances of the one expert from its true value.
+        design: None takes the default design of the model's width.
+        num_directions: In which each expert is moved.
     """
     if len(truth.experts) != model.k:
-        raise ValueError(f"model must have as many experts as truth, {len(truth.experts)}; got k={model.k}.")
+        raise InputError("model.k", expected=f"the number of experts in truth, {len(truth.experts)}", got=model.k)
     distances = np.asarray(radii, dtype=np.float64)
     if distances.ndim != 1 or len(distances) < 2 or np.any(distances <= 0):
-        raise ValueError(f"radii must be at least two positive numbers; got {radii!r}.")
+        raise InputError("radii", expected="two or more positive numbers", got=radii)
     support = default_design(width=model.width) if design is None else design
     values = [_least_change(model, truth, expert, distances, support, num_directions) for expert in range(model.k)]
     least = np.min(values, axis=0)

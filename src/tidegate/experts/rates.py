@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from tidegate._validation import InputError, require_choice
 from tidegate.experts.estimate import METRICS, RateData
 from tidegate.experts.layers import Floats
 
@@ -55,20 +56,21 @@ def estimate_rate(
     spread shrinks: at the largest n below a tenth of the error, or falling as fast as n to the -0.2. *not identified*
     needs an interval above -0.2 and the same share of converged fits. Everything else is *inconclusive*.
 
-    metric   : one of `METRICS`
-    n_min    : sizes below are left out
-    quantile : over replicates, of the error
+    Args:
+        data: Of an experiment.
+        metric: One of `METRICS`.
+        n_min: Sizes below are left out.
+        quantile: Over replicates, of the error.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}.")
+    require_choice("metric", metric, METRICS)
     used = np.array([n >= n_min for n in data.ns])
     if used.sum() < 3:
-        raise ValueError(f"At least 3 sizes of n_min={n_min} or more are needed for a slope; got {used.sum()}.")
+        raise InputError("n_min", expected="a size that at least 3 of the data's sizes reach, for a slope", got=n_min)
     ns, errors = np.array(data.ns)[used], data.errors[metric][used]
     if np.any(np.quantile(errors, quantile, axis=1) <= 0):
-        raise ValueError(
-            f"The error {metric!r} is 0 at some size, so that it has no slope: the model has no such part."
-        )
+        raise InputError("metric", expected="an error above 0 at every size: the model has no such part", got=metric)
     slope = float(_slope(ns, np.quantile(errors, quantile, axis=1)))
     interval = _bootstrap(ns, errors, quantile, resamples, np.random.default_rng(seed))
     converged = float(np.min(np.mean(data.converged[used], axis=(1, 2))))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tidegate._validation import InputError
 from tidegate.experts.canonical import canonical_layer
 from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
@@ -36,10 +37,13 @@ class FoundLayer:
 def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
     """Differentiate all outputs by some of the layer's parameters, in forward mode and float64.
 
-    layer   : of NumPy arrays
-    x       : (..., T, d)
-    entries : by name, as in `layer.parameters()`, the flat indices of the numbers to differentiate by
-    returns : (outputs, number of entries) for each name
+    Args:
+        layer: Of NumPy arrays.
+        x: (..., T, d).
+        entries: By name, as in `layer.parameters()`, the flat indices of the numbers to differentiate by.
+
+    Returns:
+        (outputs, number of entries) for each name.
     """
     own = {name: torch.tensor(np.asarray(array), dtype=torch.float64) for name, array in layer.parameters().items()}
     inputs = torch.tensor(x, dtype=torch.float64)
@@ -75,10 +79,8 @@ def attention_layers(model: Any) -> list[FoundLayer]:
         raise TypeError(f"model must be AttentionArrays or a PyTorch module; got {type(model).__name__}.")
     found = list(_walk(model, ""))
     if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no attention layer that is known here: neither GatedAttention nor a module "
-            f"with {', '.join(PROJECTIONS)}."
-        )
+        expected = f"a model with attention layers: GatedAttention, or modules with {', '.join(PROJECTIONS)}"
+        raise InputError("model", expected=expected, got=type(model).__name__)
     return found
 
 
@@ -98,7 +100,7 @@ def attention_inputs(model: Any, tokens: Any) -> list[tuple[str, AttentionArrays
     """Run the model on the tokens; return name, arrays and input (B, T, M) of every `GatedAttention` layer."""
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, GatedAttention)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no GatedAttention layer, whose whole function would be known.")
+        raise InputError("model", expected="a model with GatedAttention layers", got=type(model).__name__)
     inputs: dict[str, Tensor] = {}
 
     def keep_as(name: str) -> Any:
@@ -132,17 +134,16 @@ def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
 def _foreign_arrays(module: nn.Module, name: str) -> AttentionArrays:
     known = (*PROJECTIONS, *_NORMS)
     if strange := [own for own, _ in module.named_parameters() if own.split(".")[0] not in known]:
-        raise ValueError(
-            f"Module {name!r} has parameters beside its projections, {', '.join(strange)}, whose part in the attention "
-            "is not known."
-        )
+        expected = f"a model whose attention {name!r} has no parameters but its projections and norms"
+        raise InputError("model", expected=expected, got=", ".join(strange))
     q, k, v, o = (cast("nn.Linear", getattr(module, projection)) for projection in PROJECTIONS)
     width = getattr(module, "head_dim", None)
     if not isinstance(width, int) or q.out_features != o.in_features or k.out_features != v.out_features:
-        raise ValueError(
-            f"Module {name!r} must have an integer head_dim, as wide a query as its output projection reads and as "
-            f"wide a key as value; got head_dim={width!r}, {q.out_features} for {o.in_features}, {k.out_features} for "
-            f"{v.out_features}."
+        raise InputError(
+            "model",
+            expected=f"a model whose attention {name!r} has an integer head_dim, a query as wide as its output "
+            "projection reads, and a key as wide as its value",
+            got={"head_dim": width, "q": q.out_features, "k": k.out_features, "v": v.out_features, "o": o.in_features},
         )
     return AttentionArrays(
         W_Q=weight_by_head(q.weight, width),

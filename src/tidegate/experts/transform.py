@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tidegate._validation import InputError
 from tidegate.experts.gauge_theory import SIDES, Basis, Side, basis_gauge, reads_values
 from tidegate.experts.layers import Floats, Layer, as_layer_arrays
 from tidegate.gate import Gate
@@ -25,10 +26,15 @@ _ROUNDING = 1e-9
 
 
 def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | None = None) -> AttentionArrays:
-    """Move a layer to other parameters of the same function; a change that would alter the function is refused.
+    """Move a layer to other parameters of the same function.
 
-    value : (G, h, h), R of each key/value group; None leaves the side as it is
-    query : (G, h, h), S of each group
+    Args:
+        layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
+        value: (G, h, h), R of each key/value group; None leaves the side as it is.
+        query: (G, h, h), S of each group.
+
+    Raises:
+        InputError: The change would alter the function.
     """
     arrays = as_layer_arrays(layer)
     if value is not None:
@@ -148,22 +154,22 @@ def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None
     name = "value" if side == "value-output" else "query"
     groups, width = arrays.shape.num_kv_heads, arrays.shape.head_dim
     if basis.shape != (groups, width, width):
-        raise ValueError(f"{name} must have shape {(groups, width, width)}; got {basis.shape}.")
+        raise InputError(name, expected=f"an array of shape {(groups, width, width)}", got=basis.shape)
     identity = np.eye(width)
     gauge: Basis = basis_gauge(arrays, side)
     if gauge == "fixed" and not np.array_equal(basis, np.broadcast_to(identity, basis.shape)):
-        raise ValueError(f"{name} must be identities: the layer's gates or metric leave no known change of basis.")
+        raise InputError(name, expected="identities: the layer's gates or metric leave no known change of basis")
     if gauge == "scaling" and np.any((np.abs(basis) > 0).sum(axis=-1) != 1):
-        raise ValueError(f"{name} must scale and permute channels alone: the layer has an elementwise gate there.")
+        raise InputError(name, expected="scales and permutations of channels: an elementwise gate allows no other")
     if gauge != "linear" and not channels_may_move(arrays, side) and np.any(basis * (1 - identity)):
-        raise ValueError(f"{name} must keep the order of channels, which all heads share or the rotation pairs.")
+        raise InputError(name, expected="diagonal: all heads share the order of channels, or the rotation pairs them")
     if side == "query-key":
         turning = rotation_generator(arrays)
         if np.max(np.abs(basis @ turning - turning @ basis)) > _ROUNDING * np.max(np.abs(basis)):
-            raise ValueError("query must commute with the rotary embedding: one complex factor for each pair.")
+            raise InputError("query", expected="one complex factor for each pair, as the rotary embedding allows")
         normed = arrays.q_norm is not None or arrays.k_norm is not None
         if normed and not np.array_equal(np.abs(basis), np.broadcast_to(identity, basis.shape)):
-            raise ValueError("query must be signs of channels alone: query and key pass a norm.")
+            raise InputError("query", expected="signs of channels: query and key pass a norm")
 
 
 def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator) -> Floats:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from tidegate._validation import InputError, require_choice
 from tidegate.experts.layers import Floats
 
 LossKind: TypeAlias = Literal["vector_mass", "scalar_mass", "raw"]
@@ -61,16 +62,19 @@ class VoronoiLoss:
     kind: LossKind = "vector_mass"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("vector_mass", "scalar_mass", "raw"):
-            raise ValueError(f"kind must be 'vector_mass', 'scalar_mass' or 'raw'; got {self.kind!r}.")
+        require_choice("kind", self.kind, get_args(LossKind))
 
     def __call__(self, fitted: Atoms, truth: Atoms) -> LossParts:
-        """Compute the loss with its parts; fewer fitted than true atoms are refused."""
+        """Compute the loss with its parts.
+
+        Raises:
+            InputError: There are fewer fitted than true atoms, too many without locations, or only one has locations.
+        """
         k, k_star = len(fitted.masses), len(truth.masses)
         if k < k_star:
-            raise ValueError(f"fitted must have at least as many atoms as truth, {k_star}; got {k}.")
+            raise InputError("fitted", expected=f"at least as many atoms as truth, {k_star}", got=k)
         if (fitted.locations is None) != (truth.locations is None):
-            raise ValueError("fitted and truth must both have locations, or neither.")
+            raise InputError("fitted", expected="atoms with locations if truth has them, and without otherwise")
         if fitted.locations is None or truth.locations is None:
             return self._best(fitted, truth)
         distances = np.linalg.norm(fitted.locations[:, None] - truth.locations[None], axis=-1)
@@ -89,9 +93,8 @@ class VoronoiLoss:
     def _best(self, fitted: Atoms, truth: Atoms) -> LossParts:
         k, k_star = len(fitted.masses), len(truth.masses)
         if k_star**k > _LARGEST_SEARCH:
-            raise ValueError(
-                f"Atoms without locations are assigned by trying all {k_star}^{k} ways, which are too many."
-            )
+            expected = f"atoms without locations that can be assigned in at most {_LARGEST_SEARCH:,} ways"
+            raise InputError("fitted", expected=expected, got=k_star**k)
         ways = [np.array(way) for way in product(range(k_star), repeat=k)]
         losses = [self._mass_error(fitted.masses, truth.masses, way) for way in ways]
         best = int(np.argmin(losses))
