@@ -68,8 +68,8 @@ def is_package(module: ModuleType) -> bool:
 
 
 def says_what_is_public(module: ModuleType) -> bool:
-    """A package does, and the plots, which their package leaves out because they need matplotlib."""
-    return is_package(module) or module.__name__ == "tidegate.tensors.plots"
+    """A package does, and two modules that their packages leave out: plots need matplotlib, converters few people."""
+    return is_package(module) or module.__name__ in ("tidegate.tensors.plots", "tidegate.torch.convert")
 
 
 def is_private(name: str) -> bool:

@@ -8,16 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.torch import (
-    TransformerConfig,
-    TransformerLM,
-    add_gates,
-    attention_statistics,
-    load_model,
-    save_gates,
-    save_model,
-)
+from tidegate.torch import TransformerConfig, TransformerLM, attention_statistics, load_model, save_model
 from tidegate.torch.observing.observation import Observation
+from tidegate.torch.retrofit import add_gates, save_gates
 
 runner = CliRunner()
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from tidegate.cli import app
 from tidegate.config import TransformerConfig
 from tidegate.lab.training.records import Record, RecordFile
-from tidegate.torch import TransformerLM, add_gates, load_model
+from tidegate.torch import TransformerLM, load_model
+from tidegate.torch.retrofit import add_gates
 
 TEXT = "".join(f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(300))
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]

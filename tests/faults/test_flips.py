@@ -34,9 +34,10 @@ from tidegate.lab.training.log import RunLog, log_path
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.train import make_optimizer
-from tidegate.torch import TransformerLM, add_gates, load_gates, load_model, observe, save_gates, save_model
+from tidegate.torch import TransformerLM, load_model, observe, save_model
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.observing.observation import Observation
+from tidegate.torch.retrofit import add_gates, load_gates, save_gates
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 

@@ -37,8 +37,9 @@ from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import RecordFile
 from tidegate.lab.training.train import make_optimizer
 from tidegate.report.page import Page
-from tidegate.torch import TransformerLM, add_gates, load_gates, load_model, observe, save_gates, save_model
+from tidegate.torch import TransformerLM, load_model, observe, save_model
 from tidegate.torch.observing.observation import Observation
+from tidegate.torch.retrofit import add_gates, load_gates, save_gates
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 MOST_SECONDS, MOST_BYTES = 20.0, 100 * 2**20

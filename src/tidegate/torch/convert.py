@@ -17,6 +17,15 @@ from tidegate.gate import PRESETS
 from tidegate.sizes import HeadShape
 from tidegate.torch.precision import widen
 
+__all__ = [
+    "from_fused_query_gate",
+    "from_gpt_oss",
+    "from_stacked_qkv",
+    "gpt_oss_layer",
+    "to_fused_query_gate",
+    "to_gpt_oss",
+]
+
 _Layout: TypeAlias = dict[str, tuple[str, ...]]
 """What a state dict holds: each tensor's axes by name. An axis is a product, such as 2HD."""
 
@@ -118,7 +127,7 @@ def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-q
     return _copy_contiguous(own)
 
 
-class SinkConfig(Protocol):
+class _SinkConfig(Protocol):
     """What `gpt_oss_layer` reads of a configuration of the GPT-OSS family."""
 
     hidden_size: int
@@ -132,7 +141,7 @@ class SinkConfig(Protocol):
     rope_parameters: Mapping[str, Any]
 
 
-def gpt_oss_layer(config: SinkConfig, layer: int) -> AttentionConfig:
+def gpt_oss_layer(config: _SinkConfig, layer: int) -> AttentionConfig:
     """The options of our layer that is the attention of a GPT-OSS model's layer.
 
     Its rotary scaling, YaRN, is taken over, the factor of the scores as the layer's temperature; any other scaling is

@@ -18,17 +18,9 @@ from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
 from tidegate.lab.tasks.tokenizing import tokenize
-from tidegate.torch import (
-    TransformerConfig,
-    TransformerLM,
-    add_gates,
-    gate_parameters,
-    load_model,
-    save_gates,
-    save_model,
-    save_pretrained,
-)
+from tidegate.torch import TransformerConfig, TransformerLM, gate_parameters, load_model, save_model
 from tidegate.torch.hf import from_transformer_lm
+from tidegate.torch.retrofit import add_gates, save_gates, save_pretrained
 
 
 @pytest.fixture(scope="module")

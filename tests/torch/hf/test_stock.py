@@ -3,8 +3,9 @@ import torch
 from closeness import assert_close
 
 from tidegate.config import Rotary, TransformerConfig
-from tidegate.torch import TransformerLM, add_gates
+from tidegate.torch import TransformerLM
 from tidegate.torch.hf import to_stock_model
+from tidegate.torch.retrofit import add_gates
 
 SIZES = {"gate": "none", "d_model": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_length": 32}
 TOKENS = torch.arange(18).reshape(2, 9) * 7 % 64

@@ -13,7 +13,8 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
 from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
 
-from tidegate.torch import GatedAttention, from_gpt_oss, gpt_oss_layer
+from tidegate.torch import GatedAttention
+from tidegate.torch.convert import from_gpt_oss, gpt_oss_layer
 from tidegate.torch.observing.interface import InterfaceCalls
 from tidegate.torch.observing.watcher import observe
 from tidegate.torch.retrofit import add_gates

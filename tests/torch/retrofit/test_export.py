@@ -5,7 +5,7 @@ from covers import axis, over
 from retrofit_models import inputs_of, logits, stir, tiny
 from transformers import AutoModelForCausalLM
 
-from tidegate.torch import from_fused_query_gate
+from tidegate.torch.convert import from_fused_query_gate
 from tidegate.torch.retrofit import add_gates, to_qwen3_next, to_qwen3_next_attention
 
 GATES = ["g1", "g1-head", "output:input:b0", "output:input:shared-group:r3", "output:input:w5:shared-layer"]

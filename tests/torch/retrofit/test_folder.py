@@ -19,8 +19,15 @@ from transformers import (
 )
 
 import tidegate
-from tidegate.torch import gate_parameters, load_pretrained, save_pretrained
-from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates, save_gates
+from tidegate.torch import gate_parameters
+from tidegate.torch.retrofit import (
+    add_gates,
+    freeze_all_but_gates,
+    load_pretrained,
+    remove_gates,
+    save_gates,
+    save_pretrained,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,7 +63,7 @@ def test_a_loaded_model_generates_and_goes_on_learning(tmp_path):
     add_gates(model, "g1")
     stir(model)
     save_pretrained(model, tmp_path)
-    again = tidegate.torch.load_pretrained(str(tmp_path))
+    again = tidegate.torch.retrofit.load_pretrained(str(tmp_path))
     prompt = inputs_of(model, length=5)
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     assert torch.equal(again.generate(**prompt, **options), model.generate(**prompt, **options))

@@ -397,8 +397,8 @@ def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
     if any("attn_gate" in name.split(".") for name in unread):
         raise ValueError(
             f"MODEL {folder} has weights of gates that its class does not know, and would run without them. Write the "
-            "gates with tidegate.torch.save_gates(model, DIR), and give --gates DIR; or load the folder by "
-            "tidegate.torch.load_pretrained and write it again by save_pretrained of tidegate.torch."
+            "gates with tidegate.torch.retrofit.save_gates(model, DIR), and give --gates DIR; or load the folder by "
+            "load_pretrained of tidegate.torch.retrofit and write it again by its save_pretrained."
         )
     if says_gated(folder):
         raise ValueError(

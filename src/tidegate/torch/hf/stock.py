@@ -13,7 +13,7 @@ from tidegate.torch.decoder import TransformerLM
 def to_stock_model(model: TransformerLM) -> PreTrainedModel:
     """The same model without any code of ours: copies of the weights, equal logits, the same mode of training.
 
-    Gates may then be added to it by `tidegate.torch.add_gates`. A `ValueError` says what has no counterpart there.
+    Gates may then be added by `tidegate.torch.retrofit.add_gates`. Raises InputError for options without a counterpart.
     """
     config = model.config
     require_stock(config)
