@@ -41,7 +41,8 @@ entries = st.floats(-3, 3, width=64).map(lambda x: round(x, 3))
 few = settings(max_examples=4)
 states_drawn = hnp.arrays(np.float64, (3, 4), elements=entries)
 patterns_drawn = hnp.arrays(np.float64, (6, 4), elements=entries)
-betas = st.sampled_from([0.1, 1.0, 7.0])
+# Arrays, which JAX traces: for every number it would compile anew.
+betas = st.sampled_from([0.1, 1.0, 7.0]).map(np.asarray)
 signs = st.sampled_from([-1.0, 1.0])
 sign_states = hnp.arrays(np.float64, (3, 4), elements=signs)
 sign_patterns = hnp.arrays(np.float64, (6, 4), elements=signs)
@@ -55,19 +56,18 @@ def hebb_weights(patterns):
 # --- the classical network
 
 
-@few
-@given(states=sign_states, patterns=sign_patterns)
-def test_classical_energy_is_the_quadratic_form_of_hebb_weights(library, states, patterns):
-    expected = [-state @ hebb_weights(patterns) @ state / 2 for state in states]
-    assert_close(library.call(classical_hopfield_energy, states, patterns), np.asarray(expected))
+def classical(states, patterns):
+    return classical_hopfield_energy(states, patterns), classical_hopfield_update(states, patterns)
 
 
 @few
 @given(states=sign_states, patterns=sign_patterns)
-def test_classical_update_is_the_sign_of_the_field_and_no_field_keeps_the_state(library, states, patterns):
+def test_the_classical_network_has_hebb_weights(library, states, patterns):
+    """Its energy is their quadratic form, and its update the sign of the field; no field keeps the state."""
+    energy, update = library.call(classical, states, patterns)
+    assert_close(energy, np.asarray([-state @ hebb_weights(patterns) @ state / 2 for state in states]))
     field = np.round(4 * states @ hebb_weights(patterns))
-    expected = np.where(field == 0, states, np.sign(field))
-    np.testing.assert_array_equal(to_numpy(library.call(classical_hopfield_update, states, patterns)), expected)
+    np.testing.assert_array_equal(to_numpy(update), np.where(field == 0, states, np.sign(field)))
 
 
 @given(states=sign_states, patterns=sign_patterns, neuron=st.integers(0, 3))
@@ -98,19 +98,18 @@ def test_classical_energy_constant_is_half_the_number_of_patterns():
 # --- the modern network
 
 
+def energy_and_update(states, patterns, beta):
+    return modern_hopfield_energy(states, patterns, beta), modern_hopfield_update(states, patterns, beta)
+
+
 @few
 @given(states=states_drawn, patterns=patterns_drawn, beta=betas)
-def test_modern_energy_is_ramsauers(library, states, patterns, beta):
+def test_modern_energy_is_ramsauers_and_the_update_a_softmax_mean_of_the_patterns(library, states, patterns, beta):
+    energy, update = library.call(energy_and_update, states, patterns, beta)
     free = -logsumexp(beta * states @ patterns.T, axis=1) / beta
     well = (np.sum(states**2, axis=1) + np.max(np.sum(patterns**2, axis=1))) / 2
-    assert_close(library.call(modern_hopfield_energy, states, patterns, beta), free + well + math.log(6) / beta)
-
-
-@few
-@given(states=states_drawn, patterns=patterns_drawn, beta=betas)
-def test_modern_update_is_a_softmax_mean_of_the_patterns(library, states, patterns, beta):
-    expected = softmax(beta * states @ patterns.T, axis=1) @ patterns
-    assert_close(library.call(modern_hopfield_update, states, patterns, beta), expected)
+    assert_close(energy, free + well + math.log(6) / beta)
+    assert_close(update, softmax(beta * states @ patterns.T, axis=1) @ patterns)
 
 
 @given(patterns=patterns_drawn, mixture=hnp.arrays(np.float64, (6,), elements=st.floats(0.01, 1)), beta=betas)
@@ -189,13 +188,16 @@ def test_low_beta_ends_in_the_mean_of_all_patterns():
     assert_close(hopfield_retrieve(STATE, PATTERNS, 1e-9).state, PATTERNS.mean(axis=0), dtype="float32")
 
 
-@pytest.mark.parametrize("function", [classical_hopfield_energy, classical_hopfield_update, modern_hopfield_energy])
-def test_batches_of_patterns_meet_batches_of_states(library, function):
+def test_batches_of_patterns_meet_batches_of_states(library):
     states, patterns = RNG.normal(size=(2, 1, 4)), RNG.normal(size=(3, 6, 4))
-    batched = to_numpy(library.call(function, states, patterns))
-    for i in range(2):
-        for j in range(3):
-            assert_close(batched[i, j], np.asarray(function(states[i, 0], patterns[j])))
+
+    def all_of_them(states, patterns):
+        return *classical(states, patterns), modern_hopfield_energy(states, patterns)
+
+    batched = library.call(all_of_them, states, patterns)
+    for i, j in np.ndindex(2, 3):
+        for together, alone in zip(batched, all_of_them(states[i, 0], patterns[j]), strict=True):
+            assert_close(to_numpy(together)[i, j], np.asarray(alone))
 
 
 def test_one_query_is_retrieved_from_each_batch_of_patterns(library):
@@ -232,15 +234,16 @@ def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
 # --- attention
 
 
+def both_steps(queries, keys, values):
+    return attention_as_hopfield(queries, keys, values), attention_as_hopfield(queries, keys, keys, 0.8)
+
+
 @few
 @given(queries=states_drawn, keys=patterns_drawn, values=patterns_drawn)
 def test_attention_is_one_retrieval_step(library, queries, keys, values):
-    assert_close(
-        library.call(attention_as_hopfield, queries, keys, values), scaled_dot_product_attention(queries, keys, values)
-    )
-    assert_close(
-        library.call(attention_as_hopfield, queries, keys, keys, 0.8), modern_hopfield_update(queries, keys, 0.8)
-    )
+    attended, retrieved = library.call(both_steps, queries, keys, values)
+    assert_close(attended, scaled_dot_product_attention(queries, keys, values))
+    assert_close(retrieved, modern_hopfield_update(queries, keys, 0.8))
 
 
 def test_attention_over_batches_of_heads(library):
@@ -271,8 +274,16 @@ def test_jax_and_torch_agree_on_the_gradient_through_retrieval(query):
         assert_close(leaf.grad, gradient, what="gradient")
 
 
-def test_a_single_pattern_has_infinite_separation(library):
-    assert to_numpy(library.call(separation_quality, PATTERNS[:1])) == math.inf
+def test_separation_is_the_smallest_gap_in_overlap(library):
+    def each(patterns, several):
+        return separation_quality(patterns), separation_quality(several), separation_quality(patterns[:1])
+
+    gram = PATTERNS @ PATTERNS.T
+    expected = np.asarray([min(gram[i, i] - gram[i, j] for j in range(6) if j != i) for i in range(6)])
+    found, batched, single = library.call(each, PATTERNS, np.stack([PATTERNS, 2 * PATTERNS]))
+    assert_close(found, expected)
+    assert_close(batched, np.stack([expected, 4 * expected]))
+    assert to_numpy(single) == math.inf
 
 
 def test_an_infinite_separation_has_a_finite_gradient():
@@ -288,6 +299,7 @@ def test_an_infinite_separation_has_a_finite_gradient():
 
 def test_classical_capacity_is_0_138_of_the_neurons():
     assert classical_capacity(1000) == 138.0
+    assert_close(separation_quality(np.stack([STATE, STATE])), np.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -318,35 +330,23 @@ def test_modern_capacity_grows_exponentially_and_with_the_accepted_risk():
     assert modern_capacity(100_000) == math.inf
 
 
-def test_separation_is_the_smallest_gap_in_overlap(library):
-    gram = PATTERNS @ PATTERNS.T
-    expected = [min(gram[i, i] - gram[i, j] for j in range(6) if j != i) for i in range(6)]
-    assert_close(library.call(separation_quality, PATTERNS), np.asarray(expected))
-    batched = library.call(separation_quality, np.stack([PATTERNS, 2 * PATTERNS]))
-    assert_close(batched, np.stack([expected, 4 * np.asarray(expected)]))
-
-
-def test_twins_have_no_separation():
-    assert_close(separation_quality(np.stack([STATE, STATE])), np.zeros(2))
-
-
 # --- landscapes and basins
 
 
 def test_the_landscape_is_the_energy_on_a_line_through_the_mean(library):
-    positions, energies = library.call(energy_landscape_1d, PATTERNS, 2, 9, 0.5)
+    def both(patterns, equal):
+        return energy_landscape_1d(patterns, 2, 9, 0.5), energy_landscape_1d(equal, -1, 9)
+
+    (positions, energies), (wide, flat) = library.call(both, PATTERNS, np.zeros((2, 6, 4)))
     low, high = PATTERNS[:, 2].min(), PATTERNS[:, 2].max()
     expected = np.linspace(low - (high - low) / 2, high + (high - low) / 2, 9)
     assert_close(positions, expected)
     states = np.tile(PATTERNS.mean(axis=0), (9, 1))
     states[:, 2] = expected
     assert_close(energies, modern_hopfield_energy(states, PATTERNS, 0.5))
-
-
-def test_the_landscape_of_equal_coordinates_has_width_two_in_all_batches(library):
-    positions, energies = library.call(energy_landscape_1d, np.zeros((2, 6, 4)), -1, 9)
-    assert_close(positions, np.tile(np.linspace(-0.5, 1.5, 9), (2, 1)))
-    assert tuple(energies.shape) == (2, 9)
+    # Equal coordinates have a range of 1, in all batches.
+    assert_close(wide, np.tile(np.linspace(-0.5, 1.5, 9), (2, 1)))
+    assert tuple(flat.shape) == (2, 9)
 
 
 def test_the_basin_holds_all_starts_without_noise_and_few_with_much():
@@ -361,9 +361,9 @@ def test_the_basin_is_the_share_of_starts_that_end_within_half_the_gap(library):
     gap = min(np.linalg.norm(PATTERNS[-2] - other) for other in np.delete(PATTERNS, -2, axis=0))
     expected = np.mean(np.linalg.norm(final - PATTERNS[-2], axis=1) < gap / 2)
     assert 0 < expected < 1
-    assert_close(library.call(retrieval_basin, -2, PATTERNS, 9, 1.5, 1.3), np.asarray(expected))
     batched = library.call(retrieval_basin, -2, np.stack([PATTERNS, PATTERNS]), 9, 1.5, 1.3)
     assert_close(batched, np.asarray([expected, expected]))
+    assert_close(retrieval_basin(-2, PATTERNS, 9, 1.5, 1.3), np.asarray(expected))
 
 
 def test_twins_are_never_retrieved_and_an_only_pattern_always():

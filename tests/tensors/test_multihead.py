@@ -80,13 +80,14 @@ def test_the_order_of_keys_does_not_matter(library, order):
 def test_a_batch_is_a_loop(library):
     expected = np.stack([multihead_attention(*one, *WEIGHTS) for one in zip(Q, K, V, strict=True)])
     assert_close(library.call(multihead_attention_batched, Q, K, V, *WEIGHTS), expected)
-    assert_close(library.call(multihead_attention_batched, Q[None], K[None], V[None], *WEIGHTS)[0], expected)
+    assert_close(multihead_attention_batched(Q[None], K[None], V[None], *WEIGHTS)[0], expected)
 
 
-@pytest.mark.parametrize("mask", [MASK[0, 0], MASK[:1], MASK[:, :1], MASK[..., :1]])
-def test_masks_have_two_axes_or_all(library, mask):
-    expected = multihead_attention(Q, K, V, *WEIGHTS, np.broadcast_to(mask, MASK.shape))
-    assert_close(library.call(multihead_attention_batched, Q, K, V, *WEIGHTS, mask), expected)
+def test_masks_have_two_axes_or_all(library):
+    some = [MASK[0, 0], MASK[:1], MASK[:, :1], MASK[..., :1]]
+    found = library.call(lambda *masks: [multihead_attention_batched(Q, K, V, *WEIGHTS, mask) for mask in masks], *some)
+    for mask, output in zip(some, found, strict=True):
+        assert_close(output, multihead_attention(Q, K, V, *WEIGHTS, np.broadcast_to(mask, MASK.shape)))
 
 
 def test_a_mask_for_each_head_without_a_batch(library):
@@ -101,10 +102,7 @@ def test_returned_weights_are_those_of_each_head(library):
         arguments = Q @ W_Q[h], K @ W_K[h], V @ W_V[h], MASK[:, h]
         assert_close(weights[:, h], scaled_dot_product_attention(*arguments, return_weights=True)[1])
     assert_close(output, multihead_attention(Q, K, V, *WEIGHTS, MASK))
-
-
-def test_a_query_that_sees_nothing_gets_zero(library):
-    output, weights = library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK, return_weights=True)
+    # The second query of the first batch sees nothing.
     assert (to_numpy(output)[0, 1] == 0).all()
     assert (to_numpy(weights)[0, :, 1] == 0).all()
 
@@ -148,21 +146,21 @@ def test_diversity_is_one_minus_the_mean_cosine_similarity_of_pairs(library, wei
     assert_close(library.call(head_diversity, weights), 1 - np.mean(pairs, axis=0))
 
 
-def test_identical_heads_have_diversity_zero_and_disjoint_heads_one(library):
+def test_diversity_of_identical_disjoint_and_blank_heads(library):
+    """A blank head, one without weight, resembles other blank heads only."""
     weights = softmax_rows(RNG.normal(size=(QUERIES, KEYS)))
-    assert_close(library.call(head_diversity, np.stack([weights] * 4)), np.asarray(0.0))
-    first, second = np.zeros((2, QUERIES, KEYS))
+    blank, first, second = np.zeros((3, QUERIES, KEYS))
     first[:, 0], second[:, 1] = 1, 1
-    assert_close(library.call(head_diversity, np.stack([first, second])), np.asarray(1.0))
-    assert_close(library.call(head_diversity, weights[None]), np.asarray(0.0))
-
-
-def test_heads_without_weight_resemble_each_other_only(library):
-    weights = softmax_rows(RNG.normal(size=(QUERIES, KEYS)))
-    blank = np.zeros((QUERIES, KEYS))
-    assert_close(library.call(head_diversity, np.stack([blank, blank])), np.asarray(0.0))
-    assert_close(library.call(head_diversity, np.stack([blank, weights])), np.asarray(1.0))
-    assert_close(library.call(head_diversity, np.stack([blank, blank, weights])), np.asarray(2 / 3))
+    cases = {
+        0.0: ([weights] * 4, [weights], [blank, blank]),
+        1.0: ([first, second], [blank, weights]),
+        2 / 3: ([blank, blank, weights],),
+    }
+    heads = [np.stack(heads) for several in cases.values() for heads in several]
+    found = library.call(lambda *each: [head_diversity(one) for one in each], *heads)
+    expected = [diversity for diversity, several in cases.items() for _ in several]
+    for one, diversity in zip(found, expected, strict=True):
+        assert_close(one, np.asarray(diversity))
 
 
 @with_autodiff
