@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,6 @@ import pytest
 import torch
 from closeness import assert_close, naming, to_numpy
 from errors import rejects
-from hypothesis import given
-from hypothesis import strategies as st
 from layers import EXOTIC, GATES, gate_parameters
 from libraries import JAX_JIT
 from slow import slow_gate
@@ -168,17 +166,6 @@ def test_a_sigmoid_gate_lies_between_its_ends(gate, size):
         assert {0.0, 1.0} <= set(values.ravel())
 
 
-@given(
-    x=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=2),
-    w=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=2),
-)
-def test_a_sigmoid_gate_lies_between_its_ends_for_any_numbers(x, w):
-    gate = Gate(site="dense", reads="input")
-    reads, weight = np.array(x).reshape(1, 1, 2), np.array(w).reshape(1, 2, 1)
-    values = gate_values(gate, reads, {"weight": weight}, num_heads=1)
-    assert ((values >= 0) & (values <= 1)).all()
-
-
 @pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
 def test_gates_at_the_starting_deviation_are_near_one_half(gate):
     _, sources, _ = case(gate)
@@ -276,16 +263,6 @@ class TestReads:
             assert (reads == gate_reads(Gate.parse(gate), GateSources(**sources))).all()
         with rejects("GateSources.input"):
             gate_reads(Gate(), GateSources())
-
-
-def test_sources_are_frozen_keywords_that_start_as_none():
-    sources = GateSources()
-    assert [getattr(sources, name) for name in ("input", "context", "query", "value", "output")] == [None] * 5
-    with pytest.raises(FrozenInstanceError):
-        sources.input = sample(T, d)
-    with pytest.raises(TypeError, match="positional"):
-        GateSources(sample(T, d))
-    assert not hasattr(sources, "__dict__")
 
 
 def weight(*shape):
@@ -388,10 +365,6 @@ class TestStart:
         down, up = to_numpy(first["weight_down"]).ravel(), to_numpy(first["weight_up"]).ravel()
         assert not set(down.tolist()) & set((up / 0.02 * 3**-0.5).tolist())
 
-    def test_usual_sizes_fill_in(self):
-        parameters = init_gate_parameters(np.random.default_rng(0), Gate.parse("bma"), d_model=12, num_heads=3)
-        assert parameters["weight"].shape == (3, 4, 4)
-
 
 class TestBilinearlyModulatedAttention:
     Q, K, V, W = sample(B, H, T, h), sample(B, H, T, h, seed=1), sample(B, H, T, 5, seed=2), sample(H, h, 5, seed=3)
@@ -423,6 +396,8 @@ class TestBilinearlyModulatedAttention:
                 for b, n in np.ndindex(B, H):
                     slow = self.slow(self.Q[b, n], self.K[b, n], self.V[b, n], self.W[n], index, mask)
                     assert_close(to_numpy(output)[b, n], slow)
+                if mask is not None:
+                    assert (to_numpy(output)[..., 1, :] == 0).all()
 
     def test_no_two_sizes_need_be_equal(self):
         Q, K, V, W_g = sample(2, 5, 3, 4), sample(2, 5, 3, 4), sample(2, 5, 3, 7), sample(5, 4, 7)
@@ -430,54 +405,32 @@ class TestBilinearlyModulatedAttention:
         for b, n in np.ndindex(2, 5):
             assert_close(output[b, n], self.slow(Q[b, n], K[b, n], V[b, n], W_g[n], "source", None))
 
-    def test_the_source_index_is_the_default(self):
-        arrays = (self.Q, self.K, self.V, self.W)
-        default = bilinearly_modulated_attention(*arrays)
-        assert (default == bilinearly_modulated_attention(*arrays, index="source")).all()
-
     def test_one_matrix_serves_arrays_without_heads(self, library):
         output = library.call(bilinearly_modulated_attention, self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0])
         assert_close(output, self.slow(self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0], "source", None))
 
-    @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
-    def test_the_naive_form_equals_the_factored_one(self, library, mask):
+    def test_the_naive_form_equals_the_factored_one(self, library):
         arrays = (self.Q, self.K, self.V, self.W)
-        naive = library.call(naive_query_modulated_attention, *arrays, mask=mask)
-        assert isinstance(naive, library.kind)
-        assert_close(naive, bilinearly_modulated_attention(*arrays, index="query", mask=mask))
 
-    def test_the_naive_form_serves_cross_attention(self):
-        arrays = (self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
-        assert_close(naive_query_modulated_attention(*arrays), bilinearly_modulated_attention(*arrays, index="query"))
+        def both(*arrays):
+            return [naive_query_modulated_attention(*arrays, mask=mask) for mask in (None, self.MASK)]
 
-    def test_the_readings_differ_in_general_and_agree_for_one_position(self, library):
-        arrays = (self.Q, self.K, self.V, self.W)
-        source, query = (library.call(bilinearly_modulated_attention, *arrays, index=i) for i in ("source", "query"))
-        assert abs(to_numpy(source) - to_numpy(query)).max() > 0.01
-        single = (self.Q[..., :1, :], self.K[..., :1, :], self.V[..., :1, :], self.W)
-        source, query = (library.call(bilinearly_modulated_attention, *single, index=i) for i in ("source", "query"))
-        assert_close(source, query)
-        assert_close(source, self.V[..., :1, :] / (1 + np.exp(-self.Q[..., :1, :] @ self.W)))
+        for mask, naive in zip((None, self.MASK), library.call(both, *arrays), strict=True):
+            assert isinstance(naive, library.kind)
+            assert_close(naive, bilinearly_modulated_attention(*arrays, index="query", mask=mask))
+        cross = (self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
+        assert_close(naive_query_modulated_attention(*cross), bilinearly_modulated_attention(*cross, index="query"))
 
     @pytest.mark.parametrize("index", ["source", "query"])
-    def test_a_zero_matrix_halves_plain_attention(self, index):
+    def test_a_zero_matrix_halves_attention_and_the_output_is_linear_in_the_values(self, index):
         gated = bilinearly_modulated_attention(self.Q, self.K, self.V, self.W * 0, index=index, mask=self.MASK)
         assert_close(gated, scaled_dot_product_attention(self.Q, self.K, self.V, self.MASK) / 2)
-
-    @pytest.mark.parametrize("index", ["source", "query"])
-    def test_the_output_is_linear_in_the_values(self, index):
         other = sample(B, H, T, 5, seed=9)
 
         def attend(V):
             return bilinearly_modulated_attention(self.Q, self.K, V, self.W, index=index)
 
         assert_close(attend(2 * self.V - 3 * other), 2 * attend(self.V) - 3 * attend(other))
-
-    @pytest.mark.parametrize("index", ["source", "query"])
-    def test_a_row_that_may_see_nothing_gives_zero(self, library, index):
-        arrays = (self.Q, self.K, self.V, self.W)
-        output = library.call(bilinearly_modulated_attention, *arrays, index=index, mask=self.MASK)
-        assert (to_numpy(output)[..., 1, :] == 0).all()
 
     def test_the_layers_gates_say_the_same(self):
         square = self.W[..., :4]

@@ -63,15 +63,6 @@ def drawn(figure):
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
 
-def bar_labels(figure):
-    return [axes.get_ylabel() for axes in figure.axes if axes.get_label() == "<colorbar>"]
-
-
-def legend_texts(owner):
-    legend = owner.get_legend() if hasattr(owner, "get_legend") else owner.legends[0]
-    return [text.get_text() for text in legend.get_texts()]
-
-
 def tick_texts(axis):
     return [text.get_text() for text in axis.get_ticklabels()]
 
@@ -108,23 +99,20 @@ def test_half_precision_is_shown(half):
 # --- weights
 
 
-def test_weights_have_names_numbers_and_a_colour_bar():
+def test_weights_have_names_and_numbers():
     figure = plot_attention_weights(WEIGHTS, list("abcde"), list("tuvwxyz"), title="Mine", figsize=(3, 2))
     axes = drawn(figure)[0]
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Mine", "key", "query")
+    assert axes.get_title() == "Mine"
     assert (tick_texts(axes.yaxis), tick_texts(axes.xaxis)) == (list("abcde"), list("tuvwxyz"))
-    assert bar_labels(figure) == ["weight"]
     assert [text.get_text() for text in axes.texts] == [f"{weight:.2f}" for weight in WEIGHTS.ravel()]
     assert tuple(figure.get_size_inches()) == (3, 2)
 
 
-def test_masked_cells_are_grey_and_the_colour_bar_says_so():
-    figure = plot_attention_weights(HEADS[0], cmap="viridis")
-    image = figure.axes[0].images[0]
+def test_masked_cells_are_grey():
+    image = plot_attention_weights(HEADS[0], cmap="viridis").axes[0].images[0]
     np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), ~causal_mask(5))
     assert tuple(image.get_cmap().get_bad()) == to_rgba(MASKED)
     assert image.get_cmap().name == "viridis"
-    assert bar_labels(figure) == ["weight (grey: exactly 0)"]
 
 
 def test_long_sequences_get_few_labels_turned_upright_and_no_numbers():
@@ -144,43 +132,28 @@ def test_given_axes_are_drawn_on():
     np.testing.assert_array_equal(shown(right), WEIGHTS)
 
 
-def test_heads_share_one_colour_scale_and_tell_their_entropy():
-    figure = plot_multihead_attention(HEADS)
+def test_heads_share_one_colour_scale_and_have_names():
+    figure = plot_multihead_attention(HEADS, list("abcdef"))
     panels = drawn(figure)
     for head, axes in enumerate(panels):
         np.testing.assert_array_equal(shown(axes), HEADS[head])
-        assert axes.get_title() == f"head {head}\nmean entropy {attention_entropy(HEADS[head]).mean():.2f} nats"
+        assert axes.get_title().startswith("abcdef"[head])
         assert axes.images[0].get_clim() == (0, 1)
     assert len(panels) == 6
-    assert len(bar_labels(figure)) == 1
-
-
-def test_heads_take_the_names_given():
-    panels = drawn(plot_multihead_attention(HEADS[:2], ["first", "second"]))
-    assert [axes.get_title().split("\n")[0] for axes in panels] == ["first", "second"]
+    assert len(figure.axes) == 7
 
 
 # --- entropy and temperature
 
 
-def test_the_histogram_counts_every_query_and_marks_mean_and_largest():
+def test_the_histogram_counts_the_queries_that_see_something_and_marks_mean_and_largest():
     axes = plot_entropy_distribution(HEADS).axes[0]
     assert sum(bar.get_height() for bar in axes.patches) == 30
     mean, largest = (line.get_xdata()[0] for line in axes.lines)
     assert_close(np.asarray(mean), np.asarray(attention_entropy(HEADS).mean()))
     assert largest == math.log(5)
-    assert axes.get_xlabel() == "entropy (nats)"
-    assert legend_texts(axes)[1] == "largest possible, log 5 = 1.61"
-
-
-def test_queries_that_see_nothing_are_not_counted():
-    weights = np.asarray([[0.5, 0.5], [0.0, 0.0]])
-    axes = plot_entropy_distribution(weights).axes[0]
-    assert sum(bar.get_height() for bar in axes.patches) == 1
-
-
-def test_a_single_key_has_a_histogram_too():
-    assert sum(bar.get_height() for bar in plot_entropy_distribution(np.ones((3, 1))).axes[0].patches) == 3
+    for weights, count in ((np.asarray([[0.5, 0.5], [0.0, 0.0]]), 1), (np.ones((3, 1)), 3)):
+        assert sum(bar.get_height() for bar in plot_entropy_distribution(weights).axes[0].patches) == count
 
 
 @pytest.mark.parametrize("temperatures", [np.asarray([4.0, 0.5, 1.0]), np.asarray([2.0])])
@@ -196,12 +169,6 @@ def test_the_sweep_shows_weights_and_entropy_at_each_temperature(temperatures):
     np.testing.assert_array_equal(curve.get_xdata(), rising)
     assert_close(curve.get_ydata(), entropy(weights))
     assert largest.get_ydata()[0] == math.log(4)
-    assert (left.get_xscale(), right.get_xscale(), right.get_ylabel()) == ("log", "log", "entropy (nats)")
-
-
-def test_the_sweep_runs_from_a_tenth_to_ten_by_default():
-    right = drawn(plot_temperature_sweep(RNG.normal(size=4)))[1]
-    assert_close(right.lines[0].get_xdata(), np.geomspace(0.1, 10, 60))
 
 
 # --- gradients and masks
@@ -219,7 +186,6 @@ def test_gradient_flow_shows_both_gradients_and_all_norms():
         np.asarray([bar.get_width() for bar in right.patches]),
         np.asarray([float(norm.detach()) for norm in flow["grad_norms"].values()]),
     )
-    assert right.get_xlabel() == "Frobenius norm"
 
 
 def test_gradients_of_zero_have_a_scale():
@@ -228,18 +194,13 @@ def test_gradients_of_zero_have_a_scale():
     assert figure.axes[0].images[0].get_clim() == (-1, 1)
 
 
-def test_the_mask_is_shown_and_its_pairs_are_counted():
-    figure = plot_mask(causal_mask(4), title="Causal")
-    axes = figure.axes[0]
+def test_the_mask_is_shown_and_a_small_one_has_a_grid():
+    axes = plot_mask(causal_mask(4), title="Causal").axes[0]
     np.testing.assert_array_equal(shown(axes), causal_mask(4))
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Causal", "key", "query")
-    assert legend_texts(figure) == ["may attend (10 of 16)", "masked (6)"]
+    assert axes.get_title() == "Causal"
     assert len(axes.xaxis.get_minorticklocs()) == 3
-
-
-def test_a_large_mask_has_no_grid():
-    axes = plot_mask(torch.ones(40, 50, dtype=torch.bool)).axes[0]
-    assert len(axes.xaxis.get_minorticklocs()) == 0
+    large = plot_mask(torch.ones(40, 50, dtype=torch.bool)).axes[0]
+    assert len(large.xaxis.get_minorticklocs()) == 0
 
 
 # --- Hopfield
@@ -251,8 +212,6 @@ def test_the_plane_of_patterns_of_width_two_is_their_own():
     np.testing.assert_array_equal(left.collections[1].get_offsets(), TRIANGLE)
     np.testing.assert_array_equal(np.stack(left.lines[0].get_data(), axis=-1), found.trajectory)
     assert_close(right.lines[0].get_ydata(), found.energies)
-    assert (left.get_xlabel(), right.get_xlabel(), right.get_ylabel()) == ("coordinate 0", "step", "energy")
-    assert legend_texts(left) == ["pattern", "trajectory", "start"]
 
 
 def test_the_contours_are_the_energy():
@@ -267,14 +226,17 @@ def test_wide_patterns_are_projected_on_their_first_two_principal_directions():
     spread = np.linalg.svd(centred, compute_uv=False)
     on_plane = np.asarray(left.collections[1].get_offsets())
     assert_close(np.sum(on_plane**2, axis=0), spread[:2] ** 2)
-    assert left.get_xlabel() == "first principal direction"
     positions, energies = energy_landscape_1d(WIDE)
     assert_close(right.lines[0].get_xdata(), positions)
     assert_close(right.lines[0].get_ydata(), energies)
 
 
-def test_a_single_pattern_has_a_plane():
+def test_edges_of_the_plots_of_patterns():
     assert drawn(plot_hopfield_energy(WIDE[:1]))[0].collections[1].get_offsets().shape == (1, 2)
+    # A width at which a classical network holds less than two patterns has no mark.
+    curve, legend = plot_retrieval_success([1, 10], {8: [1.0, 0.5]}).axes[0].lines
+    np.testing.assert_array_equal(curve.get_data(), [[1, 10], [1.0, 0.5]])
+    assert len(legend.get_xdata()) == 0
 
 
 def test_success_has_a_curve_and_a_classical_mark_for_each_width():
@@ -286,14 +248,6 @@ def test_success_has_a_curve_and_a_classical_mark_for_each_width():
         np.testing.assert_array_equal(curve.get_data(), [counts, share])
         assert mark.get_xdata()[0] == classical_capacity(width)
         assert mark.get_color() == curve.get_color()
-    assert legend_texts(figure) == ["d = 16", "d = 32", "classical capacity, 0.138 d"]
-    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "share retrieved")
-
-
-def test_a_width_at_which_a_classical_network_holds_less_than_two_patterns_has_no_mark():
-    curve, legend = plot_retrieval_success([1, 10], {8: [1.0, 0.5]}).axes[0].lines
-    np.testing.assert_array_equal(curve.get_data(), [[1, 10], [1.0, 0.5]])
-    assert len(legend.get_xdata()) == 0
 
 
 def test_each_metric_gets_the_weights_it_makes():
