@@ -6,7 +6,6 @@ from closeness import assert_close, naming, to_numpy
 from errors import rejects
 from hypothesis import given
 from hypothesis import strategies as st
-from libraries import NUMPY
 
 from tidegate import InputError
 from tidegate.tensors import einsum
@@ -90,13 +89,6 @@ def test_float32_stays_float32(library):
     check_all(library, dtype=np.float32)
 
 
-def test_an_operation_that_is_wrong_is_named(monkeypatch):
-    monkeypatch.setattr(einsum, "trace", lambda A: 2 * np.trace(A))
-    with pytest.raises(AssertionError) as caught:
-        test_the_string_means_the_plain_expression(NUMPY)
-    assert caught.value.__notes__ == ["in the row trace"]
-
-
 SEVERAL_OPERANDS = [(name, shapes) for name, shapes, _ in OPERATIONS if len(shapes) > 1]
 
 
@@ -166,7 +158,6 @@ def test_autodiff_of_jax_and_torch_agree():
 def test_scores_without_their_scale_are_larger_by_the_root_of_the_width(library):
     Q, K = operands([(2, 5), (3, 5)])
     assert_close(library.call(einsum.attention_scores_einsum, Q, K, False), Q @ K.T)
-    assert_close(library.call(einsum.attention_scores_einsum, Q, K, scale=True), Q @ K.T / ROOT)
 
 
 def test_every_example_parses_explains_and_runs(library):
@@ -192,11 +183,6 @@ def test_every_example_parses_explains_and_runs(library):
     for name, result in library.call(all_of_them, *given).items():
         with naming(name):
             assert_close(result, expected[name])
-
-
-def test_the_examples_cannot_be_changed():
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        EINSUM_EXAMPLES["matmul"] = ("", "")
 
 
 def test_a_product_is_taken_apart():

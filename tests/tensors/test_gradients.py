@@ -209,10 +209,6 @@ class TestCheckers:
         names = ["dL_dQ", "dL_dK", "dL_dV", *(["dL_dW_g"] if gated else []), "all_correct"]
         assert found == dict.fromkeys(names, True)
 
-    def test_default_tolerances_pass_for_float32(self):
-        found = verify_gradients(*(torch.from_numpy(sample(T, h, seed=i)).float() for i in range(3)))
-        assert found["all_correct"] is True
-
     def test_a_mask_reaches_the_plain_form(self):
         Q, K, V, _ = arrays_of(SHAPES["matrices"]).values()
         assert verify_gradients(*map(torch.from_numpy, (Q, K, V)), 1e-9, 1e-9, mask=MASK)["all_correct"]

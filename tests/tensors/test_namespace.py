@@ -1,4 +1,3 @@
-import array_api_compat
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,49 +46,28 @@ def test_constants_of_numpy_follow_the_callers_kind_and_dtype(library):
 def test_floating_dtypes_of_one_kind_are_promoted_and_others_kept(library):
     seen = dtypes_after_unify(library, np.ones(2, np.float32), np.ones(2), np.arange(2), np.array([True]))
     assert list(seen.values()) == ["float64", "float64", "int64", "bool"]
-
-
-def test_without_floats_nothing_changes(library):
     seen = dtypes_after_unify(library, np.arange(2), c=np.array([True]))
     assert seen == {"own0": "int64", "c": "bool"}
 
 
-def test_numpy_scalars_count_as_constants():
-    _, x, scalar = unify(x=torch.ones(2), scalar=np.float64(2.0))
+def test_numpy_scalars_count_as_constants_and_go_to_the_callers_device():
+    _, x, scalar, constant = unify(x=torch.ones(2, device="meta"), scalar=np.float64(2.0), constant=np.ones(2))
     assert isinstance(scalar, torch.Tensor)
     assert (x.dtype, scalar.dtype) == (torch.float32, torch.float32)
+    assert scalar.device == constant.device == x.device
 
 
-def test_a_constant_goes_to_the_callers_device():
-    _, x, constant = unify(x=torch.ones(2, device="meta"), constant=np.ones(2))
-    assert constant.device == x.device
-
-
-@pytest.mark.parametrize("value", [[1.0, 2.0], 3.0, "text"], ids=str)
-def test_what_is_no_array_is_refused_by_name(value):
-    message = (
-        rf"^Q must be an array of NumPy, JAX or PyTorch, got {type(value).__name__}\. "
-        r"Wrap it, for instance with numpy\.asarray\(Q\)\.$"
-    )
-    with pytest.raises(TypeError, match=message):
-        unify(K=np.ones(2), Q=value)
-
-
-def test_two_libraries_are_refused_and_named():
-    message = (
-        r"^The arrays must come from one library \(NumPy constants may be mixed in\): Q is torch, K is jax\w*\. "
-        r"Convert them to one kind, for instance with numpy\.asarray\.$"
-    )
-    with pytest.raises(TypeError, match=message):
+def test_other_values_and_two_libraries_are_rejected_by_name():
+    for value in ([1.0, 2.0], 3.0, "text"):
+        with pytest.raises(TypeError, match=r"^Q must be an array .*numpy\.asarray\(Q\)"):
+            unify(K=np.ones(2), Q=value)
+    with pytest.raises(TypeError, match=r"Q is torch, K is jax.*numpy\.asarray"):
         unify(Q=torch.ones(2), K=jnp.ones(2), V=np.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
-    {"float16": "float32", "float32": "float32", "float64": "float64"}.items(),
-)
-def test_sums_over_half_precision_are_taken_in_float32(library, dtype, wide):
-    assert to_numpy(library.call(accumulate, np.ones(2, dtype))).dtype == wide
+def test_sums_over_half_precision_are_taken_in_float32(library):
+    for dtype, wide in {"float16": "float32", "float32": "float32", "float64": "float64"}.items():
+        assert to_numpy(library.call(accumulate, np.ones(2, dtype))).dtype == wide
 
 
 def test_bfloat16_is_half_precision():
@@ -97,13 +75,7 @@ def test_bfloat16_is_half_precision():
     assert accumulate(jnp.ones(2, dtype=jnp.bfloat16)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
-    ("dtype", "floating"), {"float16": True, "float32": True, "float64": True, "int64": False, "bool": False}.items()
-)
-def test_real_floats_are_told_from_the_rest(library, dtype, floating):
-    assert is_floating(library.array(np.ones(2, dtype))) is floating
-
-
-def test_complex_numbers_are_not_real():
+def test_real_floats_are_floating_and_others_are_not(library):
+    for dtype, floating in {"float16": True, "float32": True, "float64": True, "int64": False, "bool": False}.items():
+        assert is_floating(library.array(np.ones(2, dtype))) is floating
     assert not is_floating(np.ones(2, complex))
-    assert array_api_compat.is_numpy_namespace(namespace_of(np.ones(2)))

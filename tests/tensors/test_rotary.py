@@ -98,41 +98,31 @@ def test_positions_may_differ_by_batch(library):
         assert_close(to_numpy(turned)[b], located(x[b], positions[b], Rotary()))
 
 
-def test_half_precision_turns_by_float32_angles(library):
-    x = sample(3, 4, dtype=np.float16)
-    angles = library.call(lambda x: rotary_angles(np.arange(3), 4, Rotary(), like=x), x)
-    assert to_numpy(angles).dtype == np.float32
+def test_real_positions_are_allowed_and_half_precision_turns_by_float32_angles(library):
+    def both(positions, x, half):
+        return rotary_angles(positions, 2, Rotary(), like=x), rotary_angles(np.arange(3), 4, Rotary(), like=half)
 
-
-def test_real_positions_are_allowed(library):
-    angles = library.call(lambda p, x: rotary_angles(p, 2, Rotary(), like=x), np.array([0.5, 1.5]), sample(1))
+    angles, wide = library.call(both, np.array([0.5, 1.5]), sample(1), sample(3, 4, dtype=np.float16))
     assert_close(angles, np.array([[0.5], [1.5]]))
+    assert to_numpy(wide).dtype == np.float32
 
 
 def test_a_width_is_the_share_of_the_head():
-    assert Rotary().width(8) == 8
-    assert Rotary(fraction=0.25).width(8) == 2
-    assert Rotary(fraction=1 / 3).width(6) == 2
+    assert [Rotary(fraction=f).width(n) for f, n in ((1.0, 8), (0.25, 8), (1 / 3, 6))] == [8, 2, 2]
     assert Rotary(base=100.0).frequencies(4) == [1.0, 0.1]
 
 
-@pytest.mark.parametrize(("fraction", "head_dim"), [(1.0, 7), (0.5, 6), (0.3, 8), (0.01, 8), (0.55, 4)])
-def test_a_share_that_is_not_even_is_refused(fraction, head_dim):
-    with rejects("Rotary.fraction"):
-        Rotary(fraction=fraction).width(head_dim)
-
-
-@pytest.mark.parametrize("name", ["base", "scale"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_base_and_scale_are_finite_and_positive(name, value):
-    with rejects(f"Rotary.{name}"):
-        Rotary(**{name: value})
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, math.nan])
-def test_the_fraction_is_a_share(fraction):
-    with rejects("Rotary.fraction"):
-        Rotary(fraction=fraction)
+def test_options_out_of_range_are_rejected():
+    for fraction, head_dim in ((1.0, 7), (0.5, 6), (0.3, 8), (0.01, 8), (0.55, 4)):
+        with rejects("Rotary.fraction"):
+            Rotary(fraction=fraction).width(head_dim)
+    for fraction in (0.0, -0.5, 1.5, math.nan):
+        with rejects("Rotary.fraction"):
+            Rotary(fraction=fraction)
+    for name in ("base", "scale"):
+        for value in (0.0, -1.0, math.inf, math.nan):
+            with rejects(f"Rotary.{name}"):
+                Rotary(**{name: value})
 
 
 @pytest.mark.parametrize(
