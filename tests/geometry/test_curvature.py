@@ -341,7 +341,7 @@ def test_a_curve_has_no_scalar_curvature():
         scalar_curvature(lambda x: torch.cat([x, x**2]), torch.ones(1, dtype=torch.float64))
 
 
-def test_jit_of_the_whole_is_refused_with_a_reason():
+def test_jit_of_the_whole_is_rejected_with_a_reason():
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda x: gaussian_curvature(sphere(), x))(jnp.asarray([0.1, 0.2]))
 

@@ -41,7 +41,7 @@ def test_a_pole_has_no_curvature_in_polar_coordinates(tangent):
     assert caught.value.smallest_singular_value < 1e-15
 
 
-def test_the_tip_of_a_cone_is_refused_on_every_route():
+def test_the_tip_of_a_cone_is_rejected_on_every_route():
     tip = torch.tensor([0.5, 0.0], dtype=torch.float64)
     for measure in (gaussian_curvature, scalar_curvature):
         with pytest.raises(GeometryError, match="rank 1 of 2"):
@@ -95,7 +95,7 @@ def test_a_custom_gradient_of_jax_is_named():
 
 
 @pytest.mark.parametrize("x", [torch.tensor([1, 2]), jnp.asarray([1, 2]), torch.ones(2, dtype=torch.bfloat16)])
-def test_integers_and_half_precision_are_refused(x):
+def test_integers_and_half_precision_are_rejected(x):
     with pytest.raises(TypeError, match=r"x must be float64.*Convert it to float64"):
         gaussian_curvature(sphere(), x)
 
@@ -114,7 +114,7 @@ def test_a_function_gives_one_array_of_its_points_dtype(make):
         gaussian_curvature(lambda x: x > 0, x)
 
 
-def test_a_single_precision_model_under_double_points_is_refused():
+def test_a_single_precision_model_under_double_points_is_rejected():
     with pytest.raises(TypeError, match=r"x's dtype, torch.float64, got torch.float32.*model\.double\(\)"):
         gaussian_curvature(lambda x: sphere()(x).float(), X)
 
@@ -150,7 +150,7 @@ def test_nan_is_found_at_the_door_and_on_the_way():
         gaussian_curvature(lambda x: torch.stack([x[0].sqrt(), x[1], x[0] * x[1]]), points)
 
 
-def test_a_probability_of_zero_is_refused():
+def test_a_probability_of_zero_is_rejected():
     with pytest.raises(GeometryError, match="NaN or infinite"):
         gaussian_curvature(categorical_chart(lambda x: torch.stack([x[0], x[1], 0 * x[0]])), X)
 
@@ -168,7 +168,7 @@ def test_shapes_that_do_not_fit_are_named():
         gaussian_curvature(sphere(), torch.ones(0, 2, dtype=torch.float64))
 
 
-def test_a_jacobian_beyond_the_budget_is_refused_before_it_is_built():
+def test_a_jacobian_beyond_the_budget_is_rejected_before_it_is_built():
     def wide(x):
         return torch.cat([x, x**2])
 

@@ -313,6 +313,6 @@ def test_bad_arguments_are_named(library):
         library.call(batched_attention, Q, K, V[0])
 
 
-def test_lists_are_refused_with_a_remedy():
+def test_lists_are_rejected_with_a_remedy():
     with pytest.raises(TypeError, match=r"Q must be an array .*numpy.asarray\(Q\)"):
         scaled_dot_product_attention([[1.0]], K, V)

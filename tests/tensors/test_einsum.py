@@ -101,7 +101,7 @@ def test_batch_axes_broadcast(library):
             assert_close(result, getattr(einsum, name)(*full))
 
 
-def test_batch_axes_that_do_not_fit_are_refused():
+def test_batch_axes_that_do_not_fit_are_rejected():
     for name, shapes in SEVERAL_OPERANDS:
         first, *_ = operands(shapes, (2,))
         _, *others = operands(shapes, (3,))
@@ -109,14 +109,14 @@ def test_batch_axes_that_do_not_fit_are_refused():
             getattr(einsum, name)(first, *others)
 
 
-def test_too_few_axes_are_refused(library):
+def test_too_few_axes_are_rejected(library):
     for name, shapes, _ in OPERATIONS:
         first, *others = operands(shapes)
         with naming(name), pytest.raises(InputError, check=lambda error: "(..., " in error.expected):
             library.call(getattr(einsum, name), first[0], *others)
 
 
-def test_integers_are_refused():
+def test_integers_are_rejected():
     for name, shapes, _ in OPERATIONS:
         with naming(name), pytest.raises(TypeError, match="must have a real floating dtype, got int64"):
             getattr(einsum, name)(*operands(shapes, dtype=np.int64))

@@ -231,7 +231,7 @@ class TestReads:
         assert whole.shape[-1] == gate.parameter_shapes(**sizes)["weight"][1]
 
     @pytest.mark.parametrize("gate", [gate for gate in GATES if gate.needs_self_attention], ids=str)
-    def test_cross_attention_is_refused_where_it_makes_no_sense(self, gate):
+    def test_cross_attention_is_rejected_where_it_makes_no_sense(self, gate):
         with rejects("gate", hint="Use a gate such as 'bma-query' or 'g1'"):
             gate_reads(gate, GateSources(**raw(cross=True)))
 

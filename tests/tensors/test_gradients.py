@@ -190,7 +190,7 @@ class TestPlainAttention:
         with pytest.raises(TypeError, match=r"^dL_d[AO] must have a real floating dtype"):
             function(np.ones((3, 3), int), *others)
 
-    def test_scores_of_another_shape_are_refused(self):
+    def test_scores_of_another_shape_are_rejected(self):
         Q, K, V = sample(T, h), sample(3, h), sample(3, v)
         A = attention_weights(attention_scores(Q, K))
         with rejects("S"):

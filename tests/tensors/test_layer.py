@@ -254,7 +254,7 @@ class TestParameters:
         assert moved.W_Q is layer.W_Q
         assert (moved.rotary, moved.temperature, moved.gates) == (layer.rotary, layer.temperature, layer.gates)
 
-    def test_an_unknown_parameter_is_refused(self):
+    def test_an_unknown_parameter_is_rejected(self):
         with rejects("parameters"):
             make_layer().with_parameters(
                 {"W_X": np.ones(2), "gate.value.weight": np.ones(2), "W_Q": np.ones((H, d, h))}

@@ -232,7 +232,7 @@ def test_the_same_key_gives_the_same_weights_ready_for_attention(kind):
     assert multihead_attention(Q, K, V, **first).shape == Q.shape
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_sizes_that_do_not_fit_are_rejected():
     key = np.random.default_rng(0)
     with rejects("num_heads"):
         init_multihead_weights(key, 6, 4)
@@ -247,7 +247,7 @@ def test_sizes_that_do_not_fit_are_refused():
         init_multihead_weights(0, 6, 3)
 
 
-def test_masks_that_could_mean_heads_or_batches_are_refused(library):
+def test_masks_that_could_mean_heads_or_batches_are_rejected(library):
     for mask in (MASK[0], MASK[:, 0]):
         with rejects("mask"):
             library.call(multihead_attention, Q, K, V, *WEIGHTS, mask)

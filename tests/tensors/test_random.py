@@ -40,7 +40,7 @@ def test_a_key_may_be_traced():
 
 
 @pytest.mark.parametrize("key", [0, None, np.random.RandomState(0), torch.zeros(2)], ids=lambda key: type(key).__name__)
-def test_what_is_no_key_is_refused(key):
+def test_what_is_no_key_is_rejected(key):
     message = (
         rf"^key must be a numpy\.random\.Generator, a torch\.Generator or a JAX key, got {type(key).__name__}\. "
         r"For a seed write numpy\.random\.default_rng\(seed\)\.$"

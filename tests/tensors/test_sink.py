@@ -124,6 +124,6 @@ def test_a_layer_derives_the_sinks_gradient_along_the_other_path():
         assert_close(found[f"W_{name}"], slope, what="gradient")
 
 
-def test_a_sink_that_is_no_number_is_refused():
+def test_a_sink_that_is_no_number_is_rejected():
     with pytest.raises(TypeError, match=r"^sink must have a real floating dtype, got int64"):
         NUMPY.call(sink_attention, Q, K, V, np.arange(H))

@@ -223,7 +223,7 @@ def test_bad_arguments_are_named(library):
 
 
 @pytest.mark.parametrize("function", [mean_score, internal_energy, heat_capacity])
-def test_a_temperature_that_is_not_positive_is_refused(function):
+def test_a_temperature_that_is_not_positive_is_rejected(function):
     with rejects("temperature"):
         function(SCORES, 0.0)
     with rejects("temperature"):
