@@ -64,7 +64,10 @@ class ExpertExperiment:
         if not self.ns or min(self.ns) < self.model.num_parameters:
             expected = f"sample sizes of at least the number of parameters, {self.model.num_parameters}"
             raise InputError("ns", expected=expected, got=self.ns)
-        self._check_truth()
+        truth = self.true_parameters
+        self._check_truth(truth)
+        if self.model.gated_experts:
+            self._warn_of_gates(truth)
 
     @property
     def model(self) -> ExpertModel:
@@ -81,8 +84,8 @@ class ExpertExperiment:
         """The truth, given or default."""
         return default_truth(self.placement) if self.truth is None else self.truth
 
-    def _check_truth(self) -> None:
-        truth, model = self.true_parameters, self.true_model
+    def _check_truth(self, truth: ExpertTruth) -> None:
+        model = self.true_model
         shapes = {"scores": (model.width, model.width), "experts": (self.k_star, model.width), "gate": model.gate_shape}
         for name, shape in shapes.items():
             array = getattr(truth, name)
@@ -95,11 +98,8 @@ class ExpertExperiment:
         if rank < model.rank:
             expected = f"a design that determines {model.rank} directions of the parameters at the truth"
             raise InputError("design", expected=expected, got=rank, hint="Add different sequences, or move the truth.")
-        self._warn_of_gates(truth)
 
     def _warn_of_gates(self, truth: ExpertTruth) -> None:
-        if not self.model.gated_experts:
-            return
         distances = np.linalg.norm(truth.gate[:, None] - truth.gate[None], axis=-1)
         nearest = float(np.min(distances[~np.eye(self.k_star, dtype=bool)], initial=np.inf))
         if nearest < _NEAR_GATES:

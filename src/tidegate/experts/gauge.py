@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,10 +88,13 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
         layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
         x: (..., T, d).
     """
+    # PyTorch is loaded only where it is needed.
+    from tidegate.experts.torch_adapter import layer_jacobian
+
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     entries: dict[str, Any] = {name: np.arange(array.size) for name, array in arrays.parameters().items()}
     _require_outputs(inputs, sum(map(len, entries.values())))
-    jacobian = _jacobian(arrays, inputs, entries)
+    jacobian = layer_jacobian(arrays, inputs, entries)
     values = _singular_values(np.concatenate(list(jacobian.values()), axis=1))
     block = _singular_values(np.concatenate([jacobian[name] for name in _value_block(arrays)], axis=1))
     rank, gap = _rank(values), _gap(values)
@@ -211,13 +214,6 @@ def random_layer(
     )
 
 
-def _jacobian(arrays: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
-    # PyTorch is loaded only where it is needed.
-    from tidegate.experts.torch_adapter import layer_jacobian
-
-    return layer_jacobian(arrays, x, entries)
-
-
 def _require_outputs(x: Floats, num_parameters: int) -> None:
     if x.size < num_parameters:
         expected = f"an input of at least as many outputs as there are parameters, {num_parameters}"
@@ -226,6 +222,8 @@ def _require_outputs(x: Floats, num_parameters: int) -> None:
 
 def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
     """Compute what `value_singular_values` does, for layers with gates that read values."""
+    from tidegate.experts.torch_adapter import layer_jacobian
+
     groups = arrays.shape.num_kv_heads
     projections: dict[str, Floats] = {"W_V": arrays.W_V, "W_O": arrays.W_O}
     rows: list[Floats] = []
@@ -233,7 +231,7 @@ def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
         entries: dict[str, Any] = {
             name: np.arange(array.size).reshape(groups, -1)[group] for name, array in projections.items()
         }
-        rows.append(_singular_values(np.concatenate(list(_jacobian(arrays, x, entries).values()), axis=1)))
+        rows.append(_singular_values(np.concatenate(list(layer_jacobian(arrays, x, entries).values()), axis=1)))
     return np.stack(rows)
 
 

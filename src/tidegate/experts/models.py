@@ -30,7 +30,6 @@ the attending, `g2` at the attended token) or from the query (`bma-query` and `b
 _PER_EXPERT = ("g1", "g2", "bma", "bma-query")
 _AT_SOURCE = ("g2", "bma")
 _AT_DESTINATION = ("g1", "bma-query")
-_BLOCK = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,12 +113,12 @@ class ExpertModel:
 
     def value(self, parameters: Floats, design: Design) -> Floats:
         """Evaluate the function of every fit at every design point: (b, P) gives (b, M)."""
-        return np.concatenate([_Pass(self, block, design).value for block in _blocks(parameters)])
+        return _Pass(self, parameters, design).value
 
     def value_and_jacobian(self, parameters: Floats, design: Design) -> tuple[Floats, Floats]:
         """Return the values (b, M) and their derivatives (b, P, M), which are written by hand."""
-        passes = [_Pass(self, block, design) for block in _blocks(parameters)]
-        return np.concatenate([done.value for done in passes]), np.concatenate([done.jacobian() for done in passes])
+        done = _Pass(self, parameters, design)
+        return done.value, done.jacobian()
 
 
 class _Pass:
@@ -174,7 +173,7 @@ class _Pass:
         return np.stack([_dot(merged, token) for token in self.tokens])
 
     def jacobian(self) -> Floats:
-        """Derivatives (b, P, M)."""
+        """Return the derivatives (b, P, M)."""
         pull = self.weights * (self.leaves - self.mixed)
         # The gradient of the query: the covariance of contributions and keys under the weights.
         to_query = _average(pull, self.tokens)
@@ -182,8 +181,7 @@ class _Pass:
             case "none":
                 parts = [self._by_scores(to_query), self._by_merged_experts()]
             case "dense":
-                parts = [self._by_scores(to_query), self._by_merged_experts()]
-                parts = [self.outside * part for part in parts]
+                parts = [self.outside * self._by_scores(to_query), self.outside * self._by_merged_experts()]
                 parts.append(self.outside * (1 - self.outside) * self.mixed * self.last[:, None, :])
             case "query":
                 gate = self.query_gate
@@ -193,7 +191,7 @@ class _Pass:
                 parts = self._key_parts(pull)
             case _:
                 parts = self._gated_parts(to_query)
-        return _side_by_side(parts)
+        return np.ascontiguousarray(np.swapaxes(np.concatenate(parts), 0, 1))
 
     def _by_scores(self, to_query: Floats) -> Floats:
         product = self.last[:, None, None, :] * to_query
@@ -227,21 +225,6 @@ class _Pass:
             scores = scores + through.reshape(scores.shape)
             by_theta = np.stack([_mix(self.B, part) for part in by_theta])
         return [scores, by_experts.reshape(-1, *scores.shape[1:]), by_theta.reshape(-1, *scores.shape[1:])]
-
-
-def _side_by_side(parts: list[Floats]) -> Floats:
-    """Parts (size, b, M) as one (b, P, M)."""
-    whole = np.empty((parts[0].shape[1], sum(len(part) for part in parts), parts[0].shape[2]))
-    start = 0
-    for part in parts:
-        whole[:, start : start + len(part)] = np.swapaxes(part, 0, 1)
-        start += len(part)
-    return whole
-
-
-def _blocks(parameters: Floats) -> list[Floats]:
-    """A few fits at a time, so that what they work on stays in the processor's cache."""
-    return [parameters[start : start + _BLOCK] for start in range(0, len(parameters), _BLOCK)]
 
 
 def _combine(matrices: Floats, vectors: Floats) -> Floats:

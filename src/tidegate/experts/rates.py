@@ -17,8 +17,6 @@ _FLAT = -0.2
 """A slope whose interval lies above is flat, one whose interval lies below falls."""
 _CONVERGED = 0.9
 _SPREAD = 0.1
-_SPREAD_OF = {"regression": "regression", "scores": "scores"}
-"""Which spread between starts a metric is judged by, where that is not the experts'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +73,11 @@ def estimate_rate(
     interval = _bootstrap(ns, errors, quantile, resamples, np.random.default_rng(seed))
     converged = float(np.min(np.mean(data.converged[used], axis=(1, 2))))
     # A replicate without a second start as good as the best has no spread: it counts as infinite.
-    spread = data.start_spread[_SPREAD_OF.get(metric, "expert")][used]
+    spread = data.start_spread[metric if metric in ("regression", "scores") else "expert"][used]
     spreads = np.median(np.where(np.isnan(spread), np.inf, spread), axis=1)
     ratio = float(spreads[-1] / np.median(errors[-1]))
-    shrinks = ratio < _SPREAD or (bool(np.all(np.isfinite(spreads))) and _falls(ns, spreads))
+    falls = np.all(np.isfinite(spreads)) and _slope(ns, np.maximum(spreads, np.finfo(np.float64).tiny)) < _FLAT
+    shrinks = ratio < _SPREAD or bool(falls)
     verdict, reasons = _judge(interval, converged, shrinks)
     return Rate(
         metric=metric,
@@ -114,10 +113,6 @@ def _bootstrap(
     slopes = _slope(ns, np.quantile(drawn, quantile, axis=2))
     low, high = np.quantile(slopes, (0.025, 0.975))
     return float(low), float(high)
-
-
-def _falls(ns: Floats, spreads: Floats) -> bool:
-    return bool(_slope(ns, np.maximum(spreads, np.finfo(np.float64).tiny)) < _FLAT)
 
 
 def _slope(ns: Floats, errors: Floats) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from tidegate._validation import InputError
 from tidegate.experts.gauge_theory import SIDES, Basis, Side, basis_gauge, reads_values
 from tidegate.experts.layers import Floats, Layer, as_layer_arrays
-from tidegate.gate import Gate
+from tidegate.gate import Gate, GatePath
 from tidegate.tensors.heads import repeat_heads
 from tidegate.tensors.layer import AttentionArrays
 
@@ -91,13 +91,7 @@ def _change_value(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
     }
     if arrays.b_V is not None:
         moved["b_V"] = (arrays.b_V[:, None, :] @ basis)[:, 0, :]
-    gates = {
-        gate.path: _follow(
-            arrays, gate, inverse if reads_values(gate) else None, _order(arrays, gate, "value-output", basis)
-        )
-        for gate in arrays.gates
-    }
-    return replace(arrays, **moved, gate_parameters=gates)
+    return replace(arrays, **moved, gate_parameters=_moved_gates(arrays, "value-output", basis, inverse))
 
 
 def _change_query(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
@@ -108,25 +102,28 @@ def _change_query(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
         moved["b_Q"] = (arrays.b_Q[:, None, :] @ repeat_heads(basis, heads))[:, 0, :]
     if arrays.b_K is not None:
         moved["b_K"] = (arrays.b_K[:, None, :] @ dual)[:, 0, :]
-    gates = {
-        gate.path: _follow(
-            arrays, gate, inverse if gate.reads == "query" else None, _order(arrays, gate, "query-key", basis)
-        )
-        for gate in arrays.gates
-    }
-    return replace(arrays, **moved, gate_parameters=gates)
+    return replace(arrays, **moved, gate_parameters=_moved_gates(arrays, "query-key", basis, inverse))
 
 
-def _follow(arrays: AttentionArrays, gate: Gate, inverse: Floats | None, order: Floats | None) -> Mapping[str, Floats]:
-    """The gate's parameters once what it reads, or the order of what it gates, has changed."""
+def _moved_gates(arrays: AttentionArrays, side: Side, basis: Floats, inverse: Floats) -> dict[GatePath, Any]:
+    """Return the parameters of all gates after a change of basis on one side."""
+    order = (np.abs(basis) > 0).astype(np.float64) if channels_may_move(arrays, side) else None
+    return {gate.path: _follow(arrays, gate, side, inverse, order) for gate in arrays.gates}
+
+
+def _follow(
+    arrays: AttentionArrays, gate: Gate, side: Side, inverse: Floats, order: Floats | None
+) -> Mapping[str, Floats]:
+    """Return a gate's parameters after a change of basis of what it reads, or of the order of what it gates."""
     parameters = {name: np.asarray(array) for name, array in arrays.gate_parameters[gate.path].items()}
-    if inverse is not None:
+    if reads_values(gate) if side == "value-output" else gate.reads == "query":
         name = "weight" if gate.rank is None else "weight_down"
         matrices = parameters[name].shape[0]
         blocks = parameters[name].reshape(matrices, -1, arrays.shape.head_dim, parameters[name].shape[-1])
         groups = _group_of_block(arrays, gate, blocks.shape[0], blocks.shape[1])
         parameters[name] = (inverse[groups] @ blocks).reshape(parameters[name].shape)
-    if order is not None:
+    # Only elementwise gates act on single channels.
+    if order is not None and gate.site in SIDES[side] and gate.grain == "element":
         for name in ("weight", "weight_up"):
             if name in parameters:
                 parameters[name] = parameters[name] @ repeat_heads(order, parameters[name].shape[0])
@@ -142,12 +139,6 @@ def _group_of_block(arrays: AttentionArrays, gate: Gate, matrices: int, blocks: 
     if gate.site == "dense":
         return (np.arange(blocks) * groups // blocks)[None, :]
     return np.broadcast_to((np.arange(matrices) * groups // matrices)[:, None], (matrices, blocks))
-
-
-def _order(arrays: AttentionArrays, gate: Gate, side: Side, basis: Floats) -> Floats | None:
-    """(G, h, h): the order of channels that a change of scale and order amounts to, for a gate that acts on them."""
-    acts = gate.site in SIDES[side] and gate.grain == "element"
-    return (np.abs(basis) > 0).astype(np.float64) if acts and channels_may_move(arrays, side) else None
 
 
 def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None:
@@ -187,7 +178,9 @@ def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator)
         basis[np.ix_((first, first + pairs), (first, first + pairs))] = _random_pair(rng, gauge, normed=normed)
     still = width - turned
     if gauge == "linear" and not normed:
-        basis[turned:, turned:] = _random_matrix(rng, still)
+        # Invertible, with singular values between 1/e and e.
+        left, right = (np.linalg.qr(rng.standard_normal((still, still)))[0] for _ in range(2))
+        basis[turned:, turned:] = left * np.exp(rng.uniform(-1, 1, still)) @ right
     else:
         sizes = np.ones(still) if normed else np.exp(rng.uniform(-1, 1, still))
         signs = rng.choice((-1.0, 1.0), still)
@@ -203,9 +196,3 @@ def _random_pair(rng: np.random.Generator, gauge: Basis, *, normed: bool) -> Flo
     angle = rng.uniform(0, 2 * np.pi) if gauge == "linear" else np.pi * rng.integers(2)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     return size * (turn if gauge == "linear" else np.round(turn))
-
-
-def _random_matrix(rng: np.random.Generator, width: int) -> Floats:
-    """Invertible, with singular values between 1/e and e."""
-    left, right = (np.linalg.qr(rng.standard_normal((width, width)))[0] for _ in range(2))
-    return left * np.exp(rng.uniform(-1, 1, width)) @ right
