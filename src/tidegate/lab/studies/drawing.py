@@ -1,7 +1,8 @@
-"""What the pictures of studies share: size, axes, and how they are written."""
+"""What studies share in showing their answers: panels of intervals; size and axes of pictures, and their files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,21 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tidegate._files import write_atomically
+from tidegate.report.page import Estimate, Intervals
 
 GREY = "#8A8A8A"
+
+
+def interval_panel(title: str, x_label: str, found: Mapping[str, Any], *, form: str) -> Intervals:
+    """Return a panel of estimates by label, each with `value`, `low` and `high`; `form` formats values in its words."""
+    return Intervals(
+        title=title,
+        alternative="; ".join(f"{label} {each.value:{form}}" for label, each in found.items()),
+        x_label=x_label,
+        items=tuple(
+            Estimate(label=label, value=each.value, low=each.low, high=each.high) for label, each in found.items()
+        ),
+    )
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from tidegate.lab.studies.boundary.correlation import Correlation
 from tidegate.lab.studies.boundary.finding import Bent, bayes_accuracies, bent_gains, correlation_levels, excess_errors
-from tidegate.lab.studies.boundary.result import BoundaryResult, Difference, Trial
-from tidegate.lab.studies.drawing import GREY, label_axes, new_figure
-from tidegate.report.page import Column, Estimate, Intervals, Panel, Section, Table
+from tidegate.lab.studies.boundary.result import BoundaryResult, Trial
+from tidegate.lab.studies.drawing import GREY, interval_panel, label_axes, new_figure
+from tidegate.report.page import Column, Intervals, Panel, Section, Table
 from tidegate.tensors.palette import BLACK, LINES
 
 
@@ -85,11 +83,11 @@ def _table(result: BoundaryResult, figure: str, title: str, digits: int) -> Tabl
 
 def _excess(result: BoundaryResult) -> Intervals:
     best = bayes_accuracies(result).mean()
-    return _intervals(
+    return interval_panel(
         f"Errors on linear boundaries beyond those of the best possible guess, which is right in {best:.4f}",
         "difference of error, 95 % intervals over seeds",
-        excess_errors(result),
-        digits=4,
+        {each.variant: each for each in excess_errors(result)},
+        form="+.4f",
     )
 
 
@@ -104,22 +102,14 @@ def _gains(result: BoundaryResult, bent: Bent) -> tuple[Panel, ...]:
                 panels[f"Accuracy on {kind} boundaries, less that of {control}"] = tuple(
                     each for each in result.differences if (each.kind, each.control) == (kind, control)
                 )
+    x_label = "difference of accuracy, 95 % intervals over seeds"
     return tuple(
-        _intervals(title, "difference of accuracy, 95 % intervals over seeds", found, digits=3)
+        interval_panel(title, x_label, {each.variant: each for each in found}, form="+.3f")
         for title, found in panels.items()
     )
 
 
-def _intervals(title: str, x_label: str, found: Iterable[Difference], *, digits: int) -> Intervals:
-    items = tuple(Estimate(label=each.variant, value=each.value, low=each.low, high=each.high) for each in found)
-    alternative = "; ".join(f"{item.label} {item.value:+.{digits}f}" for item in items)
-    return Intervals(title=title, alternative=alternative, x_label=x_label, items=items)
-
-
 def _correlations(which: str, found: tuple[Correlation, ...]) -> Intervals:
-    return Intervals(
-        title=f"Correlation of accuracy with log curvature on nonlinear boundaries, {which}",
-        alternative="; ".join(f"{each.among} {each.value:.2f}" for each in found),
-        x_label="r, 95 % intervals by resampling seeds",
-        items=tuple(Estimate(label=each.among, value=each.value, low=each.low, high=each.high) for each in found),
-    )
+    title = f"Correlation of accuracy with log curvature on nonlinear boundaries, {which}"
+    by_level = {each.among: each for each in found}
+    return interval_panel(title, "r, 95 % intervals by resampling seeds", by_level, form=".2f")

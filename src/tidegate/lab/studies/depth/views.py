@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tidegate.lab.studies.depth.run import WHERE, DepthCurve, DepthResult
-from tidegate.report.page import Column, Estimate, Intervals, Lines, Panel, Section, Series, Table
+from tidegate.lab.studies.drawing import interval_panel
+from tidegate.report.page import Column, Lines, Panel, Section, Series, Table
 
 _TANGENTS = {"plane": "of slices", "full": "of the whole image"}
 
@@ -40,23 +41,17 @@ def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
             log_x=True,
             log_y=True,
         ),
-        Intervals(
-            title="Local exponents of |K| in depth L: one power would have the same all along",
-            alternative="; ".join(
-                f"{item.label} {item.value:.2f}" for item in _exponents(result, bent) if item.value is not None
-            ),
-            x_label="exponent, 95 % intervals over seeds",
-            items=_exponents(result, bent),
+        interval_panel(
+            "Local exponents of |K| in depth L: one power would have the same all along",
+            "exponent, 95 % intervals over seeds",
+            {
+                f"{curve.gate}, {each.shallow} to {each.deep}": each
+                for curve in bent
+                for each in curve.local_exponents(result.options.depths)
+            },
+            form=".2f",
         ),
         _table(result, curves),
-    )
-
-
-def _exponents(result: DepthResult, curves: list[DepthCurve]) -> tuple[Estimate, ...]:
-    return tuple(
-        Estimate(label=f"{curve.gate}, {each.shallow} to {each.deep}", value=each.value, low=each.low, high=each.high)
-        for curve in curves
-        for each in curve.local_exponents(result.options.depths)
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-from tidegate.lab.studies.gate_tuning.run import CONTROL, GateTuningResult, RemedyRow
-from tidegate.report.page import Column, Estimate, Intervals, Section, Table
+from tidegate.lab.studies.drawing import interval_panel
+from tidegate.lab.studies.gate_tuning.run import CONTROL, GateTuningResult
+from tidegate.report.page import CellValue, Column, Intervals, Section, Table
 
 _CHANGES = {
     "loss": "Loss after, less loss before",
@@ -36,35 +37,15 @@ def _table(result: GateTuningResult) -> Table:
         Column(title="in the strongest head", digits=4),
         Column(title="mean |gate − 1|", digits=4),
     )
-    before = (
-        "before",
-        statistics.fmean(each.loss for each in result.before),
-        statistics.fmean(each.sink for each in result.before),
-        statistics.fmean(each.strongest for each in result.before),
-        None,
-    )
-    return Table(title="Means over seeds", columns=columns, rows=(before, *(_cells(row) for row in result.rows)))
-
-
-def _cells(row: RemedyRow) -> tuple[str, float, float, float, float | None]:
-    movements = [each.movement for each in row.measured if each.movement is not None]
-    return (
-        row.remedy.name,
-        statistics.fmean(each.loss for each in row.measured),
-        statistics.fmean(each.sink for each in row.measured),
-        statistics.fmean(each.strongest for each in row.measured),
-        statistics.fmean(movements) if movements else None,
-    )
+    measured = {"before": result.before, **{row.remedy.name: row.measured for row in result.rows}}
+    rows: list[tuple[CellValue, ...]] = []
+    for name, models in measured.items():
+        means = (statistics.fmean(getattr(each, part) for each in models) for part in ("loss", "sink", "strongest"))
+        movements = [each.movement for each in models if each.movement is not None]
+        rows.append((name, *means, statistics.fmean(movements) if movements else None))
+    return Table(title="Means over seeds", columns=columns, rows=tuple(rows))
 
 
 def _intervals(result: GateTuningResult, name: str) -> Intervals:
     changes = {row.remedy.name: getattr(row, name) for row in result.rows if getattr(row, name) is not None}
-    return Intervals(
-        title=_CHANGES[name],
-        alternative="; ".join(f"{remedy} {change.value:+.4f}" for remedy, change in changes.items()),
-        x_label="difference, 95 % intervals over seeds",
-        items=tuple(
-            Estimate(label=remedy, value=change.value, low=change.low, high=change.high)
-            for remedy, change in changes.items()
-        ),
-    )
+    return interval_panel(_CHANGES[name], "difference, 95 % intervals over seeds", changes, form="+.4f")
