@@ -26,6 +26,8 @@ def test_the_root_loads_few_modules():
 def test_the_maths_load_no_framework():
     _, modules = fresh_import("import tidegate.tensors, tidegate.geometry")
     assert not modules & FRAMEWORKS
+    _, modules = fresh_import("import tidegate.experts")
+    assert not modules & (FRAMEWORKS - {"scipy"})
 
 
 def test_the_vocabulary_of_pages_loads_nothing_that_draws_them():
