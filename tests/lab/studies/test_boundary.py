@@ -15,8 +15,7 @@ from tidegate.lab.studies.boundary.finding import (
     excess_errors,
     finding,
 )
-from tidegate.lab.studies.boundary.result import BoundaryResult, Trial
-from tidegate.lab.studies.boundary.run import run_boundary
+from tidegate.lab.studies.boundary.run import BoundaryResult, Trial, run_boundary
 from tidegate.lab.studies.boundary.tasks import (
     LINEAR,
     NONLINEAR,

@@ -1,8 +1,7 @@
 """Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?"""
 
 from tidegate.lab.studies.boundary.finding import finding
-from tidegate.lab.studies.boundary.result import BoundaryResult
-from tidegate.lab.studies.boundary.run import run_boundary
+from tidegate.lab.studies.boundary.run import BoundaryResult, run_boundary
 from tidegate.lab.studies.boundary.training import BoundaryOptions
 from tidegate.lab.studies.boundary.views import figures, view
 from tidegate.lab.studies.study import Study as _Study

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tidegate.lab.studies.boundary.bayes import bayes_labels
 from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, Correlation, Trials, correlate, correlate_means
-from tidegate.lab.studies.boundary.result import BoundaryResult, Difference, Trial
-from tidegate.lab.studies.boundary.run import accuracy_by_seed, difference_over_seeds
+from tidegate.lab.studies.boundary.run import (
+    BoundaryResult,
+    Difference,
+    accuracy_by_seed,
+    difference_over_seeds,
+)
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, FloatArray
 from tidegate.lab.studies.boundary.training import GATED, POINTWISE, draw_data
 
@@ -78,18 +82,21 @@ def correlation_levels(result: BoundaryResult, bent: Bent) -> tuple[Correlation,
     """Correlate accuracy with log curvature on bent boundaries at every level at which it may be read."""
     trials = [trial for trial in result.trials if trial.task in NONLINEAR]
 
-    def rows(group: Callable[[Trial], str], tasks: Collection[str] = tuple(bent.by_task)) -> Trials:
-        return [(group(t), t.seed, math.log(t.curvature), t.accuracy) for t in trials if t.task in tasks]
+    def rows(group: str, tasks: Collection[str] = tuple(bent.by_task)) -> Trials:
+        """List trials by a field of theirs, or all in one group."""
+        return [
+            (getattr(t, group, group), t.seed, math.log(t.curvature), t.accuracy) for t in trials if t.task in tasks
+        ]
 
     levels = {
-        "within tasks": rows(_task),
-        f"within {bent.decisive}": rows(_task, [bent.decisive]),
-        f"within tasks other than {bent.decisive}": rows(_task, bent.others),
-        "over all trials": rows(lambda _: "all"),
+        "within tasks": rows("task"),
+        f"within {bent.decisive}": rows("task", [bent.decisive]),
+        f"within tasks other than {bent.decisive}": rows("task", bent.others),
+        "over all trials": rows("all"),
     }
     found = [correlate(among, each) for among, each in levels.items() if len(each) >= MIN_TRIALS]
     if len(result.options.variants) >= MIN_TRIALS:
-        found.append(correlate_means("over the means of variants", rows(lambda trial: trial.variant)))
+        found.append(correlate_means("over the means of variants", rows("variant")))
     return tuple(found)
 
 
@@ -157,10 +164,6 @@ def _list(differences: Iterable[Difference], digits: int) -> str:
         f"{each.variant} {each.value:+.{digits}f} ({each.low:+.{digits}f} … {each.high:+.{digits}f})"
         for each in differences
     )
-
-
-def _task(trial: Trial) -> str:
-    return trial.task
 
 
 def _gains(result: BoundaryResult, tasks: Collection[str], *, kind: str) -> tuple[Difference, ...]:

@@ -9,6 +9,7 @@ distribution, without noise, relative to the squared spread of the surface.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -17,12 +18,49 @@ from torch import Tensor
 
 from tidegate.geometry import gaussian_curvature
 from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, correlate
-from tidegate.lab.studies.boundary.result import BoundaryResult, Difference, Trial
+from tidegate.lab.studies.boundary.correlation import MIN_TRIALS, Correlation, correlate
 from tidegate.lab.studies.boundary.tasks import LINEAR, NONLINEAR, TASKS, FloatArray, tokens_of
 from tidegate.lab.studies.boundary.training import GATED, POINTWISE, BoundaryOptions, Classifier, train_together
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch import plain_kernel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One variant on one task under one seed."""
+
+    variant: str
+    task: str
+    seed: int
+    learning_rate: float
+    accuracy: float
+    curvature: float
+    """Median of |K| over points, relative to the squared spread of the surface."""
+    positive: float
+    """Share of points with positive curvature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Accuracy of a variant less another's, mean over a kind of tasks, with a 95 % interval over seeds."""
+
+    variant: str
+    control: str
+    kind: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryResult:
+    """All trials and what they say together."""
+
+    options: BoundaryOptions
+    num_parameters: dict[str, int]
+    trials: tuple[Trial, ...]
+    differences: tuple[Difference, ...]
+    correlations: tuple[Correlation, ...]
 
 
 def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryResult:
@@ -46,7 +84,7 @@ def run_boundary(options: BoundaryOptions, *, tell: Tell = ignore) -> BoundaryRe
                     positive=positive,
                 )
             )
-    return _summarise(options, tuple(trials))
+    return _summarize(options, tuple(trials))
 
 
 def _best_rates(variant: str, options: BoundaryOptions) -> dict[str, float]:
@@ -81,7 +119,7 @@ def _curvature(
     return float(curvature.abs().median()), float((curvature > 0).double().mean())
 
 
-def _summarise(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryResult:
+def _summarize(options: BoundaryOptions, trials: tuple[Trial, ...]) -> BoundaryResult:
     kinds = {"linear": LINEAR, "nonlinear": NONLINEAR}
     pairs = [(variant, "none") for variant in options.variants if variant != "none"]
     pairs += [(variant, control) for control in POINTWISE for variant in options.variants if variant in GATED]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from tidegate.lab.studies.boundary.correlation import Correlation
 from tidegate.lab.studies.boundary.finding import Bent, bayes_accuracies, bent_gains, correlation_levels, excess_errors
-from tidegate.lab.studies.boundary.result import BoundaryResult, Trial
+from tidegate.lab.studies.boundary.run import BoundaryResult, Trial
 from tidegate.lab.studies.drawing import GREY, interval_panel, label_axes, new_figure
 from tidegate.report.page import Column, Intervals, Panel, Section, Table
 from tidegate.tensors.palette import BLACK, LINES
