@@ -49,8 +49,9 @@ class HeadMatch:
 def canonicalize(model: _Model) -> _Model:
     """Return a model with the same function at the canonical parameters; the given one is left as it is.
 
-    model : `AttentionArrays`; a PyTorch `GatedAttention`, or a model that holds some, such as `TransformerLM`; or a
-            model with attention modules of the Llama kind, recognised by their `q_proj`, `k_proj`, `v_proj` and
+    Args:
+        model: `AttentionArrays`; a PyTorch `GatedAttention`, or a model that holds some, such as `TransformerLM`; or a
+            model with attention modules of the Llama kind, recognized by their `q_proj`, `k_proj`, `v_proj` and
             `o_proj`. Of the last, only the value side changes: how their queries and keys meet is not known.
     """
     if isinstance(model, AttentionArrays):
@@ -79,7 +80,9 @@ def match_heads(a: Any, b: Any) -> list[HeadMatch]:
     Parameters are compared as they are: heads that compute the same from different bases look unlike unless both models
     are canonical.
 
-    a, b : as `canonicalize` takes them, with the same layers and sizes
+    Args:
+        a: A model, as `canonicalize` takes it.
+        b: Another one, with the same layers and sizes.
     """
     first, second = _layers(a), _layers(b)
     if [name for name, _ in first] != [name for name, _ in second]:

@@ -24,8 +24,9 @@ def value_singular_values(arrays: AttentionArrays, x: Floats) -> Floats:
 
     Outputs are taken at 1.5 (d + R h) positions, evenly spread over all of them, or at all if there are fewer.
 
-    arrays : of NumPy float64, without a gate that reads values or attention outputs
-    x      : (..., T, d)
+    Args:
+        arrays: Of NumPy float64, without a gate that reads values or attention outputs.
+        x: (..., T, d).
     """
     inputs = x.reshape(-1, *x.shape[-2:])
     parts, heads = decompose(arrays, inputs), arrays.trace(inputs).heads
@@ -54,8 +55,12 @@ def evenly_spaced_positions(shape: tuple[int, ...], number: int) -> Any:
 def _channel_inputs(weights: Floats, x: Floats, gate: Floats | None, width: int, chosen: Any) -> Floats:
     """Return what reaches each channel from each input feature, before the value projection: (N, R, d, h).
 
-    weights : (B, R, T, S)
-    gate    : (B, S, h or 1)
+    Args:
+        weights: (B, R, T, S).
+        x: (B, S, d).
+        gate: (B, S, h or 1).
+        width: h.
+        chosen: Indices of sequences and of positions.
     """
     rows: list[Floats] = []
     for sequence in np.unique(chosen[0]):

@@ -17,9 +17,10 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 
 
 def as_layer_arrays(layer: Layer) -> AttentionArrays:
-    """The layer as `AttentionArrays` of NumPy float64, whatever framework and dtype it comes from.
+    """Return the layer as `AttentionArrays` of NumPy float64, whatever framework and dtype it comes from.
 
-    layer : `AttentionArrays`, or anything whose `arrays()` gives them, such as `tidegate.torch.GatedAttention`
+    Args:
+        layer: `AttentionArrays`, or anything whose `arrays()` returns them, such as `tidegate.torch.GatedAttention`.
     """
     if not isinstance(layer, AttentionArrays):
         if not callable(getattr(layer, "arrays", None)):
@@ -33,7 +34,7 @@ def as_layer_arrays(layer: Layer) -> AttentionArrays:
 
 
 def as_float64(array: Any) -> Floats:
-    """Any array of NumPy, JAX or PyTorch as NumPy float64."""
+    """Return any array of NumPy, JAX or PyTorch as NumPy float64."""
     if hasattr(array, "detach"):
         # NumPy has no bfloat16, so PyTorch widens before it hands over.
         array = array.detach().cpu().double()

@@ -54,13 +54,16 @@ def patch_points(count: int, *, seed: int = 1) -> FloatArray:
 
 
 def cap_layer(width: int, *, half_angle: float = math.pi / 3, num_draws: int = 40, seed: int = 0) -> AttentionArrays:
-    """A layer of one head whose weight chart is as near to a cap of the unit sphere as its features allow.
+    """Return a layer of one head whose weight chart is as near to a cap of the unit sphere as its features allow.
 
     Values and gate are drawn at random and the output projection is fitted by least squares, on points that no
     measurement uses; the best of several draws is kept.
 
-    width      : features of the head
-    half_angle : how far the cap reaches from its pole
+    Args:
+        width: Features of the head.
+        half_angle: How far the cap reaches from its pole.
+        num_draws: Of values and gates.
+        seed: Of the draws.
     """
     weights = patch_points(1000, seed=seed)
     target = _sphere(weights, half_angle)

@@ -8,9 +8,10 @@ the limits: other starts, other truths, gates that nearly coincide, and more exp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from tidegate.experts import (
     run_experiment,
 )
 from tidegate.experts.models import Placement
+from tidegate.experts.voronoi import LossKind
 from tidegate.gate import PRESETS, legal_gates
 from tidegate.lab.studies.rates.result import (
     LAYOUTS,
@@ -46,7 +48,6 @@ from tidegate.lab.studies.rates.result import (
 )
 from tidegate.lab.training.events import PartsDone, Tell, ignore, report_parts
 
-_Item = TypeVar("_Item")
 _METRICS = ("expert", "regression", "scores")
 _BAND = (0.1, 0.5, 0.9)
 _MANY_STEPS = 1000
@@ -125,53 +126,48 @@ def _gauge(options: RatesOptions, tell: Tell) -> tuple[GaugeCount, ...]:
     readers = (str(gate) for gate in legal_gates() if gate.reads != "nothing")
     every = (*named, *(gate for gate in readers if gate not in PRESETS))
     asked = [(layout, gate) for layout in options.layouts for gate in (every if layout == "plain" else named)]
-
-    def count(layout: str, gate: str) -> GaugeCount:
+    counts: list[GaugeCount] = []
+    for layout, gate in report_parts(asked, tell, work="flat directions", describe=_join):
         report = gauge_table([gate], seed=options.seed, **LAYOUTS[layout])[0].report
-        return GaugeCount(
-            layout=layout,
-            gate=gate,
-            num_parameters=report.num_parameters,
-            nullity=report.nullity,
-            predicted=report.predicted,
-            value_block=report.value_block_nullity,
-            predicted_value_block=report.predicted_value_block,
-            gap=finite(report.singular_gap),
+        counts.append(
+            GaugeCount(
+                layout=layout,
+                gate=gate,
+                num_parameters=report.num_parameters,
+                nullity=report.nullity,
+                predicted=report.predicted,
+                value_block=report.value_block_nullity,
+                predicted_value_block=report.predicted_value_block,
+                gap=finite(report.singular_gap),
+            )
         )
-
-    return tuple(count(*item) for item in _report("flat directions", asked, tell))
+    return tuple(counts)
 
 
 def _modulus(options: RatesOptions, tell: Tell) -> tuple[ModulusCurve, ...]:
-    def measure(placement: Placement) -> ModulusCurve:
+    curves: list[ModulusCurve] = []
+    for placement in report_parts(options.placements, tell, work="modulus"):
         found = profile_modulus(ExpertModel(placement=placement, k=2), default_truth(placement))
-        return ModulusCurve(
-            placement=placement,
-            radii=tuple(found.radii.tolist()),
-            values=tuple(found.values.tolist()),
-            exponent=finite(found.exponent),
-        )
-
-    return tuple(measure(placement) for placement in _report("modulus", options.placements, tell))
+        radii, values = tuple(found.radii.tolist()), tuple(found.values.tolist())
+        curves.append(ModulusCurve(placement=placement, radii=radii, values=values, exponent=finite(found.exponent)))
+    return tuple(curves)
 
 
 def _start_radius(options: RatesOptions, tell: Tell) -> tuple[StartRadius, ...]:
-    def measure(placement: Placement) -> StartRadius:
+    curves: list[StartRadius] = []
+    for placement in report_parts(options.placements, tell, work="start radius"):
         errors = [
             run_experiment(_experiment(options, placement, ns=(options.start_n,), radius=radius)).errors["expert"][0]
             for radius in options.start_radii
         ]
-        return StartRadius(placement=placement, error=_curve(options.start_radii, np.stack(errors)))
-
-    return tuple(measure(placement) for placement in _report("start radius", options.placements, tell))
+        curves.append(StartRadius(placement=placement, error=_curve(options.start_radii, np.stack(errors))))
+    return tuple(curves)
 
 
 def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
-    asked: list[tuple[Placement, float]] = [
-        (placement, distance) for placement in options.gated_placements for distance in options.gate_distances
-    ]
-
-    def measure(placement: Placement, distance: float) -> NearGates:
+    found: list[NearGates] = []
+    asked = list(product(options.gated_placements, options.gate_distances))
+    for placement, distance in report_parts(asked, tell, work="near gates", describe=_join):
         truth = default_truth(placement)
         apart = truth.gate[1] - truth.gate[0]
         second = truth.gate[0] + distance * apart / np.linalg.norm(apart)
@@ -181,47 +177,37 @@ def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
             warnings.filterwarnings("ignore", "Two true gates are")
             data = run_experiment(_smaller_experiment(options, placement, truth=near))
         error = float(np.median(data.errors["expert"][-1]))
-        return NearGates(placement=placement, distance=distance, slope=_slope(estimate_rate(data)), error=error)
-
-    return tuple(measure(*item) for item in _report("near gates", asked, tell))
+        found.append(NearGates(placement=placement, distance=distance, slope=_slope(estimate_rate(data)), error=error))
+    return tuple(found)
 
 
 def _truths(options: RatesOptions, tell: Tell) -> tuple[OtherTruth, ...]:
-    asked: list[tuple[Placement, int]] = [
-        (placement, number) for placement in options.placements for number in range(options.num_truths)
-    ]
-
-    def measure(placement: Placement, number: int) -> OtherTruth:
+    found: list[OtherTruth] = []
+    asked = list(product(options.placements, range(options.num_truths)))
+    for placement, number in report_parts(asked, tell, work="other truths", describe=_join):
         truth = _draw_truth(placement, np.random.default_rng([options.seed, number]))
         design = default_design(seed=options.seed + number + 1)
         data = run_experiment(_smaller_experiment(options, placement, truth=truth, design=design))
-        return OtherTruth(placement=placement, number=number, slope=_slope(estimate_rate(data)))
-
-    return tuple(measure(*item) for item in _report("other truths", asked, tell))
+        found.append(OtherTruth(placement=placement, number=number, slope=_slope(estimate_rate(data))))
+    return tuple(found)
 
 
 def _surplus(options: RatesOptions, tell: Tell) -> tuple[Surplus, ...]:
     if not options.surplus:
         return ()
-    kinds = (VoronoiLoss(kind="vector_mass"), VoronoiLoss(kind="raw"))
-    asked: list[tuple[Placement, VoronoiLoss]] = [
-        (placement, loss) for placement in options.gated_placements for loss in kinds
-    ]
-
-    def measure(placement: Placement, loss: VoronoiLoss) -> Surplus:
+    found: list[Surplus] = []
+    kinds: tuple[LossKind, ...] = ("vector_mass", "raw")
+    asked = list(product(options.gated_placements, kinds))
+    for placement, kind in report_parts(asked, tell, work="surplus experts", describe=_join):
         experiment = _smaller_experiment(options, placement, k=2 + options.surplus)
-        data = run_experiment(experiment, loss=loss, max_steps=_MANY_STEPS)
-        return Surplus(placement=placement, kind=loss.kind, slope=_slope(estimate_rate(data)))
-
-    return tuple(measure(*item) for item in _report("surplus experts", asked, tell))
+        data = run_experiment(experiment, loss=VoronoiLoss(kind=kind), max_steps=_MANY_STEPS)
+        found.append(Surplus(placement=placement, kind=kind, slope=_slope(estimate_rate(data))))
+    return tuple(found)
 
 
 def _experiment(options: RatesOptions, placement: Placement, **changes: Any) -> ExpertExperiment:
-    common: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
-    return ExpertExperiment(placement=placement, **(common | changes))
-
-
-_SHARED = ("ns", "replicates", "starts", "noise", "radius", "seed")
+    shared = ("ns", "replicates", "starts", "noise", "radius", "seed")
+    return ExpertExperiment(placement=placement, **({name: getattr(options, name) for name in shared} | changes))
 
 
 def _smaller_experiment(options: RatesOptions, placement: Placement, **changes: Any) -> ExpertExperiment:
@@ -245,14 +231,8 @@ def _draw_truth(placement: Placement, rng: np.random.Generator) -> ExpertTruth:
             return ExpertTruth(scores=scores, experts=experts, gate=gate)
 
 
-def _report(work: str, items: Sequence[_Item], tell: Tell) -> Iterator[_Item]:
-    """Yield the items of one part of the study, and report each when it is done."""
-    return report_parts(items, tell, work=work, describe=_describe)
-
-
-def _describe(item: object) -> str:
-    words = cast("tuple[object, ...]", item) if isinstance(item, tuple) else (item,)
-    return ", ".join(word.kind if isinstance(word, VoronoiLoss) else str(word) for word in words)
+def _join(part: tuple[object, ...]) -> str:
+    return ", ".join(map(str, part))
 
 
 def _slope(rate: Rate) -> Slope:
