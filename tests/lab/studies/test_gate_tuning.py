@@ -78,12 +78,6 @@ def test_gates_that_learn_first_are_followed_by_all_weights(monkeypatch):
     assert learned == [(30, 30, True, 1), (2, 2, False, 1), (3, 3, True, 2), (5, 5, True, 1)] * 2
 
 
-def test_a_change_is_shown_when_its_interval_excludes_zero():
-    assert Change(value=-1.0, low=-2.0, high=-0.5).shown
-    assert Change(value=1.0, low=0.5, high=2.0).shown
-    assert not Change(value=1.0, low=-0.1, high=2.0).shown
-
-
 def test_changes_are_differences_of_the_means(result):
     def mean(measured, name):
         return sum(getattr(each, name) for each in measured) / len(measured)

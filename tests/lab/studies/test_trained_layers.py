@@ -4,7 +4,7 @@ import pytest
 from closeness import assert_close
 
 from tidegate.lab.studies.trained_layers import STUDY, TrainedLayersOptions, TrainedLayersResult, finding, view
-from tidegate.lab.studies.trained_layers.run import Mean, Snapshot, magnitude, positive_share, ratio
+from tidegate.lab.studies.trained_layers.run import Snapshot, magnitude, positive_share, ratio
 from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature, Sampling
 
 OPTIONS = TrainedLayersOptions(gates=("none", "g1"), num_layers=2, num_seeds=3)
@@ -79,8 +79,3 @@ def test_a_record_of_one_seed_is_told_as_one_without_intervals():
     assert "…" not in finding(one)
     assert "intervals" not in finding(one)
     assert view(one)[0].title == "Over seeds"
-
-
-def test_a_mean_is_written_with_two_digits_or_as_a_whole_number():
-    assert str(Mean(value=0.01234, low=None, high=None)) == "0.012"
-    assert str(Mean(value=172.4, low=88.0, high=1234.0)) == "172 (88 … 1234)"
