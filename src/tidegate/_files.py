@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tidegate._faults import reach
-from tidegate._json import parse_json, read_as
+from tidegate._json import decode, parse_json
 from tidegate._text import echo, list_some, shorten
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -247,8 +247,8 @@ def _sort_metadata(file: OpenFile, path: StrPath) -> None:
 def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[str, _TensorEntry]]:
     try:
         content = parse_json(header)
-        metadata = read_as(dict[str, str], content.pop("__metadata__", {}), where="__metadata__")
-        return metadata, read_as(dict[str, _TensorEntry], content)
+        metadata = decode(dict[str, str], content.pop("__metadata__", {}), where="__metadata__")
+        return metadata, decode(dict[str, _TensorEntry], content)
     except ValueError as problem:
         raise ValueError(f"{path} is not a safetensors file: {problem}") from None
 

@@ -1,73 +1,85 @@
-"""JSON: parsed and sealed, and frozen dataclasses from the JSON that `dataclasses.asdict` makes of them.
+"""JSON: parsed, with a checksum of its content, and turned into dataclasses and back by cattrs.
 
-Whatever is wrong with a text or a value is one `ValueError`, which names the field.
+Every error is an `InputError` that names the field, as in `curve[3].loss`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import types
-import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, NoReturn, cast, get_args, get_origin
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, cast, get_args, get_origin
 
 from tidegate._text import echo, shorten
+from tidegate._validation import InputError
 
-_DIGEST = "digest"
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+_CHECKSUM = "digest"
+_Hook: TypeAlias = Callable[[Any, Any], Any]
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; a `ValueError` says what is wrong, also with nan and infinities and with too many levels."""
+    """Parse JSON. Raise an InputError for anything else, also for nan and infinities and for too many levels."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_number)
+        return json.loads(text, parse_constant=_reject_constant, parse_float=_finite_number)
     except RecursionError:
-        raise ValueError("lists or objects are nested too deeply.") from None
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"it is no JSON: {problem}.") from None
+        raise InputError("text", expected="valid JSON", hint="Lists or objects are nested too deeply.") from None
+    except ValueError as problem:
+        raise InputError("text", expected="valid JSON", hint=f"{problem}.") from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it is no JSON: {name} is no number of JSON.")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _finite_number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"it is no JSON: {echo(digits)} is too large for a number.")
+        raise ValueError(f"{echo(digits)} is too large for a number")
     return number
 
 
 def content_hash(value: Any) -> str:
-    """Sixteen hexadecimal digits that stand for a JSON value, however it is written."""
-    # It loads OpenSSL, which `import tidegate` does not need.
+    """Return sixteen hexadecimal digits that identify a JSON value, whatever its layout."""
+    # hashlib loads OpenSSL, which `import tidegate` does not need.
     import hashlib
 
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError:
-        raise ValueError("lists or objects are nested too deeply.") from None
+        raise InputError("value", expected="JSON", hint="Lists or objects are nested too deeply.") from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def seal(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with a digest of its content, by which `open_sealed` notices any change of it."""
-    assert _DIGEST not in value
-    return {**value, _DIGEST: content_hash(value)}
+def add_checksum(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with a checksum of its content, which `verify_checksum` compares."""
+    assert _CHECKSUM not in value
+    return {**value, _CHECKSUM: content_hash(value)}
 
 
-def open_sealed(value: Any) -> dict[str, Any]:
-    """Return what `seal` was given; a `ValueError` if there is no digest, or if it is not that of the content."""
-    if not isinstance(value, dict):
-        raise ValueError(f"it must be an object of fields; got {echo(value)}.")
-    content = {name: item for name, item in cast("dict[str, Any]", value).items() if name != _DIGEST}
-    if _DIGEST not in value:
-        raise ValueError("it has no digest.")
-    if cast("Any", value[_DIGEST]) != content_hash(content):
-        raise ValueError("its content does not fit its digest: it was changed or damaged.")
+def verify_checksum(value: Any) -> dict[str, Any]:
+    """Return what `add_checksum` was given. Raise an InputError if the checksum is missing or another one."""
+    fields: dict[str, Any] = require_object(value, "value")
+    content = {name: item for name, item in fields.items() if name != _CHECKSUM}
+    if _CHECKSUM not in fields:
+        raise InputError(_CHECKSUM, expected="given")
+    if fields[_CHECKSUM] != content_hash(content):
+        hint = "The content was changed or damaged."
+        raise InputError(_CHECKSUM, expected="the checksum of the content", got=fields[_CHECKSUM], hint=hint)
     return content
+
+
+def require_object(value: Any, field: str = "") -> dict[str, Any]:
+    """Return a JSON object. Raise an InputError for any other value."""
+    if not isinstance(value, dict):
+        raise InputError(field, expected="an object of fields", got=value)
+    return cast("dict[str, Any]", value)
 
 
 def finite(value: float | None) -> float | None:
@@ -76,7 +88,7 @@ def finite(value: float | None) -> float | None:
 
 
 def without_nan(value: Any) -> Any:
-    """Return a value of JSON with None in place of every nan and infinity; tuples become lists."""
+    """Return a JSON value with None in place of every nan and infinity; tuples become lists."""
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, dict):
@@ -86,119 +98,101 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def read_as(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False) -> Any:
-    """Build a value of the annotated type from JSON: dataclasses, tuples, lists and dictionaries of them, and unions.
+def encode(value: Any) -> Any:
+    """Return a dataclass as a JSON value; classes with a `to_dict` of their own are encoded by it."""
+    return _converter(null_is_nan=False).unstructure(value)
 
-    The field `kind` says which dataclass of a union it is. What does not fit its type is refused, as are an unknown
-    field and one that is missing and has no default; the `ValueError` names the field, as in `curve[3].loss`. A whole
-    number serves as a `float`. `Any` takes everything.
 
-    where       : what the value is called in errors; empty for a whole document
-    null_is_nan : null where a number belongs is nan, instead of an error
+def decode(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False) -> Any:
+    """Return a value of the annotated type, made from a JSON value.
+
+    Nothing is coerced: an unknown field, a missing one without a default, or a value of another type raises an
+    InputError with the path of the field. A whole number serves as a float. The field `kind` chooses among several
+    dataclasses. A field whose metadata have a function `decode` is decoded by it.
+
+    Args:
+        kind: A dataclass, or a tuple, list, dictionary or union of what can be decoded.
+        value: The JSON value.
+        where: The name of the value in errors; empty for a whole document.
+        null_is_nan: Whether null in place of a number is nan instead of an error.
     """
-    if kind is Any:
-        return value
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(arguments, value, where, null_is_nan)
-    if null_is_nan and kind is float and value is None:
-        return math.nan
-    if not _fits(kind, value):
-        raise ValueError(f"{where or 'it'} must be {_in_words(kind)}; got {echo(value)}.")
-    if is_dataclass(kind):
-        return _read_fields(kind, value, where, null_is_nan)
-    if origin is dict:
-        return {
-            name: read_as(arguments[1], item, where=_inside(where, name), null_is_nan=null_is_nan)
-            for name, item in value.items()
-        }
-    if origin in (tuple, list):
-        kinds = arguments if _length(kind) is not None else arguments[:1] * len(value)
-        items = (
-            read_as(item_kind, item, where=f"{where}[{index}]", null_is_nan=null_is_nan)
-            for index, (item_kind, item) in enumerate(zip(kinds, value, strict=True))
-        )
-        return tuple(items) if origin is tuple else list(items)
-    return value
-
-
-def _read_fields(kind: Any, value: dict[str, Any], where: str, null_is_nan: bool) -> Any:
-    hints, required = _hints(kind), _required_fields(kind)
-    if unknown := sorted(set(value).difference(hints)):
-        raise ValueError(f"{where or kind.__name__} has no field {', '.join(map(shorten, unknown))}.")
-    for name in required:
-        if name not in value:
-            raise ValueError(f"{_inside(where, name)} is missing.")
-    read = {
-        name: read_as(hints[name], item, where=_inside(where, name), null_is_nan=null_is_nan)
-        for name, item in value.items()
-    }
     try:
-        return kind(**read)
-    except ValueError as problem:
-        raise ValueError(f"{where}: {problem}" if where else str(problem)) from None
+        return _structure(_converter(null_is_nan=null_is_nan), kind, value, where)
+    except InputError as problem:
+        field = problem.field or "value"
+        raise InputError(field, expected=problem.expected, got=problem.got, hint=problem.hint) from None
 
 
-# Asked once for each dataclass and not once for each value: resolving annotations takes longer than all the rest.
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+def decode_part(kind: Any, value: Any) -> Any:
+    """Return what `decode` does, for a decoder of a field: errors name fields relative to the value."""
+    return _structure(_converter(null_is_nan=False), kind, value, "")
 
 
-@functools.cache
-def _required_fields(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING)
+def _structure(converter: Converter, kind: Any, value: Any, where: str) -> Any:
+    from cattrs.errors import BaseValidationError
+
+    try:
+        return converter.structure(value, kind)
+    except (InputError, BaseValidationError) as problem:
+        raise _first_problem(problem, where) from None
 
 
-def _read_union(choices: tuple[Any, ...], value: Any, where: str, null_is_nan: bool) -> Any:
-    classes = [choice for choice in choices if is_dataclass(choice)]
-    if isinstance(value, dict) and len(classes) > 1:
-        choices = (_class_for(cast("dict[str, Any]", value), classes, where),)
-    fitting = [choice for choice in choices if _fits(choice, value)]
-    if not fitting and null_is_nan and value is None and float in choices:
-        return math.nan
-    if not fitting:
-        words = " or ".join(dict.fromkeys(map(_in_words, choices)))
-        raise ValueError(f"{where or 'it'} must be {words}; got {echo(cast('Any', value))}.")
-    for choice in fitting[:-1]:
-        try:
-            return read_as(choice, value, where=where, null_is_nan=null_is_nan)
-        except ValueError:
-            continue
-    return read_as(fitting[-1], value, where=where, null_is_nan=null_is_nan)
+def _first_problem(problem: Exception, path: str) -> InputError:
+    """Return the first error of a group, with the path of its field."""
+    from cattrs.errors import AttributeValidationNote, BaseValidationError, ForbiddenExtraKeysError
+
+    while isinstance(problem, BaseValidationError):
+        problem = problem.exceptions[0]
+        for note in getattr(problem, "__notes__", ()):
+            path = _join(path, note.name) if isinstance(note, AttributeValidationNote) else path
+    match problem:
+        case InputError():
+            field = _join(path, problem.field)
+            return InputError(field, expected=problem.expected, got=problem.got, hint=problem.hint)
+        case KeyError():
+            return InputError(path, expected="given")
+        case ForbiddenExtraKeysError():
+            known = ", ".join(field.name for field in fields(cast("Any", problem.cl)))
+            expected = f"a field of {problem.cl.__name__}: {known}"
+            return InputError(_join(path, min(problem.extra_fields)), expected=expected)
+        case ValueError() | TypeError() | OverflowError():
+            return InputError(path, expected="valid", hint=shorten(str(problem)))
+        case _:
+            raise problem
 
 
-def _class_for(value: dict[str, Any], classes: list[Any], where: str) -> Any:
-    """Choose the class whose `kind` the value names."""
-    by_kind = {_kind(choice): choice for choice in classes}
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in by_kind:
-        raise ValueError(f"{_inside(where, 'kind')} must be one of {', '.join(sorted(by_kind))}; got {echo(kind)}.")
-    return by_kind[kind]
+def _join(path: str, name: str) -> str:
+    name = shorten(name)
+    return f"{path}{'' if name.startswith('[') else '.'}{name}" if path and name else path or name
 
 
-def _kind(choice: Any) -> str:
-    # A class with slots shows a descriptor where its default would be.
-    return next(str(field.default) for field in fields(choice) if field.name == "kind")
+@cache
+def _converter(*, null_is_nan: bool) -> Converter:
+    # `import tidegate` does without cattrs.
+    import cattrs
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for kind, (fits, words) in _SCALARS.items():
+        converter.register_structure_hook(kind, _scalar_hook(fits, words))
+    if null_is_nan:
+        number = _scalar_hook(*_SCALARS[float])
+        converter.register_structure_hook(float, lambda value, _: math.nan if value is None else number(value, _))
+    for origins, make_hook in (
+        ((Union, types.UnionType), _union_hook),
+        ((Literal,), _literal_hook),
+        ((list, tuple), _list_hook),
+        ((dict,), _dict_hook),
+    ):
+        converter.register_structure_hook_factory(partial(_has_origin, origins), make_hook)
+    converter.register_structure_hook_factory(is_dataclass, _dataclass_hook)
+    converter.register_unstructure_hook_func(
+        lambda kind: is_dataclass(kind) and hasattr(kind, "to_dict"), lambda value: value.to_dict()
+    )
+    return converter
 
 
-def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value has the outer form of a type; what is inside it is looked at later."""
-    origin = get_origin(kind)
-    if origin is Literal:
-        return any(type(choice) is type(value) and choice == value for choice in get_args(kind))
-    if origin in (tuple, list):
-        return isinstance(value, list) and _length(kind) in (None, len(cast("list[Any]", value)))
-    if origin is dict or is_dataclass(kind):
-        return isinstance(value, dict)
-    return _CHECKS[kind](value)
-
-
-def _length(kind: Any) -> int | None:
-    """Items that a tuple type has; None for any number, and for lists."""
-    arguments = get_args(kind)
-    return None if get_origin(kind) is list or arguments[-1] is Ellipsis else len(arguments)
+def _has_origin(origins: tuple[Any, ...], kind: Any) -> bool:
+    return get_origin(kind) in origins
 
 
 def _is_whole(value: Any) -> bool:
@@ -206,32 +200,102 @@ def _is_whole(value: Any) -> bool:
 
 
 _LARGEST = 10**308
-_CHECKS: dict[Any, Callable[[Any], bool]] = {
-    str: lambda value: isinstance(value, str),
-    bool: lambda value: isinstance(value, bool),
-    int: _is_whole,
+_SCALARS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda value: isinstance(value, str), "a text"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (_is_whole, "a whole number"),
     # A whole number beyond the range of floats would break the first sum that it enters.
-    float: lambda value: isinstance(value, float) or (_is_whole(value) and abs(value) <= _LARGEST),
-    types.NoneType: lambda value: value is None,
-}
-_WORDS = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    types.NoneType: "null",
+    float: (lambda value: isinstance(value, float) or (_is_whole(value) and abs(value) <= _LARGEST), "a number"),
+    types.NoneType: (lambda value: value is None, "null"),
 }
 
 
-def _in_words(kind: Any) -> str:
-    origin = get_origin(kind)
-    if origin is Literal:
-        return " or ".join(map(repr, get_args(kind)))
-    if origin in (tuple, list):
-        return "a list" if _length(kind) is None else f"a list of {_length(kind)}"
-    return "an object of fields" if origin is dict or is_dataclass(kind) else _WORDS[kind]
+def _scalar_hook(fits: Callable[[Any], bool], words: str) -> _Hook:
+    def check(value: Any, _: Any) -> Any:
+        if not fits(value):
+            raise InputError("", expected=words, got=value)
+        return value
+
+    return check
 
 
-def _inside(where: str, name: str) -> str:
-    name = shorten(name)
-    return f"{where}.{name}" if where else name
+def _literal_hook(kind: Any, _: Converter) -> _Hook:
+    choices = get_args(kind)
+    words = " or ".join(map(repr, choices))
+    return _scalar_hook(lambda value: any(type(own) is type(value) and own == value for own in choices), words)
+
+
+def _list_hook(kind: Any, converter: Converter) -> _Hook:
+    origin, kinds = get_origin(kind), get_args(kind)
+    length = None if origin is list or kinds[-1] is Ellipsis else len(kinds)
+
+    def structure(value: Any, _: Any) -> Any:
+        items: list[Any] = cast("list[Any]", value)
+        if not isinstance(value, list) or length not in (None, len(items)):
+            raise InputError("", expected="a list" if length is None else f"a list of {length}", got=items)
+        item_kinds = repeat(kinds[0]) if length is None else kinds
+        made = (
+            _structure(converter, item_kind, item, f"[{index}]")
+            for index, (item_kind, item) in enumerate(zip(item_kinds, items, strict=False))
+        )
+        return tuple(made) if origin is tuple else list(made)
+
+    return structure
+
+
+def _dict_hook(kind: Any, converter: Converter) -> _Hook:
+    item_kind = get_args(kind)[1]
+
+    def structure(value: Any, _: Any) -> Any:
+        items = require_object(value).items()
+        return {name: _structure(converter, item_kind, item, name) for name, item in items}
+
+    return structure
+
+
+def _dataclass_hook(kind: Any, converter: Converter) -> _Hook:
+    from cattrs.gen import make_dict_structure_fn, override
+
+    own = {field.name: field.metadata["decode"] for field in fields(kind) if "decode" in field.metadata}
+    overrides: Any = {name: override(struct_hook=_field_hook(read)) for name, read in own.items()}
+    make: Any = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **overrides)
+
+    return lambda value, _: make(require_object(value), kind)
+
+
+def _field_hook(read: Callable[[Any], Any]) -> _Hook:
+    return lambda value, _: read(value)
+
+
+def _union_hook(kind: Any, converter: Converter) -> _Hook:
+    members = get_args(kind)
+    classes: dict[str, Any] = {_kind_of(member): member for member in members if is_dataclass(member)}
+
+    def structure(value: Any, _: Any) -> Any:
+        if isinstance(value, dict) and len(classes) > 1:
+            named = require_object(value).get("kind")
+            if not isinstance(named, str) or named not in classes:
+                raise InputError("kind", expected=f"one of {', '.join(sorted(classes))}", got=named)
+            return converter.structure(cast("Any", value), classes[named])
+        # A nan is not wanted where null is allowed.
+        if value is None and types.NoneType in members:
+            return None
+        problems: list[InputError] = []
+        for member in members:
+            try:
+                return _structure(converter, member, value, "")
+            except InputError as problem:
+                problems.append(problem)
+        # A member whose list or object has the right form says best what is wrong inside.
+        for problem in problems:
+            if problem.field:
+                raise problem
+        words = " or ".join(dict.fromkeys(problem.expected for problem in problems))
+        raise InputError("", expected=words, got=cast("Any", value))
+
+    return structure
+
+
+def _kind_of(member: Any) -> str:
+    # A class with slots shows a descriptor where its default would be.
+    return next((str(field.default) for field in fields(member) if field.name == "kind"), "")

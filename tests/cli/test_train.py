@@ -149,8 +149,8 @@ def test_all_options_of_the_engine_train_together(text, tmp_path):
     assert done.exit_code == 0, done.output
     (record,) = RecordFile(tmp_path / "records.jsonl").read()
     expected = {"precision": "bf16", "accumulate": 2, "optimizer": "muon"}
-    assert {name: record.run["training"][name] for name in expected} == expected
-    assert record.run["model"]["checkpoint_blocks"]
+    assert {name: getattr(record.run.training, name) for name in expected} == expected
+    assert record.run.model.checkpoint_blocks
     assert list((tmp_path / "tensorboard").iterdir())
 
 

@@ -18,7 +18,7 @@ from damage import flip, flip_inside
 from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless, write_text
 from retrofit_models import tiny
 
-from tidegate._json import open_sealed, parse_json, seal
+from tidegate._json import add_checksum, parse_json, verify_checksum
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
@@ -86,7 +86,7 @@ class Records(Kind):
     def __init__(self, folder):
         self.path = records_path(folder)
         plan, *lines = RecordFile(records_path(RECORDS / "compare")).read()
-        runs = [line for line in lines if isinstance(line, Record) and line.run["block"] == 0][:2]
+        runs = [line for line in lines if isinstance(line, Record) and line.run.block == 0][:2]
         layers = [line for line in lines if isinstance(line, LayerMeasurements)][:1]
         file = RecordFile(self.path)
         for line in (replace(plan, variants=plan.variants[:2], num_seeds=1), lines[0], *runs, *layers):
@@ -395,8 +395,8 @@ def forget_file(place):
 
 def claim_another_run(place):
     """Seal the state again, for a run that is another."""
-    content = open_sealed(parse_json((place / "state.json").read_bytes()))
-    (place / "state.json").write_text(json.dumps(seal(content | {"run": "0123456789abcdef"})))
+    content = verify_checksum(parse_json((place / "state.json").read_bytes()))
+    (place / "state.json").write_text(json.dumps(add_checksum(content | {"run": "0123456789abcdef"})))
 
 
 @pytest.mark.fault(lambda damage, words: f"A distributed checkpoint {damage}")

@@ -22,7 +22,7 @@ from spending import measure_spending
 from typer.testing import CliRunner
 
 from tidegate import Gate, Gates
-from tidegate._json import seal
+from tidegate._json import add_checksum
 from tidegate.cli import app
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.compare.variants import parse_variants
@@ -289,7 +289,7 @@ def draw_key(draw, holder):
 def seal_unless_odd(document):
     """The document with a digest that fits, if there can be one: not for nan, nor for one that is there already."""
     try:
-        return seal(document)
+        return add_checksum(document)
     except (ValueError, AssertionError):
         return document
 

@@ -165,7 +165,7 @@ REFUSED = [
         {"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}},
         f"{NORM} of the type I32; a model has F64, F32, F16, BF16",
     ),
-    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: it is no JSON"),
+    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: text must be valid JSON"),
     ({"metadata": {"config": '{"num_layers": 1000000}'}}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
     (
         {"metadata": {"config": '{"num_layers": 2, "d_model": 1000000000}'}},

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from lab_runs import COARSE, cost_of
+from lab_runs import COARSE, cost_of, with_run
 
 from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.presets import Preset
@@ -15,6 +15,7 @@ from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models import measure
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.training.records import Costs, Plan, Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import RunContext, execute_run
@@ -46,7 +47,7 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
         match="tokens",
         margin=0.005,
         grid=None,
-        task=data.facts,
+        task=TaskFacts.from_dict(data.facts),
         description=data.description,
         preset="tiny",
         budget=1,
@@ -83,7 +84,7 @@ def replanned(lines, **changes):
 
 def with_seeds(lines, number):
     """The lines of the first blocks alone."""
-    kept = [line for line in lines if line.kind != "run" or line.run["block"] < number]
+    kept = [line for line in lines if line.kind != "run" or line.run.block < number]
     return replanned(kept, num_seeds=number)
 
 
@@ -107,7 +108,7 @@ def diverged(record):
 
 def everywhere(lines, change, *, variants=("none", "g1", "bma-query")):
     """The lines, with a change of every record of some variants."""
-    return [change(line) if isinstance(line, Record) and line.run["variant"] in variants else line for line in lines]
+    return [change(line) if isinstance(line, Record) and line.run.variant in variants else line for line in lines]
 
 
 def with_curve(*shares):
@@ -130,15 +131,10 @@ def with_trials(lines, grid, loss):
     for record in [line for line in lines if line.kind == "run"]:
         run = record.run
         for rate, start in ((rate, start) for rate in grid.rates for start in grid.starts):
-            found = loss(run["variant"], run["block"], rate, start)
+            found = loss(run.variant, run.block, rate, start)
             if found == "not tried":
                 continue
-            tried = {
-                **run,
-                "role": "tuning",
-                "training": {**run["training"], "lr": run["training"]["lr"] * rate},
-                "model": {**run["model"], "init": start},
-            }
+            tried = with_run(record, role="tuning", training={"lr": run.training.lr * rate}, model={"init": start})
             name = f"{record.id}-{rate}-{start}"
-            trials.append(replace(diverged(record) if found is None else record, id=name, run=tried, loss=found))
+            trials.append(replace(diverged(tried) if found is None else tried, id=name, loss=found))
     return [*lines, *trials]

@@ -13,6 +13,7 @@ from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.run import compare
 from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models import measure
+from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.processes import ProcessExecutor
@@ -82,12 +83,22 @@ def records_of(lines):
     return {line.id: timeless(line) for line in lines if isinstance(line, Record) and line.status != "failed"}
 
 
+def with_run(record, *, model=None, training=None, **changes):
+    """The record of a run with other fields, options of its model or options of its training."""
+    run = record.run
+    parts = {"model": replace(run.model, **(model or {})), "training": replace(run.training, **(training or {}))}
+    return replace(record, run=replace(run, **parts, **changes))
+
+
+def with_facts(facts, **changes):
+    """The facts of a task, changed."""
+    return TaskFacts.from_dict(facts.to_dict() | changes)
+
+
 def tampered(lines, variant, change, *, block=0):
     """The lines, in which one record is changed by a function of it."""
     return [
-        change(line)
-        if isinstance(line, Record) and (line.run["variant"], line.run["block"]) == (variant, block)
-        else line
+        change(line) if isinstance(line, Record) and (line.run.variant, line.run.block) == (variant, block) else line
         for line in lines
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tidegate._files import write_content
-from tidegate._json import seal
+from tidegate._json import add_checksum
 from tidegate.lab.compare.settings import STANDARD_SETTINGS, TunedSettings, settings_of_records, with_noise_of
 from tidegate.lab.training.records import RecordFile, records_path
 
@@ -26,5 +26,5 @@ def made_from_records() -> TunedSettings:
 
 
 if __name__ == "__main__":
-    write_content(STANDARD_SETTINGS, (json.dumps(seal(asdict(made_from_records())), indent=2) + "\n").encode())
+    write_content(STANDARD_SETTINGS, (json.dumps(add_checksum(asdict(made_from_records())), indent=2) + "\n").encode())
     print(f"wrote {STANDARD_SETTINGS}")

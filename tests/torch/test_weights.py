@@ -160,8 +160,11 @@ REFUSED = [
     ),
     ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'."),
     ({"metadata": {"config": None}}, "config is missing or unknown"),
-    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: it is no JSON: Expecting property name"),
-    ({"metadata": {"config": "[" * 100_000}}, "model.safetensors cannot be read: lists or objects are nested too"),
+    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: text must be valid JSON"),
+    (
+        {"metadata": {"config": "[" * 100_000}},
+        "model.safetensors cannot be read: text must be valid JSON. Lists or objects are nested too",
+    ),
     ({"metadata": {"config": '{"dropout": "much"}'}}, "model.safetensors cannot be read: "),
     ({"metadata": {"config": '{"gate": "%s"}' % ("x" * 10**6)}}, "model.safetensors cannot be read: gate must be"),
     ({"tensors": {"stack.norm.weight": torch.zeros(24, dtype=torch.int32)}}, "stack.norm.weight of the type I32; a"),

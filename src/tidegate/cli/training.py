@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -175,6 +174,7 @@ def _export(folder: TrainingFolder, record: Record) -> None:
 
 
 def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_json: bool) -> None:
+    from tidegate._json import encode
     from tidegate.lab.models.export import reading_code
     from tidegate.lab.training.log import log_path
 
@@ -189,7 +189,7 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_js
     if as_json:
         files = {"model": folder.model, "hf": hf if hf.exists() else None, "log": log_path(folder.path)}
         places = {name: None if path is None else str(path) for name, path in files.items()}
-        print_json({**places, "trained_before": before, "record": asdict(record)})
+        print_json({**places, "trained_before": before, "record": encode(record)})
         return
     figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
     when = "Trained before" if before else "Trained"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal, Self, TypeAlias
 
-from tidegate._json import parse_json, read_as
+from tidegate._json import decode, parse_json
 from tidegate._verdict import VerdictWord
 
 CheckState: TypeAlias = Literal["holds", "violated", "warning", "note"]
@@ -291,4 +291,4 @@ class Page:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote; an unknown field or kind is refused."""
-        return read_as(cls, parse_json(text))
+        return decode(cls, parse_json(text))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 from lab_lines import everywhere, replanned, with_curve
-from lab_runs import tampered
+from lab_runs import tampered, with_facts, with_run
 
 from tidegate.lab.compare.fairness import fairness_checks
 from tidegate.lab.compare.summary import summarise
@@ -22,7 +22,7 @@ def with_print(name, value="0"):
 
 
 def with_training(**options):
-    return lambda record: replace(record, run=record.run | {"training": record.run["training"] | options})
+    return lambda record: with_run(record, training=options)
 
 
 def diverged(record):
@@ -39,8 +39,7 @@ def doubled(name):
 
 def lengthened(record):
     """Twice as long, in plan and in fact."""
-    training = record.run["training"] | {"steps": 2 * record.run["training"]["steps"]}
-    return replace(record, tokens=2 * record.tokens, run=record.run | {"training": training})
+    return replace(with_run(record, training={"steps": 2 * record.run.training.steps}), tokens=2 * record.tokens)
 
 
 CONDITIONS = (
@@ -69,7 +68,7 @@ class TestRed:
     """Each condition, once it is broken."""
 
     def test_other_seeds(self, compared):
-        lines = tampered(compared, "g1", lambda record: replace(record, run=record.run | {"seed": 99}))
+        lines = tampered(compared, "g1", lambda record: with_run(record, seed=99))
         found = checks(lines)
         assert found["The same seeds"].state == "violated"
         assert found["The same seeds"].detail.startswith("g1 ran on other seeds than the control")
@@ -83,7 +82,7 @@ class TestRed:
     def test_another_start_of_a_variant_with_another_init_is_none(self, compared):
         def started(record):
             record = with_print("weights:embedding.weight leading")(record)
-            return replace(record, run=record.run | {"model": record.run["model"] | {"init": "torch"}})
+            return with_run(record, model={"init": "torch"})
 
         found = checks(tampered(compared, "g1", started, block=2))["Shared weights start alike"]
         assert found.state == "holds"
@@ -131,7 +130,7 @@ class TestRed:
         assert states(better)["Better than guessing"] == "holds"
 
     def test_data_of_one_token_leaves_nothing_to_guess(self, compared):
-        task = compared[0].task | {"chance_loss": 0.0}
+        task = with_facts(compared[0].task, chance_loss=0.0)
         assert "Better than guessing" not in states(replanned(compared, task=task))
 
     def test_other_versions(self, compared):
@@ -173,13 +172,13 @@ class TestAWarning:
 
     def test_images_are_not_counted_as_tokens(self, compared):
         lines = everywhere(compared, lambda record: replace(record, loss_by_position=()))
-        lines = replanned(lines, task=compared[0].task | {"kind": "image"})
+        lines = replanned(lines, task=with_facts(compared[0].task, kind="image"))
         assert "Tokens for each parameter" not in states(lines)
         assert "Images matched" in states(lines)
 
     @pytest.mark.parametrize(("available", "state"), [(1000, "holds"), (999, "warning")])
     def test_of_many_passes_over_the_data(self, compared, available, state):
-        lines = replanned(compared, task=compared[0].task | {"num_training_examples": available})
+        lines = replanned(compared, task=with_facts(compared[0].task, num_training_examples=available))
         lines = everywhere(lines, lambda record: replace(record, tokens=4000))
         assert states(lines)["Passes over the data"] == state
 
@@ -209,7 +208,7 @@ class TestANote:
 
     def test_says_by_how_much(self, compared):
         detail = checks(compared)["Parameters (not matched)"].detail
-        counts = {line.run["variant"]: line.num_parameters for line in compared if isinstance(line, Record)}
+        counts = {line.run.variant: line.num_parameters for line in compared if isinstance(line, Record)}
         assert detail.startswith(f"over the control: g1 {counts['g1'] / counts['none'] - 1:+.2%}, bma-query +")
 
     def test_that_time_cannot_be_reproduced(self, compared):
@@ -222,7 +221,7 @@ class TestANote:
         lines = everywhere(replanned(compared, grid=grid), with_training(lr=0.125), variants=["g1"])
         first = next(line for line in lines if isinstance(line, Record))
         trials = [
-            with_training(lr=rate)(replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"}))
+            replace(with_run(first, role="tuning", training={"lr": rate}), id=f"trial {rate}")
             for rate in (0.001, 0.01, 0.125, tried)
         ]
         found = checks([*lines, *trials])["Tuned alike"]
@@ -235,7 +234,7 @@ class TestANote:
         lines = tampered(lines, "g1", with_training(lr=0.125))
         first = next(line for line in lines if isinstance(line, Record))
         trials = [
-            with_training(lr=rate)(replace(first, id=f"trial {rate}", run=first.run | {"role": "tuning"}))
+            replace(with_run(first, role="tuning", training={"lr": rate}), id=f"trial {rate}")
             for rate in (0.001, 0.01, 0.125)
         ]
         found = checks([*lines, *trials])["Tuned alike"]
@@ -260,5 +259,4 @@ def test_a_control_that_diverged_in_part_is_measured_by_its_longest_run(compared
 
 
 def test_data_without_a_rule_of_holding_out_claims_none(compared):
-    task = {name: value for name, value in compared[0].task.items() if name != "held_out"}
-    assert "Held-out data" not in states(replanned(compared, task=task))
+    assert "Held-out data" not in states(replanned(compared, task=with_facts(compared[0].task, held_out="")))

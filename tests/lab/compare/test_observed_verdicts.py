@@ -67,7 +67,7 @@ def last(record):
 
 def expected_rows(lines):
     """By figure, the number of a record."""
-    length = lines[0].task["length"]
+    length = lines[0].task.length
     return {
         "weight on the first token": lambda r: fmean(flat(last(r).sink_mass)),
         "added by the first token": lambda r: fmean(flat(last(r).sink_contribution)),
@@ -105,8 +105,8 @@ def shifted(variant, amount):
     """Every run sees a weight that depends on its seed a little, and on its variant by this much."""
 
     def change(record, _seen):
-        noise = (0.01, -0.02, 0.03)[record.run["block"]] * (1 + 0.01 * len(record.run["variant"]))
-        return {"sink_mass": ((0.5 + noise + (amount if record.run["variant"] == variant else 0.0), None),) * 2}
+        noise = (0.01, -0.02, 0.03)[record.run.block] * (1 + 0.01 * len(record.run.variant))
+        return {"sink_mass": ((0.5 + noise + (amount if record.run.variant == variant else 0.0), None),) * 2}
 
     return observing(change)
 
@@ -162,7 +162,7 @@ def test_spikes_that_no_run_has_are_not_told_apart_and_have_no_interval(compared
 
 def test_a_figure_that_is_the_same_under_every_seed_gets_no_verdict(compared):
     ranks = {"none": 3.0, "g1": 4.0, "bma-query": 5.0}
-    lines = everywhere(compared, observing(lambda r, _: {"effective_rank": (1.0, ranks[r.run["variant"]])}))
+    lines = everywhere(compared, observing(lambda r, _: {"effective_rank": (1.0, ranks[r.run.variant])}))
     assert {result.verdict for result in by_figure(lines)["rank of the stream"].values()} == {"no verdict"}
     assert "there is no noise to judge by" in panel(lines).note
 
@@ -188,7 +188,7 @@ def with_gates(lines, spelling, **gates):
     plans = tuple(replace(own, gate=spelling) if own.name == "bma-query" else own for own in lines[0].variants)
 
     def change(record):
-        if record.run["variant"] != "bma-query":
+        if record.run.variant != "bma-query":
             return record
         return replace(record, observations=(replace(last(record), gates=gates),))
 
@@ -233,7 +233,7 @@ def test_spreads_of_gates_are_compared_where_the_control_has_gates_of_the_same_k
 
 
 def test_a_task_that_asks_nothing_within_the_training_length_has_no_loss_there(compared):
-    length = compared[0].task["length"]
+    length = compared[0].task.length
     far = everywhere(
         compared, lambda r: replace(r, loss_by_position=tuple(pair for pair in r.loss_by_position if pair[0] > length))
     )

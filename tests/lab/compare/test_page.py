@@ -3,7 +3,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from lab_lines import diverged, lines_of, page_of, recall_lines, replanned, with_seeds
-from lab_runs import tampered
+from lab_runs import tampered, with_run
 
 from tidegate.lab.compare.answer import answer
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
@@ -124,7 +124,7 @@ class TestPage:
         panels = section_of(page_of(compared), "How to get this again").panels
         snippets = {panel.title: panel.text for panel in panels if panel.kind == "snippet"}
         assert snippets["Command"] == "tidegate compare"
-        assert json.loads(snippets["Data"]) == compared[0].task
+        assert json.loads(snippets["Data"]) == compared[0].task.to_dict()
         hashes = json.loads(snippets["Runs, by the hash of their content"])
         assert set(hashes.values()) == {line.id for line in compared if isinstance(line, Record)}
 
@@ -338,17 +338,16 @@ class TestTuning:
         """Two rates for every variant on two seeds; g1 diverged once at the larger, and bma-query tried one alone."""
         trials = [
             replace(
-                record,
+                with_run(record, role="tuning", training={"lr": rate}),
                 id=f"{record.id}-{rate}",
-                run=record.run | {"role": "tuning", "training": record.run["training"] | {"lr": rate}},
-                loss=record.run["block"] + rate,
+                loss=record.run.block + rate,
             )
             for record in compared
-            if isinstance(record, Record) and record.run["block"] < 2
+            if isinstance(record, Record) and record.run.block < 2
             for rate in (0.25, 0.5)
-            if (record.run["variant"], rate) != ("bma-query", 0.5)
+            if (record.run.variant, rate) != ("bma-query", 0.5)
         ]
-        last = max(place for place, trial in enumerate(trials) if trial.run["variant"] == "g1")
+        last = max(place for place, trial in enumerate(trials) if trial.run.variant == "g1")
         trials[last] = replace(trials[last], status="diverged", loss=None)
         return [*replanned(compared, grid=Grid(rates=(1.0, 2.0), starts=(0.02,))), *trials]
 
@@ -382,7 +381,7 @@ class TestCaution:
     @pytest.mark.parametrize(("field", "value"), [("d_model", 32), ("num_layers", 3)])
     def test_of_several_sizes_says_which(self, compared, field, value):
         def grown(record):
-            return replace(record, run=record.run | {"model": record.run["model"] | {field: value}})
+            return with_run(record, model={field: value})
 
         lines = compared
         for block in range(3):
@@ -394,8 +393,7 @@ class TestCaution:
 
     def test_does_not_take_matched_parameters_for_another_size(self, compared):
         def narrowed(record):
-            run = record.run | {"model": record.run["model"] | {"d_ff": 1}}
-            return replace(record, run=run, num_parameters=record.num_parameters - 1)
+            return replace(with_run(record, model={"d_ff": 1}), num_parameters=record.num_parameters - 1)
 
         lines = tampered(compared, "g1", narrowed)
         assert section_of(page_of(lines), "Caution").panels[0].paragraphs[0].startswith("One size was run")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lab_lines import page_of, replanned, with_trials
+from lab_runs import with_run
 
 from tidegate.lab.compare.robustness import robustness_map, tolerance_of, turning_sentence
 from tidegate.lab.compare.summary import summarise
@@ -88,10 +89,10 @@ def test_many_blocks_say_how_often_the_procedure_is_wrong(compared):
         for s in GRID.starts
     }
     blocks = [
-        replace(line, id=f"{line.id}-{n}", run={**line.run, "block": line.run["block"] + 3 * n, "seed": 3 * n})
+        replace(with_run(line, block=line.run.block + 3 * n, seed=3 * n), id=f"{line.id}-{n}")
         for line in compared
         for n in range(7)
-        if line.kind == "run" and line.run["block"] + 3 * n < 20
+        if line.kind == "run" and line.run.block + 3 * n < 20
     ]
     lines = [*(line for line in compared if line.kind != "run"), *blocks]
     lines = replanned(with_trials(lines, GRID, lambda *place: 2.0 + 0.005 * noise[place]), grid=GRID, num_seeds=20)
@@ -108,8 +109,8 @@ def curve(compared, **losses):
     """The trials of one variant in one block, at rates that are powers of two times its own."""
     grid = Grid(rates=tuple(2.0**octave for octave in range(len(losses["g1"]))), starts=(0.02,))
     lines = with_trials(compared, grid, lambda v, b, r, s: losses["g1"][grid.rates.index(r)])
-    chosen = [line for line in lines if line.kind == "run" and line.run["role"] == "tuning"]
-    return [line for line in chosen if (line.run["variant"], line.run["block"]) == ("g1", 0)]
+    chosen = [line for line in lines if line.kind == "run" and line.run.role == "tuning"]
+    return [line for line in chosen if (line.run.variant, line.run.block) == ("g1", 0)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from errors import rejects
 from lab_runs import LENGTH, STEPS, cost_of, model_of, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare import cost, design
@@ -15,6 +16,7 @@ from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare, records_path
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.task import DataError
+from tidegate.lab.tasks.text import TextData
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Notice, Phase, Progress
 from tidegate.lab.training.executors import serial
@@ -51,7 +53,7 @@ class Pretended:
             self.runs.append(run)
             yield Record(
                 id=run.id,
-                run=run.to_dict(),
+                run=run,
                 status="finished",
                 loss=self.loss(run),
                 num_parameters=1,
@@ -455,7 +457,7 @@ class TestLayers:
 
     def test_of_the_first_run_of_each_variant_are_measured(self, task, tmp_path, miniatures):
         lines = compared(request_of(task, "none,bma", budget=STEP), tmp_path / "out")
-        firsts = [line.id for line in lines if isinstance(line, Record) and line.run["block"] == 0]
+        firsts = [line.id for line in lines if isinstance(line, Record) and line.run.block == 0]
         assert [line.id for line in self.measurements(lines)] == firsts
         assert all(line.curvature is not None and line.gauge for line in self.measurements(lines))
 
@@ -567,7 +569,7 @@ def test_a_planted_effect_is_found_and_none_where_there_is_none(task, tmp_path, 
     assert results["slow"].verdict == "worse"
     assert results["again"].verdict == "identical"
     assert results["other"].verdict in ("equivalent", "inconclusive")
-    twins = [[timeless(r) for r in lines if isinstance(r, Record) and r.run["variant"] == n] for n in ("none", "again")]
+    twins = [[timeless(r) for r in lines if isinstance(r, Record) and r.run.variant == n] for n in ("none", "again")]
     blank = {"id": "", "run": {}}
     assert [replace(r, **blank) for r in twins[0]] == [replace(r, **blank) for r in twins[1]]
 
@@ -592,7 +594,7 @@ class TestAConstantOfExactly1:
         request = request_of(task, self.VARIANTS, budget=4 * STEP, grid=replace(TRIED, chooses=True))
         lines = compared(request, tmp_path / "out", executor=Counting())
         assert set(trained) == {"none"}
-        own = {name: [r for r in records_of(lines).values() if r.run["variant"] == name] for name in ("none", "one")}
+        own = {name: [r for r in records_of(lines).values() if r.run.variant == name] for name in ("none", "one")}
         assert len(own["one"]) == len(own["none"]) == len(trained)
         blank = {"id": "", "run": {}, "timing": None}
         ordered = [[replace(r, **blank) for r in sorted(own[n], key=place)] for n in own]
@@ -605,19 +607,15 @@ class TestAConstantOfExactly1:
 
 def place(record):
     run = record.run
-    return run["role"], run["block"], run["training"]["lr"], str(run["model"]["init"])
+    return run.role, run.block, run.training.lr, str(run.model.init)
 
 
 def test_a_task_whose_facts_no_page_can_be_made_of_is_refused_before_the_first_run(tmp_path, monkeypatch):
     request = request_of(text_of(tmp_path))
-    whole = compare_module.make_plan
-    monkeypatch.setattr(
-        compare_module,
-        "make_plan",
-        lambda request, base: replace(plan := whole(request, base), task={"kind": plan.task["kind"]}),
-    )
+    facts = TextData.facts.fget
+    monkeypatch.setattr(TextData, "facts", property(lambda data: {"kind": facts(data)["kind"]}))
     executor = Pretended()
-    with pytest.raises(ValueError, match=r"plan\.task\.chance_loss is missing"):
+    with rejects("chance_loss"):
         compared(request, tmp_path / "out", executor=executor)
     assert executor.runs == []
     assert not (tmp_path / "out").exists()

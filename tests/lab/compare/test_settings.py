@@ -78,9 +78,9 @@ def test_noise_is_that_of_the_differences_and_for_strangers_the_largest(settings
     none, g1, query = with_noise_of(settings, compared).variants
     assert none.noise is None
     assert g1.noise is None, "its runs were not made at its settings"
-    rows = {r.run["block"]: {} for r in compared if r.kind == "run"}
+    rows = {r.run.block: {} for r in compared if r.kind == "run"}
     for record in (line for line in compared if line.kind == "run"):
-        rows[record.run["block"]][record.run["variant"]] = record.loss
+        rows[record.run.block][record.run.variant] = record.loss
     differences = [row["bma-query"] - row["none"] for row in rows.values()]
     assert query.noise == pytest.approx(stdev(differences) / fmean(row["none"] for row in rows.values()))
     known = replace(settings, variants=(none, replace(g1, noise=0.5), query))
@@ -168,7 +168,7 @@ def test_they_are_read_from_the_folder_of_a_comparison(lines, settings, tmp_path
     [
         (lambda lines: [], "settings must be a folder with the records"),
         (lambda lines: replanned(lines, grid=None), "there is no comparison with --tune on record"),
-        (lambda lines: [line for line in lines if line.kind != "run" or line.run["block"] < 2], "not complete"),
+        (lambda lines: [line for line in lines if line.kind != "run" or line.run.block < 2], "not complete"),
     ],
     ids=["nothing", "untuned", "incomplete"],
 )

@@ -3,7 +3,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
-from lab_runs import cost_of, tampered
+from lab_runs import cost_of, tampered, with_facts, with_run
 
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import compare_to_control
@@ -13,7 +13,7 @@ NAMES = ("none", "g1", "bma-query")
 
 
 def losses(lines, variant):
-    return [line.loss for line in lines if isinstance(line, Record) and line.run["variant"] == variant]
+    return [line.loss for line in lines if isinstance(line, Record) and line.run.variant == variant]
 
 
 def replanned(lines, **changes):
@@ -30,8 +30,8 @@ def test_variants_stand_in_the_order_of_the_plan_with_one_record_a_block(compare
     assert [variant.name for variant in summary.variants] == list(NAMES)
     assert summary.control is summary.variants[0]
     for variant in summary.variants:
-        assert [record.run["block"] for record in variant.records] == [0, 1, 2]
-        assert {record.run["variant"] for record in variant.records} == {variant.name}
+        assert [record.run.block for record in variant.records] == [0, 1, 2]
+        assert {record.run.variant for record in variant.records} == {variant.name}
         assert variant.num_parameters == variant.records[0].num_parameters
         assert variant.result == summary.comparison[variant.name]
         assert variant.cost == cost_of(variant.name)
@@ -64,7 +64,7 @@ def test_a_diverged_run_is_counted_and_not_averaged(compared):
     gated = summary.variants[1]
     assert gated.result.verdict == "diverged"
     assert gated.result.num_diverged == 1
-    assert [record.run["block"] for record in gated.finished] == [0, 2]
+    assert [record.run.block for record in gated.finished] == [0, 2]
     mean = fmean(record.metrics["bits_per_byte"] for record in gated.finished)
     assert gated.metric("bits_per_byte")[0] == pytest.approx(mean, rel=1e-12)
 
@@ -76,10 +76,10 @@ def test_one_run_that_finished_has_no_spread(compared):
 
 def test_a_variant_that_differs_in_name_alone_is_identical(compared):
     def renamed(record):
-        return replace(record, id=f"{record.id}'", run=record.run | {"variant": "g1"})
+        return replace(with_run(record, variant="g1"), id=f"{record.id}'")
 
-    others = [line for line in compared if not (isinstance(line, Record) and line.run["variant"] == "g1")]
-    twins = [renamed(line) for line in compared if isinstance(line, Record) and line.run["variant"] == "none"]
+    others = [line for line in compared if not (isinstance(line, Record) and line.run.variant == "g1")]
+    twins = [renamed(line) for line in compared if isinstance(line, Record) and line.run.variant == "none"]
     assert summarise([*others, *twins]).comparison["g1"].verdict == "identical"
 
 
@@ -118,7 +118,7 @@ class TestRecordsThatAreNotAll:
 
 def test_tuning_runs_are_kept_apart(compared):
     def trial(record):
-        return replace(record, id="trial", run=record.run | {"role": "tuning"}, loss=0.0)
+        return replace(with_run(record, role="tuning"), id="trial", loss=0.0)
 
     summary = summarise([*compared, trial(records(compared)[-1])])
     assert [record.id for record in summary.tuning] == ["trial"]
@@ -129,7 +129,7 @@ def test_tuning_runs_are_kept_apart(compared):
 def test_what_is_counted_depends_on_the_task(compared, kind, word):
     # Images have no positions.
     lines = [replace(line, loss_by_position=()) if isinstance(line, Record) else line for line in compared]
-    assert summarise(replanned(lines, task=compared[0].task | {"kind": kind})).examples == word
+    assert summarise(replanned(lines, task=with_facts(compared[0].task, kind=kind))).examples == word
 
 
 def test_the_results_are_json_and_agree_with_the_summary(compared):

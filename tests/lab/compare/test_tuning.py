@@ -19,7 +19,7 @@ def base(**first_seeds):
 
 
 def recorded(run, loss):
-    return Record(id=run.id, run=run.to_dict(), status="diverged" if loss is None else "finished", loss=loss)
+    return Record(id=run.id, run=run, status="diverged" if loss is None else "finished", loss=loss)
 
 
 def tuning_runs(base, grid, *, num_seeds):

@@ -6,7 +6,7 @@ import torch
 from damage import flip_inside
 from lab_runs import COARSE, executed, model_of, run_of
 
-from tidegate._json import read_as
+from tidegate._json import decode
 from tidegate.config import VisionConfig
 from tidegate.geometry import GeometryError
 from tidegate.lab.models import measure
@@ -118,7 +118,7 @@ def test_the_model_of_a_run_is_that_of_its_last_step(task, tmp_path):
     assert measured == measure_layers(model, task.load().probe(), run=run.id)
     assert measured.curvature is not None
     assert len(measured.gauge) == 2
-    assert read_as(LayerMeasurements, json.loads(json.dumps(asdict(measured)))) == measured
+    assert decode(LayerMeasurements, json.loads(json.dumps(asdict(measured)))) == measured
 
 
 def test_a_checkpoint_that_is_gone_or_of_an_earlier_step_is_a_reason(task, tmp_path):

@@ -9,7 +9,7 @@ from damage import some_flips
 from errors import rejects
 
 from tidegate import InputError
-from tidegate._json import seal
+from tidegate._json import add_checksum
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.drawing import save_figures
 from tidegate.lab.studies.flat_or_curved import views
@@ -124,7 +124,7 @@ def test_a_record_gives_the_answer_back_to_six_digits(answered, tmp_path):
 def test_a_record_of_another_study_is_rejected(answered, tmp_path):
     study, *_ = answered
     path = tmp_path / "record.json"
-    path.write_text(json.dumps(seal({"study": "weather", "result": {}})))
+    path.write_text(json.dumps(add_checksum({"study": "weather", "result": {}})))
     with rejects("record", hint="'weather'"):
         read_record(study, path)
 
@@ -151,8 +151,8 @@ def test_a_damaged_record_is_rejected_by_its_path(answered, tmp_path):
     [
         ("[" * 100_000, "nested too deeply"),
         (json.dumps({"study": "depth", "result": {}}), ""),
-        (json.dumps(seal({"study": "depth"})), "result"),
-        (json.dumps(seal({"study": "depth", "result": {"options": 3}})), "result."),
+        (json.dumps(add_checksum({"study": "depth"})), "result"),
+        (json.dumps(add_checksum({"study": "depth", "result": {"options": 3}})), "result."),
     ],
     ids=["deep", "no digest", "no result", "no fields"],
 )

@@ -10,7 +10,7 @@ import torch
 from damage import flip_inside
 from datasets import Dataset
 
-from tidegate._json import open_sealed, parse_json, seal
+from tidegate._json import add_checksum, parse_json, verify_checksum
 from tidegate.lab.tasks import tokenizing
 from tidegate.lab.tasks.documents import file_documents
 from tidegate.lab.tasks.shards import ShardedTokens, open_shards, read_index
@@ -225,10 +225,10 @@ class TestFinishedShards:
         out, other = tmp_path / "out", text.with_name("other.txt")
         other.write_text(TEXT)
         whole = tokenize(str(text), out, shard_bytes=4096)
-        older = open_sealed(parse_json((out / "index.json").read_bytes()))
+        older = verify_checksum(parse_json((out / "index.json").read_bytes()))
         for name in ("source", "field", "shard_bytes"):
             del older[name]
-        (out / "index.json").write_text(json.dumps(seal(older), indent=1))
+        (out / "index.json").write_text(json.dumps(add_checksum(older), indent=1))
         assert read_index(out).fingerprint == whole.fingerprint
         assert text_task(str(out), length=16).load().num_training_examples > 0
         with pytest.raises(DataError, match=rf"another call: source was sums\.txt and is {other}\."):

@@ -119,7 +119,7 @@ class TestEveryExecutor:
             return list(executor.execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told, folder
 
     def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
-        assert {record.run["variant"]: record.status for record in alone} == STATUSES
+        assert {record.run.variant: record.status for record in alone} == STATUSES
         assert alone[-1].error.startswith("Traceback")
 
     def test_serially_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
@@ -134,11 +134,11 @@ class TestEveryExecutor:
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
         assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], *long_runs(runs[0].task))}
-        assert "Traceback" in next(record for record in records if record.run["variant"] == "lost").error
+        assert "Traceback" in next(record for record in records if record.run.variant == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
         records, *_ = in_processes
-        (deadly,) = (record for record in records if record.run["variant"] == "deadly")
+        (deadly,) = (record for record in records if record.run.variant == "deadly")
         assert deadly.status == "failed"
         assert deadly.error == ("The process of this run ended early, with exit code 7. Its checkpoint is kept.")
         assert len(records) == len(runs) + 3
@@ -147,7 +147,7 @@ class TestEveryExecutor:
         self, runs, in_processes
     ):
         records, _, folder = in_processes
-        pair = {record.status: record for record in records if record.run["variant"].startswith("long")}
+        pair = {record.status: record for record in records if record.run.variant.startswith("long")}
         assert sorted(pair) == ["failed", "finished"]
         assert "ended early, by SIGTERM. Its checkpoint is kept." in pair["failed"].error
         (lost,) = (run for run in long_runs(runs[0].task) if run.id == pair["failed"].id)

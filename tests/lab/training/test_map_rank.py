@@ -3,7 +3,7 @@ import torch
 from closeness import assert_close
 from lab_runs import LENGTH, model_of
 
-from tidegate._json import read_as
+from tidegate._json import decode
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.map_rank import GateValues, map_products, map_ranks
@@ -182,4 +182,4 @@ def test_a_record_of_before_has_no_rank_and_is_read():
         "largest_activation": [1.0],
         "effective_rank": [1.0],
     }
-    assert read_as(ObservationSummary, older).map_rank is None
+    assert decode(ObservationSummary, older).map_rank is None

@@ -128,7 +128,7 @@ class TestTwoProcessesOfARun:
 
     def test_that_were_stopped_go_on_to_the_same_record(self, answers, undisturbed):
         records, events, _ = answers["together_interrupted"]
-        (again,) = (record for record in records if record.run["seed"] == 0)
+        (again,) = (record for record in records if record.run.seed == 0)
         assert timeless(again) == timeless(undisturbed)
         assert len(records) == 2
         assert first_steps(events)[again.id] > 1

@@ -197,7 +197,7 @@ class TestTheRecord:
         return executed(run)
 
     def test_says_which_run_it_is_of(self, run, record):
-        assert (record.id, record.run) == (run.id, run.to_dict())
+        assert (record.id, record.run) == (run.id, run)
 
     def test_counts_parameters_tokens_and_flops(self, run, record):
         model = build_model(run.model)
@@ -423,7 +423,7 @@ class TestAFailure:
         run = run_of(task)
         record = executed(run)
         assert (record.id, record.status, record.loss) == (run.id, "failed", None)
-        assert record.run == run.to_dict()
+        assert record.run == run
         assert record.error.startswith("Traceback")
         assert record.error.strip().endswith("ZeroDivisionError: on purpose")
 

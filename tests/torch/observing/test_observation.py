@@ -7,7 +7,7 @@ import torch
 from damage import some_flips
 from errors import rejects
 
-from tidegate._json import seal
+from tidegate._json import add_checksum
 from tidegate.torch.observing.counting import describe_keys
 from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
@@ -59,20 +59,20 @@ def test_a_number_that_is_not_finite_is_null_and_comes_back_as_nan():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "field"),
     [
-        ("{}", "it has no digest"),
-        ("[]", "it must be an object of fields"),
-        ("{", "it is no JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        (json.dumps(seal({"layers": [{}], "num_batches": 1, "keys": ""})), "layers[0].name is missing"),
-        (json.dumps(seal({"layers": [], "num_batches": None, "keys": ""})), "num_batches must be a whole number"),
-        (json.dumps(seal({"layers": [], "num_batches": 1})), "keys is missing"),
+        ("{}", "digest"),
+        ("[]", "value"),
+        ("{", "text"),
+        ("[" * 100_000, "text"),
+        (json.dumps(add_checksum({"layers": [{}], "num_batches": 1, "keys": ""})), "layers[0].name"),
+        (json.dumps(add_checksum({"layers": [], "num_batches": None, "keys": ""})), "num_batches"),
+        (json.dumps(add_checksum({"layers": [], "num_batches": 1})), "keys"),
     ],
     ids=["empty", "list", "cut", "deep", "no layer", "null", "missing"],
 )
-def test_other_json_is_refused(text, words):
-    with rejects("text", hint=words):
+def test_other_json_is_rejected(text, field):
+    with rejects("text", hint=f"{field} must be" if field != "text" else ""):
         Observation.from_json(text)
 
 

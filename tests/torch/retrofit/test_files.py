@@ -7,7 +7,7 @@ from retrofit_models import adapt, logits, stir, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tidegate import _faults
-from tidegate._json import seal
+from tidegate._json import add_checksum
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.retrofit import add_gates, files, load_gates, save_gates
 from tidegate.torch.retrofit.files import base_fingerprint
@@ -169,15 +169,21 @@ def test_a_save_that_is_broken_off_between_its_files_is_noticed(saved, monkeypat
     ("change", "reason"),
     [
         (lambda path: path.unlink(), r"holds no gates: .*gates\.json is missing"),
-        (lambda path: path.write_text("{"), r"gates\.json cannot be read: it is no JSON: .* Write it with save_gates"),
+        (
+            lambda path: path.write_text("{"),
+            r"gates\.json cannot be read: text must be valid JSON.* Write it with save_gates",
+        ),
         (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
         (lambda path: path.write_text("[]"), "does not describe gates"),
         (lambda path: edit(path, version=1), "version 1, and this library reads 2"),
-        (lambda path: edit(path, fingerprint=None), "fingerprint is missing"),
-        (lambda path: edit(path, layers=[]), r"layers must be an object of fields; got \[\]"),
-        (lambda path: edit(path, layers={"a": [{"rank": "2"}]}), r"layers\.a\[0\]\.rank must be .*; got '2'"),
-        (lambda path: edit(path, layers={"a": [{"site": "sea"}]}), r"layers\.a\[0\]\.site must be .*; got 'sea'"),
-        (lambda path: path.write_text(path.read_text().replace("LlamaFor", "MistralFor")), "does not fit its digest"),
+        (lambda path: edit(path, fingerprint=None), "fingerprint must be given"),
+        (lambda path: edit(path, layers=[]), r"layers must be an object of fields, got \[\]"),
+        (lambda path: edit(path, layers={"a": [{"rank": "2"}]}), r"layers\.a\[0\]\.rank must be .*, got '2'"),
+        (lambda path: edit(path, layers={"a": [{"site": "sea"}]}), r"layers\.a\[0\]\.site must be .*, got 'sea'"),
+        (
+            lambda path: path.write_text(path.read_text().replace("LlamaFor", "MistralFor")),
+            "The content was changed or damaged",
+        ),
     ],
     ids=["missing", "no JSON", "depth", "no object", "version", "a field less", "a list", "rank", "site", "changed"],
 )
@@ -191,7 +197,7 @@ def edit(path, **changes):
     """Change entries of a description as its own writer would; None removes one."""
     description = json.loads(path.read_text()) | changes
     kept = {name: value for name, value in description.items() if value is not None and name != "digest"}
-    path.write_text(json.dumps(seal(kept)))
+    path.write_text(json.dumps(add_checksum(kept)))
 
 
 def test_a_description_that_does_not_fit_its_weights_leaves_no_gates(saved):

@@ -13,7 +13,7 @@ from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting
 from tidegate.lab.compare.variants import Variant
-from tidegate.lab.tasks.task import TaskData
+from tidegate.lab.tasks.task import TaskData, TaskFacts
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Plan
@@ -43,7 +43,7 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
         margin=request.margin,
         grid=request.grid,
         settings="" if request.settings is None else request.settings.in_words(budget=budget),
-        task=data.facts,
+        task=TaskFacts.from_dict(data.facts),
         description=data.description,
         preset="runs" if request.runs else request.preset,
         budget=budget,

@@ -42,7 +42,7 @@ def violations_in_words(checks: Sequence[Check]) -> tuple[str, ...]:
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:
-    seeds = [[record.run["seed"] for record in variant.records] for variant in summary.variants]
+    seeds = [[record.run.seed for record in variant.records] for variant in summary.variants]
     unpaired = [v.name for v, own in zip(summary.variants, seeds, strict=True) if own != seeds[0]]
     yield _check(
         "The same seeds",
@@ -59,7 +59,7 @@ def _equal_conditions(summary: Summary) -> Iterator[Check]:
         f"{summary.control.records[0].num_evaluated:,} targets, fingerprint {min(validations)}",
         f"{len(validations)} different ones: {_join(sorted(validations))}",
     )
-    held_out = summary.plan.task.get("held_out")
+    held_out = summary.plan.task.held_out
     if held_out:
         yield Check(name="Held-out data", state="note", detail=f"{held_out}; no training example comes from there")
 
@@ -95,7 +95,7 @@ def _by_start(records: Sequence[Record]) -> list[list[Record]]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         start = start_of(record)
-        width = str(record.run["model"]["d_ff"]) if start in ("fan-in", "torch") else ""
+        width = str(record.run.model.d_ff) if start in ("fan-in", "torch") else ""
         groups.setdefault((start, width), []).append(record)
     return list(groups.values())
 
@@ -121,7 +121,7 @@ def _budgets(summary: Summary) -> Iterator[Check]:
 
 def _planned_examples(record: Record) -> float:
     """Number of examples that a run was to see; one that diverged saw fewer."""
-    return record.run["training"]["steps"] * record.run["training"]["batch_size"]
+    return record.run.training.steps * record.run.training.batch_size
 
 
 def _planned_flops(record: Record) -> float:
@@ -151,7 +151,7 @@ def _trained_enough(summary: Summary) -> Iterator[Check]:
     control = summary.control
     if not control.finished:
         return
-    loss, chance = fmean(_losses(control)), summary.plan.task["chance_loss"]
+    loss, chance = fmean(_losses(control)), summary.plan.task.chance_loss
     # Where a single answer is possible, a blind guess is right.
     if chance > 0:
         detail = f"the control's loss {loss:.3f} is {loss / chance:.0%} of that of a blind guess, {chance:.3f}"
@@ -199,7 +199,7 @@ def _amounts(summary: Summary) -> Iterator[Check]:
             state="holds" if ratio >= TOKENS_PER_PARAMETER else "violated",
             detail=f"{ratio:.1f}" + ("" if ratio >= TOKENS_PER_PARAMETER else ": under-trained, train for longer"),
         )
-    if available := summary.plan.task["num_training_examples"]:
+    if available := summary.plan.task.num_training_examples:
         epochs = record.tokens / available
         yield Check(
             name="Passes over the data",
@@ -216,8 +216,8 @@ def _settings(summary: Summary) -> Iterator[Check]:
             name=f"Options of {name}'s own", state="warning", detail=f"{words}: asked for, and not equal to all"
         )
     yield _tuning(summary)
-    training = summary.control.records[0].run["training"]
-    detail = f"an optimiser group of their own: learning rate times {training['gate_lr']:g}, no weight decay"
+    training = summary.control.records[0].run.training
+    detail = f"an optimiser group of their own: learning rate times {training.gate_lr:g}, no weight decay"
     yield Check(name="Gates' parameters", state="note", detail=detail)
     places = {tuple(sorted(record.environment.items())) for record in _records(summary)}
     yield _check(

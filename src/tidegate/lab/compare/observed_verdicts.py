@@ -125,7 +125,7 @@ def _figures_of_all(summary: Summary) -> Iterator[tuple[str, FigureOf]]:
     yield "added by the first token", _observed(lambda seen: _mean(seen.sink_contribution))
     yield "rank of the stream", _observed(lambda seen: seen.effective_rank[-1])
     yield "rank of value to output", _observed(lambda seen: _mean(seen.map_rank))
-    length = summary.plan.task.get("length", math.inf)
+    length = summary.plan.task.length or math.inf
     yield "loss within training length", lambda record: _mean_loss(record, 0, length)
     yield "loss beyond training length", lambda record: _mean_loss(record, length, math.inf)
     yield "loss spikes", lambda record: record.num_spikes

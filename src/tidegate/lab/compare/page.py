@@ -77,7 +77,7 @@ def _sections(summary: Summary, observed: MetricResults | None) -> Iterator[Sect
         yield Section(title="What the gates do", lead=lead, panels=(*verdicts, *panels))
     yield from _layer_sections(summary)
     if (length := length_panel(summary)) is not None:
-        lead = _LONG_EXAMPLES[summary.plan.task["kind"]]
+        lead = _LONG_EXAMPLES[summary.plan.task.kind]
         yield Section(title="Beyond the training length", lead=lead, panels=(length,))
     yield Section(title="Caution", panels=(_caution(summary),))
     yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
@@ -289,29 +289,29 @@ def _caution(summary: Summary) -> Prose:
 
 def _size(record: Record) -> tuple[int, int]:
     """Width and depth; matching the number of parameters leaves both as they are."""
-    model = record.run["model"]
-    return model["d_model"], model["num_layers"]
+    model = record.run.model
+    return model.d_model, model.num_layers
 
 
 def _reproduction(summary: Summary) -> Iterator[Panel]:
-    plan, run = summary.plan, summary.control.records[0].run
+    plan, run = summary.plan, summary.control.records[0].run.to_dict()
     yield Snippet(title="Command", text=plan.command or "(made from Python)")
     yield _differences(summary)
     yield Snippet(title="Versions and machine", text=_to_json(plan.environment))
-    yield Snippet(title="Data", text=_to_json(plan.task))
+    yield Snippet(title="Data", text=_to_json(plan.task.to_dict()))
     yield Snippet(title=f"Model of {plan.control}", text=_to_json(run["model"]))
     yield Snippet(title=f"Training of {plan.control}", text=_to_json(run["training"]))
-    ids = {f"{r.run['variant']}, seed {r.run['seed']}": r.id for v in summary.variants for r in v.records}
+    ids = {f"{r.run.variant}, seed {r.run.seed}": r.id for v in summary.variants for r in v.records}
     yield Snippet(title="Runs, by the hash of their content", text=_to_json(ids))
 
 
 def _differences(summary: Summary) -> Table:
     """What of the configuration differs from the control's."""
-    control = _flatten(summary.control.records[0].run)
+    control = _flatten(summary.control.records[0].run.to_dict())
     rows = [
         (variant.name, name, str(control.get(name)), str(value))
         for variant in summary.variants
-        for name, value in _flatten(variant.records[0].run).items()
+        for name, value in _flatten(variant.records[0].run.to_dict()).items()
         if name not in ("variant", "block") and value != control.get(name)
     ]
     titles = ("variant", "option", summary.plan.control, "variant's own")

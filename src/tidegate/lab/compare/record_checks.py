@@ -5,11 +5,11 @@ Each line of a file may be whole, and together they may still be what no compari
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, cast
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, cast
 
-from tidegate._json import read_as
+from tidegate._json import encode
 from tidegate._text import echo
 from tidegate.lab.training.measurements import QUANTILES
 from tidegate.lab.training.records import Costs, LayerMeasurements, ObservationSummary, Plan, Record
@@ -17,33 +17,6 @@ from tidegate.lab.training.records import Costs, LayerMeasurements, ObservationS
 _LARGEST = 1e100
 """Squares and sums of such numbers are still finite; no figure of a training comes near."""
 _GATE_FIGURES = {"mean", "below", "spread"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TaskFacts:
-    kind: Literal["lm", "image", "recall"]
-    chance_loss: float
-    num_training_examples: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ModelOptions:
-    d_model: int
-    num_layers: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TrainingOptions:
-    steps: int
-    batch_size: int
-    lr: float
-    gate_lr: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Fingerprints:
-    batches: str
-    validation: str
 
 
 def require_records_of_a_comparison(
@@ -60,7 +33,7 @@ def require_records_of_a_comparison(
             where = f"run {echo(record.id)}"
             _require_record(record, plan, where)
             for seen in record.observations:
-                expected = sites.setdefault(record.run["variant"], set(seen.gates))
+                expected = sites.setdefault(record.run.variant, set(seen.gates))
                 _require(set(seen.gates) == expected, f"{where}: gates", f"at {sorted(expected)}", sorted(seen.gates))
         for measured in layers:
             _require_layers(measured, where=f"layers of {echo(measured.id)}")
@@ -76,23 +49,21 @@ def require_records_of_a_comparison(
 def require_plan(plan: Plan) -> None:
     """Refuse a plan that no page can be made of, such as one of a task whose facts are not complete."""
     _require(plan.num_seeds >= 1, "plan.num_seeds", "at least 1", plan.num_seeds)
-    _require_fields(_TaskFacts, plan.task, "plan.task")
-    _require_moderate(plan.task, "plan.task")
+    _require_moderate(plan.task.to_dict(), "plan.task")
 
 
 def _require_record(record: Record, plan: Plan, where: str) -> None:
-    _require_fields(_ModelOptions, record.run["model"], f"{where}: run.model")
-    _require_fields(_TrainingOptions, record.run["training"], f"{where}: run.training")
-    _require_fields(_Fingerprints, record.fingerprints, f"{where}: fingerprints")
-    _require_moderate(asdict(record), where)
+    for name in ("batches", "validation"):
+        _require(name in record.fingerprints, f"{where}: fingerprints.{name}", "given", None)
+    _require_moderate(encode(record), where)
     _require(record.num_parameters >= 1, f"{where}: num_parameters", "at least 1", record.num_parameters)
     if record.status == "finished":
         _require(record.loss is not None, f"{where}: loss", "a number in a run that finished", record.loss)
         _require(record.tokens >= 1, f"{where}: tokens", "at least 1 in a run that finished", record.tokens)
     if record.loss_by_position:
-        length = plan.task.get("length")
-        _require(plan.task["kind"] != "image", f"{where}: loss_by_position", "empty for images", "positions")
-        _require(type(length) is int and length >= 1, "plan.task.length", "a whole number of at least 1", length)
+        _require(plan.task.kind != "image", f"{where}: loss_by_position", "empty for images", "positions")
+        length = plan.task.length
+        _require(length is not None and length >= 1, "plan.task.length", "a whole number of at least 1", length)
     for index, seen in enumerate(record.observations):
         _require_observation(seen, f"{where}: observations[{index}]")
 
@@ -112,12 +83,6 @@ def _require_layers(measured: LayerMeasurements, where: str) -> None:
     for layer in measured.gauge:
         right = layer.free and layer.singular_values and all(layer.singular_values)
         _require(right, f"{where}: gauge", "numbers for each head", [layer.free, layer.singular_values])
-
-
-def _require_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
-    """Refuse values that lack a field of a dataclass, or have one of another type; others are not looked at."""
-    names = {field.name for field in fields(kind)}
-    read_as(kind, {name: value for name, value in values.items() if name in names}, where=where)
 
 
 def _require_moderate(value: Any, where: str) -> None:

@@ -40,8 +40,8 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
     """
     points: dict[tuple[str, float], dict[str, dict[int, Record]]] = {}
     for record in trials:
-        own = points.setdefault((start_of(record), rate_of(record)), {}).setdefault(record.run["variant"], {})
-        own[record.run["block"]] = record
+        own = points.setdefault((start_of(record), rate_of(record)), {}).setdefault(record.run.variant, {})
+        own[record.run.block] = record
     wanted = {variant.name for variant in plan.variants}
     full = all(set(own) == wanted and all(len(b) == plan.num_seeds for b in own.values()) for own in points.values())
     if not full or plan.grid is None:
@@ -57,7 +57,7 @@ def trial_losses(points: Sequence[MapPoint], trials: Sequence[Record]) -> list[l
         return None
     names = [result.name for result in points[0].comparison.variants]
     names.sort(key=lambda name: name != points[0].comparison.control)
-    found = {(r.run["variant"], start_of(r), rate_of(r), r.run["block"]): r.loss for r in trials}
+    found = {(r.run.variant, start_of(r), rate_of(r), r.run.block): r.loss for r in trials}
     blocks = range(points[0].comparison.num_blocks)
     losses = [[[found[name, p.start, p.lr, block] for block in blocks] for p in points] for name in names]
     known = [[[loss for loss in row if loss is not None] for row in own] for own in losses]
@@ -128,8 +128,8 @@ class Tolerance:
 
 def tolerance_of(trials: Sequence[Record]) -> Tolerance:
     """Measure the tolerance of one variant from its trials, in each block at its best start there."""
-    blocks = sorted({record.run["block"] for record in trials})
-    widths = [_tolerated_octaves([r for r in trials if r.run["block"] == block]) for block in blocks]
+    blocks = sorted({record.run.block for record in trials})
+    widths = [_tolerated_octaves([r for r in trials if r.run.block == block]) for block in blocks]
     spikes = [record.num_spikes for record in trials if record.num_spikes is not None]
     return Tolerance(
         octaves=tuple(width for width, _ in widths),

@@ -28,7 +28,7 @@ from tidegate.lab.training.records import (
     last_costs,
     records_path,
 )
-from tidegate.lab.training.run import Run, run_label
+from tidegate.lab.training.run import Run
 
 CHECKPOINTS = "checkpoints"
 """The folder, beside the records, with the checkpoints of runs under way and of models still to be measured."""
@@ -128,20 +128,20 @@ class _Work:
             self.tell(
                 Ended(
                     run=record.id,
-                    variant=run_label(record.run),
-                    seed=record.run["seed"],
+                    variant=record.run.label,
+                    seed=record.run.seed,
                     status=record.status,
                     loss=record.loss,
                 )
             )
         if failed:
-            names = ", ".join(f"{record.run['variant']} (seed {record.run['seed']})" for record in failed)
+            names = ", ".join(f"{record.run.variant} (seed {record.run.seed})" for record in failed)
             last = failed[-1].error.strip().splitlines()[-1]
             raise Failed(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
         done = _ended_records(self.lines)
         for run in runs:
             if run.id not in done:
-                done[run.id] = replace(done[repeated[run.id]], id=run.id, run=run.to_dict(), timing=None)
+                done[run.id] = replace(done[repeated[run.id]], id=run.id, run=run, timing=None)
                 self.append(done[run.id])
         return [done[run.id] for run in runs]
 
@@ -172,7 +172,7 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
     recorded = last_costs(work.lines)
     if recorded is not None and not lacks_peaks(recorded):
         return recorded
-    compared = [record for record in _ended_records(work.lines).values() if record.run["role"] == "comparison"]
+    compared = [record for record in _ended_records(work.lines).values() if record.run.role == "comparison"]
     if recorded is None and plan.match == "time" and compared:
         raise ValueError(
             f"{work.file.path} has runs, but no longer the costs by which --match time chose their lengths. Choose "

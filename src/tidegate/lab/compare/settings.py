@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, cast
 
-from tidegate._json import open_sealed, parse_json, read_as
+from tidegate._json import decode, parse_json, verify_checksum
 from tidegate.config import Init
 from tidegate.lab.compare.tuning import Setting, choose_settings
 from tidegate.lab.tasks.task import Task
@@ -103,8 +103,8 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
     if plan is None or plan.grid is None or not plan.grid.chooses:
         raise ValueError("there is no comparison with --tune on record")
     records = [line for line in lines if isinstance(line, Record) and line.status != "failed"]
-    tried = [record for record in records if record.run["role"] == "tuning"]
-    compared = [record for record in records if record.run["role"] == "comparison"]
+    tried = [record for record in records if record.run.role == "tuning"]
+    compared = [record for record in records if record.run.role == "comparison"]
     chosen = choose_settings(tried)
     if len(compared) < plan.num_seeds * len(plan.variants) or len(chosen) < len(compared):
         raise ValueError("the comparison is not complete")
@@ -113,7 +113,7 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
     losses = {name: _losses_at(setting, compared, name) for name, (setting, _) in tuned.items()}
     plans = {variant.name: variant for variant in plan.variants}
     return TunedSettings(
-        task=decisive_facts(plan.task),
+        task=decisive_facts(plan.task.to_dict()),
         preset=plan.preset,
         budget=plan.budget,
         num_blocks=plan.num_seeds,
@@ -135,7 +135,7 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
 def with_noise_of(settings: TunedSettings, lines: Sequence[Line]) -> TunedSettings:
     """The same settings with the noise of a later comparison that was made at them, where that has the variants."""
     plan = next(line for line in lines if isinstance(line, Plan))
-    compared = [line for line in lines if isinstance(line, Record) and line.run["role"] == "comparison"]
+    compared = [line for line in lines if isinstance(line, Record) and line.run.role == "comparison"]
     losses = {v.name: _losses_at(settings.setting_of(v), compared, v.name) for v in plan.variants}
     found = {
         (variant.gate, tuple(variant.overrides.items())): _noise(losses[variant.name], losses[plan.control])
@@ -176,7 +176,7 @@ def find_settings(
 
 def standard_settings() -> TunedSettings:
     """The settings that come with the package, for the standard task at its default size."""
-    return read_as(TunedSettings, open_sealed(parse_json(STANDARD_SETTINGS.read_text(encoding="utf-8"))))
+    return decode(TunedSettings, verify_checksum(parse_json(STANDARD_SETTINGS.read_text(encoding="utf-8"))))
 
 
 def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Iterable[Record]) -> tuple[Setting, int]:
@@ -184,9 +184,9 @@ def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Ite
     own = {block: setting for (variant, block), setting in chosen.items() if variant == name}
     counts = Counter(own.values())
     losses = {
-        (record.run["block"], record.run["training"]["lr"], record.run["model"]["init"]): record.loss
+        (record.run.block, record.run.training.lr, record.run.model.init): record.loss
         for record in tried
-        if record.run["variant"] == name
+        if record.run.variant == name
     }
 
     def order(setting: Setting) -> tuple[float, float]:
@@ -201,11 +201,11 @@ def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Ite
 def _losses_at(setting: Setting, records: Iterable[Record], name: str) -> dict[int, float]:
     """The losses by block of a variant's runs that were trained at a setting, and did not diverge."""
     return {
-        record.run["block"]: record.loss
+        record.run.block: record.loss
         for record in records
         if record.loss is not None
-        and record.run["variant"] == name
-        and (record.run["training"]["lr"], record.run["model"]["init"]) == (setting.lr, setting.init)
+        and record.run.variant == name
+        and (record.run.training.lr, record.run.model.init) == (setting.lr, setting.init)
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tidegate._json import encode
 from tidegate._verdict import Effect
 from tidegate.gates import Gates
 from tidegate.lab.compare.placebos import placebos_of
@@ -101,12 +102,12 @@ class Summary:
     @property
     def examples(self) -> str:
         """What is counted as seen: tokens, or images."""
-        return "images" if self.plan.task["kind"] == "image" else "tokens"
+        return "images" if self.plan.task.kind == "image" else "tokens"
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values: `results.json`."""
         return {
-            "plan": asdict(self.plan),
+            "plan": encode(self.plan),
             "comparison": asdict(self.comparison),
             "variants": [
                 {
@@ -126,9 +127,9 @@ class Summary:
                 }
                 for variant in self.variants
             ],
-            "records": [asdict(record) for variant in self.variants for record in variant.records],
+            "records": [encode(record) for variant in self.variants for record in variant.records],
             "layers": [asdict(variant.layers) for variant in self.variants],
-            "tuning": [asdict(record) for record in self.tuning],
+            "tuning": [encode(record) for record in self.tuning],
         }
 
 
@@ -181,7 +182,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
             )
             for variant in plan.variants
         ),
-        tuning=tuple(sorted((r for r in runs if r.run["role"] == "tuning"), key=lambda r: r.id)),
+        tuning=tuple(sorted((r for r in runs if r.run.role == "tuning"), key=lambda r: r.id)),
     )
 
 
@@ -208,11 +209,11 @@ def _layers(record: Record, measured: Mapping[str, LayerMeasurements]) -> LayerM
 
 
 def _is_compared(record: Record, variant: str) -> bool:
-    return record.run["role"] == "comparison" and record.run["variant"] == variant
+    return record.run.role == "comparison" and record.run.variant == variant
 
 
 def _by_block(records: list[Record]) -> tuple[Record, ...]:
-    return tuple(sorted(records, key=lambda record: record.run["block"]))
+    return tuple(sorted(records, key=lambda record: record.run.block))
 
 
 def _require_complete(plan: Plan, records: dict[str, tuple[Record, ...]]) -> None:
@@ -226,4 +227,4 @@ def _require_complete(plan: Plan, records: dict[str, tuple[Record, ...]]) -> Non
 def _same(records: tuple[Record, ...], others: tuple[Record, ...]) -> bool:
     """Whether the runs differ in their names alone."""
     pairs = zip(records, others, strict=True)
-    return all({**own.run, "variant": ""} == {**other.run, "variant": ""} for own, other in pairs)
+    return all(replace(own.run, variant="") == replace(other.run, variant="") for own, other in pairs)

@@ -77,20 +77,20 @@ def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]
     tried: dict[tuple[str, int], list[tuple[float, float, Init]]] = {}
     for record in records:
         loss = math.inf if record.loss is None else record.loss
-        key = record.run["variant"], record.run["block"]
-        tried.setdefault(key, []).append((loss, record.run["training"]["lr"], record.run["model"]["init"]))
+        key = record.run.variant, record.run.block
+        tried.setdefault(key, []).append((loss, record.run.training.lr, record.run.model.init))
     best = {key: min(points, key=lambda point: point[:2]) for key, points in tried.items()}
     return {key: Setting(lr=lr, init=init) for key, (_, lr, init) in best.items()}
 
 
 def rate_of(record: Record) -> float:
     """The learning rate of a run."""
-    return record.run["training"]["lr"]
+    return record.run.training.lr
 
 
 def start_of(record: Record) -> str:
-    """How the weights of a run started; records that are older than the option began at 0.02."""
-    return spell_value(record.run["model"].get("init", 0.02))
+    """Return how the weights of a run started."""
+    return spell_value(record.run.model.init)
 
 
 def spell_value(value: float | str) -> str:

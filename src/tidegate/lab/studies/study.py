@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidegate._files import irregular_kind, write_content
-from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.machine import environment
@@ -60,7 +60,8 @@ def save_record(record: dict[str, Any], path: Path) -> None:
     """Write a record, numbers to six digits, with a checksum; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    write_content(path, (json.dumps(seal(rounded), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    text = json.dumps(add_checksum(rounded), indent=1, ensure_ascii=False, allow_nan=False)
+    write_content(path, f"{text}\n".encode())
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
@@ -73,10 +74,10 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
     if kind := irregular_kind(path):
         raise InputError("record", expected=expected, got=path, hint=f"It is {kind}. Name a {study.name}.json.")
     try:
-        record = open_sealed(parse_json(path.read_bytes()))
+        record = verify_checksum(parse_json(path.read_bytes()))
         if record.get("study") != study.name:
             raise InputError("study", expected=repr(study.name), got=record.get("study"))
-        return read_as(study.result, record.get("result"), where="result")
+        return decode(study.result, record.get("result"), where="result")
     except ValueError as problem:
         hint = f"{problem} Recreate it with tidegate study {study.name}."
         raise InputError("record", expected=expected, got=path, hint=hint) from None

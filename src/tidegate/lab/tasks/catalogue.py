@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import get_args
+from dataclasses import fields, replace
+from typing import Any, get_args
 
-from tidegate.lab.tasks.image import image_task
+from tidegate._json import decode_part, require_object
+from tidegate._validation import InputError
+from tidegate.lab.tasks.image import ImageTask, image_task
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.tasks.task import DataError, Task, TaskKind
-from tidegate.lab.tasks.text import DEFAULT_LENGTH, text_task
+from tidegate.lab.tasks.task import DataError, RecordedTask, Task, TaskKind
+from tidegate.lab.tasks.text import DEFAULT_LENGTH, TextTask, text_task
+
+_CLASSES: dict[str, type[TextTask | ImageTask | RecallTask]] = {
+    "lm": TextTask,
+    "image": ImageTask,
+    "recall": RecallTask,
+}
 
 
 def task_of(
@@ -40,6 +48,16 @@ def task_of(
         return image_task(data)
     _require_absent(kind, "data", data)
     return RecallTask() if length is None else _recall_task(length)
+
+
+def task_from_dict(values: Any) -> Task:
+    """Return the task that `Task.to_dict` described; with fields of its own it is a `RecordedTask`."""
+    kind = require_object(values).get("kind")
+    if not isinstance(kind, str) or kind not in _CLASSES:
+        raise InputError("kind", expected=f"one of {', '.join(_CLASSES)}", got=kind)
+    if set(values) - {option.name for option in fields(_CLASSES[kind])}:
+        return RecordedTask(values)
+    return decode_part(_CLASSES[kind], values)
 
 
 def _require_absent(kind: TaskKind, option: str, value: str | int | None) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tidegate._validation import require_size
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
@@ -159,6 +158,8 @@ class ImageData:
         return
 
     def _examples(self, rows: npt.NDArray[np.int64]) -> Batch:
+        import torch
+
         images = (self._pictures.images[rows].astype(np.float32) - self._mean) / self._spread
         return Batch(torch.from_numpy(images), torch.from_numpy(self._pictures.labels[rows]))
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tidegate._validation import require_size
 from tidegate.lab.tasks.seeding import Purpose, draws
@@ -134,6 +133,8 @@ class RecallData:
         return self._examples("long", seed=0, step=0, size=_LONG_ROWS, times=LONGER)
 
     def _examples(self, purpose: Purpose, *, seed: int, step: int, size: int, times: int = 1) -> Batch:
+        import torch
+
         task, numbers = self._task, draws(purpose, seed=seed, step=step)
         P, Q = times * task.num_pairs, times * task.queries
         keys_BP = _permutations(numbers, size, task.num_keys)[:, :P]

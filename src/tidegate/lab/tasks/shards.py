@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate._files import write_content
-from tidegate._json import content_hash, open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, content_hash, decode, parse_json, verify_checksum
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
 
@@ -91,7 +91,7 @@ def _mentions(path: Path, words: bytes) -> bool:
 
 def write_index(folder: Path, index: ShardIndex) -> None:
     """Write the index, which makes shards of the files beside it."""
-    write_content(folder / INDEX, json.dumps(seal(asdict(index)), indent=1).encode())
+    write_content(folder / INDEX, json.dumps(add_checksum(asdict(index)), indent=1).encode())
 
 
 def read_index(folder: Path) -> ShardIndex:
@@ -100,7 +100,7 @@ def read_index(folder: Path) -> ShardIndex:
     A `DataError` says what is damaged, missing or cut short.
     """
     try:
-        index: ShardIndex = read_as(ShardIndex, open_sealed(parse_json((folder / INDEX).read_bytes())))
+        index: ShardIndex = decode(ShardIndex, verify_checksum(parse_json((folder / INDEX).read_bytes())))
     except FileNotFoundError:
         raise DataError(f"{folder / INDEX} is not there: the shards are not finished. {_REMEDY}") from None
     except ValueError as problem:

@@ -6,10 +6,16 @@ Legend: B batch, T positions, C channels, S image size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy.typing as npt
-from torch import Tensor
+
+from tidegate._json import decode_part, require_object
+from tidegate._validation import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TaskKind: TypeAlias = Literal["lm", "image", "recall"]
 
@@ -121,3 +127,55 @@ class Task(Protocol):
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
         """As plain JSON values, `kind` among them; without `location`, less what only says where the data lies."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTask:
+    """A task of somebody's own, as a record describes it: only its own class can load it."""
+
+    values: dict[str, Any]
+
+    @property
+    def kind(self) -> TaskKind:
+        """The kind of model that it needs."""
+        return self.values["kind"]
+
+    @property
+    def length(self) -> int:
+        """Tokens of a training example, if the description has them."""
+        if "length" not in self.values:
+            raise InputError("task.length", expected="given in the description of the task")
+        return self.values["length"]
+
+    def load(self) -> TaskData:
+        """Raise an InputError: the description does not say where the class is."""
+        hint = "Make the run with the class of the task."
+        raise InputError("task", expected="a task of this library", got=self.values, hint=hint)
+
+    def to_dict(self, *, location: bool = True) -> dict[str, Any]:  # noqa: ARG002
+        """Return the description as it was read."""
+        return self.values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskFacts:
+    """The data of a comparison, as its plan describes them."""
+
+    kind: TaskKind
+    chance_loss: float
+    num_training_examples: int | None
+    length: int | None = None
+    held_out: str = ""
+    """What is held out, in words."""
+    all: dict[str, Any]
+    """Everything that `TaskData.facts` says, these fields among it."""
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> TaskFacts:
+        """Return the facts. Raise an InputError if one that every page needs is missing or of another type."""
+        own = {option.name: facts[option.name] for option in fields(cls) if option.name in require_object(facts)}
+        return decode_part(cls, {**own, "all": facts})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all facts as JSON values."""
+        return self.all

@@ -1,5 +1,7 @@
 """Language modelling: the next token of a text.
 
+PyTorch is imported where a batch is made: a task can be described without it.
+
 Legend: B batch, T positions.
 """
 
@@ -13,7 +15,6 @@ from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tidegate._validation import require_size
 from tidegate.lab.tasks.seeding import draws
@@ -140,8 +141,8 @@ class TextData:
         lengths = self._streams.token_bytes
         if lengths is None:
             return None
-        targets = torch.cat([batch.targets.flatten() for batch in self.final()])
-        return float(lengths[targets.numpy()].mean())
+        targets = np.concatenate([batch.targets.flatten().numpy() for batch in self.final()])
+        return float(lengths[targets].mean())
 
     @property
     def chance_loss(self) -> float:
@@ -232,6 +233,8 @@ class TextData:
 
 def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """Inputs and targets (B, T) of the windows that start there."""
+    import torch
+
     tokens = torch.from_numpy(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 

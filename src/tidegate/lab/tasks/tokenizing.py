@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from tidegate._files import write_content
-from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._text import list_some
 from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
 from tidegate.lab.tasks.holdout import num_held_out
@@ -202,7 +202,7 @@ class _Journal:
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self._path = path
         lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
-        kept = [read_as(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
+        kept = [decode(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
         before = lines[0] if lines else _options_of(done, options) if done else {}
         if changed := [name for name, value in before.items() if options[name] != value]:
             if kept:
@@ -261,7 +261,7 @@ class _Journal:
 
 
 def _sealed_line(line: dict[str, Any]) -> bytes:
-    return (json.dumps(seal(line)) + "\n").encode()
+    return (json.dumps(add_checksum(line)) + "\n").encode()
 
 
 def _sealed_lines(path: Path) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ def _sealed_lines(path: Path) -> list[dict[str, Any]]:
     if path.exists():
         for line in path.read_bytes().split(b"\n")[:-1]:
             try:
-                lines.append(open_sealed(parse_json(line)))
+                lines.append(verify_checksum(parse_json(line)))
             except ValueError:
                 break
     return lines
@@ -279,7 +279,7 @@ def _sealed_lines(path: Path) -> list[dict[str, Any]]:
 def _done_index(path: Path) -> ShardIndex | None:
     """The index of shards that are done, to be checked and kept; None if there is none, or a damaged one."""
     try:
-        return read_as(ShardIndex, open_sealed(parse_json(path.read_bytes())))
+        return decode(ShardIndex, verify_checksum(parse_json(path.read_bytes())))
     except (ValueError, FileNotFoundError):
         return None
 

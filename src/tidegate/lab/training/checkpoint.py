@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tidegate._faults import reach
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_tensors
-from tidegate._json import parse_json, read_as
+from tidegate._json import decode, parse_json
 from tidegate._text import shorten
 from tidegate.lab.training.records import ObservationSummary, Point
 
@@ -162,7 +162,7 @@ def _read(
     if optimizer is not None:
         _require_optimizer_shapes(shapes[_OPTIMIZER], optimizer, complaint)
     try:
-        state = read_as(TrainingState, parse_json(header.metadata["state"]), where="state")
+        state = decode(TrainingState, parse_json(header.metadata["state"]), where="state")
         tensors = load_file(path)
     except (ValueError, SafetensorError) as problem:
         raise ValueError(f"{path} cannot be read: {problem}") from None

@@ -7,14 +7,17 @@ import json
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 from tidegate._faults import reach
 from tidegate._files import explain_os_errors
-from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, decode, encode, parse_json, verify_checksum
+from tidegate._validation import InputError
+from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
+from tidegate.lab.training.run import Run
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
 """What is made equal; `runs` were given, and equal in what their maker chose."""
@@ -69,7 +72,7 @@ class Plan:
     """What was tuned over, inside each block; None if nothing was."""
     settings: str = ""
     """Where settings that were tuned before come from, in words; empty if there were none."""
-    task: dict[str, Any]
+    task: TaskFacts = field(metadata={"decode": TaskFacts.from_dict})
     """Kind, source, fingerprint and sizes of the data."""
     description: str
     """The data in a sentence."""
@@ -158,8 +161,7 @@ class Record:
 
     id: str
     """The content hash of the run."""
-    run: dict[str, Any]
-    """`Run.to_dict()`"""
+    run: Run = field(metadata={"decode": Run.from_dict})
     status: Status
     num_parameters: int = 0
     num_gate_parameters: int = 0
@@ -240,19 +242,6 @@ class LayerMeasurements:
 Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _RunFields:
-    """The fields of `Run.to_dict()`, which stays plain so that records are read without PyTorch."""
-
-    variant: str
-    block: int
-    seed: int
-    role: Literal["comparison", "tuning"]
-    model: dict[str, Any]
-    task: dict[str, Any]
-    training: dict[str, float | str | bool]
-
-
 def last_costs(lines: Sequence[Line]) -> Costs | None:
     """Return the costs that hold: the last, since figures that were missing are measured again."""
     return next((line for line in reversed(lines) if isinstance(line, Costs)), None)
@@ -303,14 +292,14 @@ class RecordFile:
 
     def _parse(self, number: int, line: bytes) -> Line:
         try:
-            read = read_as(Line, open_sealed(parse_json(line)))
-            if isinstance(read, Record):
-                read_as(_RunFields, read.run, where="run")
-            return read
-        except ValueError as problem:
-            raise ValueError(
-                f"{self.path}, line {number}, is damaged, or of another version: {problem} Remove that line, and the "
-                "command of the comparison does anew what it held; or choose another --out."
+            return decode(Line, verify_checksum(parse_json(line)))
+        except InputError as problem:
+            raise InputError(
+                f"{self.path}, line {number}: {problem.field}",
+                expected=problem.expected,
+                got=problem.got,
+                hint=f"{problem.hint}{problem.hint and ' '}The line is damaged, or of another version. Remove it and "
+                "rerun the command to recompute it; or choose another folder.",
             ) from None
 
     def append(self, line: Line) -> None:
@@ -320,7 +309,7 @@ class RecordFile:
         earlier lines, and others could lock it.
         """
         self._require_locked_in_place()
-        text = json.dumps(seal(asdict(line)), allow_nan=False).encode() + b"\n"
+        text = json.dumps(add_checksum(encode(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
             reach("record:before-write")
             file.truncate(_end_of_last_line(file))

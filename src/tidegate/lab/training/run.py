@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
-from tidegate._json import content_hash
+from tidegate._json import content_hash, decode_part, require_object
 from tidegate._validation import require_size
 from tidegate.config import TransformerConfig, VisionConfig
+from tidegate.lab.tasks.catalogue import task_from_dict
 from tidegate.lab.tasks.task import Task
 
 ModelConfig: TypeAlias = TransformerConfig | VisionConfig
@@ -111,6 +111,10 @@ _LATER = ("precision", "compile", "accumulate", "optimizer")
 """Fields of `Training` that older records do not have."""
 
 
+def _model_from_dict(values: Any) -> ModelConfig:
+    return decode_part(VisionConfig if "image_size" in require_object(values) else TransformerConfig, values)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One model, trained once."""
@@ -121,18 +125,36 @@ class Run:
     """Which row of the design: the runs of a block, one a variant, are compared with each other."""
     seed: int
     """Decides initial values, batches and dropout."""
-    model: ModelConfig
-    task: Task
+    model: ModelConfig = field(metadata={"decode": _model_from_dict})
+    task: Task = field(metadata={"decode": task_from_dict})
     training: Training
     role: Role = "comparison"
+    _read: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
+    """The values that it was read from: older runs lack later fields, and their ids are those of what they have."""
 
     @property
     def id(self) -> str:
         """Hash of the content, less where the data lies: its fingerprint stands for it."""
         return content_hash(self.to_dict(location=False))
 
+    @property
+    def label(self) -> str:
+        """The name of the run while it is under way; runs that tune differ in their settings."""
+        setting = f" at lr {self.training.lr:g}, init {self.model.init}" if self.role == "tuning" else ""
+        return f"{self.variant}{setting}"
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Run:
+        """Return the run that `to_dict` described, by errors that name fields relative to it."""
+        run: Run = decode_part(cls, values)
+        object.__setattr__(run, "_read", values)
+        return run
+
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values; those that it was read from, if it was."""
+        if self._read is not None:
+            kept = self.task.to_dict(location=location)
+            return {**self._read, "task": {name: item for name, item in self._read["task"].items() if name in kept}}
         return {
             "variant": self.variant,
             "block": self.block,
@@ -142,12 +164,6 @@ class Run:
             "task": self.task.to_dict(location=location),
             "training": self.training.to_dict(),
         }
-
-
-def run_label(run: Mapping[str, Any]) -> str:
-    """What a run is called while it is under way, from its plain values; those that tune differ in their settings."""
-    setting = f" at lr {run['training']['lr']:g}, init {run['model']['init']}" if run["role"] == "tuning" else ""
-    return f"{run['variant']}{setting}"
 
 
 def _marks(step: int, times: int, steps: int) -> bool:

@@ -41,7 +41,7 @@ from tidegate.lab.training.model import (
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
 from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
-from tidegate.lab.training.run import Run, run_label
+from tidegate.lab.training.run import Run
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.parallel import local_weights
 
@@ -82,9 +82,7 @@ def execute_run(run: Run, context: RunContext) -> Record:
     except Interrupted:
         raise
     except Exception:
-        return Record(
-            id=run.id, run=run.to_dict(), status="failed", error=traceback.format_exc(), environment=environment()
-        )
+        return Record(id=run.id, run=run, status="failed", error=traceback.format_exc(), environment=environment())
 
 
 def train_step(
@@ -114,7 +112,7 @@ class _Trainer:
     def __init__(self, run: Run, context: RunContext) -> None:
         torch.set_num_threads(context.num_threads or run.training.num_threads)
         self.run = run
-        self.label = run_label(run.to_dict())
+        self.label = run.label
         self.context = context
         self.data: TaskData = run.task.load()
         self.device = torch.device(run.training.device)
@@ -263,7 +261,7 @@ class _Trainer:
         state, tokens = self.state, self._tokens()
         return Record(
             id=self.run.id,
-            run=self.run.to_dict(),
+            run=self.run,
             status=status,
             num_parameters=self.num_parameters,
             num_gate_parameters=self.num_gate_parameters,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from tidegate._json import open_sealed, parse_json, read_as, seal, without_nan
+from tidegate._json import add_checksum, decode, parse_json, verify_checksum, without_nan
 from tidegate._text import number_of
 from tidegate._validation import InputError
 
@@ -164,13 +164,13 @@ class Observation:
 
     def to_json(self) -> str:
         """Return the observation as JSON with a checksum; numbers that are not finite become null."""
-        return json.dumps(seal(without_nan(asdict(self))), allow_nan=False)
+        return json.dumps(add_checksum(without_nan(asdict(self))), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read the text of `to_json`, null as nan. Raise InputError about any other text."""
         try:
-            return read_as(cls, open_sealed(parse_json(text)), null_is_nan=True)
+            return decode(cls, verify_checksum(parse_json(text)), null_is_nan=True)
         except ValueError as problem:
             expected = "the JSON text that Observation.to_json returned"
             raise InputError("text", expected=expected, hint=f"The problem: {problem}") from None

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from tidegate._faults import reach
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_content, write_tensors
-from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.install import install_gates, remove_gates
@@ -100,7 +100,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
         weights=digest,
         layers={path: tuple(layer.gates) for path, layer in layers.items()},
     )
-    write_content(folder / DESCRIPTION, json.dumps(seal(asdict(description)), indent=1).encode())
+    write_content(folder / DESCRIPTION, json.dumps(add_checksum(asdict(description)), indent=1).encode())
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
@@ -191,7 +191,7 @@ def _read_description(path: Path) -> _Description:
             raise ValueError("it does not describe gates.")
         if value.get("version") != _VERSION:
             raise ValueError(f"it has the version {value.get('version')!r}, and this library reads {_VERSION}.")
-        return read_as(_Description, open_sealed(value))
+        return decode(_Description, verify_checksum(value))
     except ValueError as problem:
         raise ValueError(f"{path} cannot be read: {problem} Write it with save_gates.") from None
 

@@ -45,7 +45,7 @@ class TestLoss:
             scale = {"tokens": 1e6, "flops": 1e12}[axis]
             for variant in summary.variants:
                 for record in variant.records:
-                    line = faint(view.panel)[f"{variant.name}, seed {record.run['seed']}"]
+                    line = faint(view.panel)[f"{variant.name}, seed {record.run.seed}"]
                     assert line.y == tuple(point.loss for point in record.curve)
                     assert line.x == tuple(getattr(point, axis) / scale for point in record.curve)
                 curves = zip(*(record.curve for record in variant.records), strict=True)
@@ -56,7 +56,7 @@ class TestLoss:
         summary = summarise(compared)
         panel = loss_views(summary).views[2].panel
         for record in summary.control.records:
-            assert faint(panel)[f"none, seed {record.run['seed']}"].x == record.timing.seconds
+            assert faint(panel)[f"none, seed {record.run.seed}"].x == record.timing.seconds
 
     def test_without_times_is_not_drawn_against_them(self, compared):
         timeless = [replace(line, timing=None) if isinstance(line, Record) else line for line in compared]

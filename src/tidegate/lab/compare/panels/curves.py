@@ -73,7 +73,8 @@ def length_panel(summary: Summary) -> Lines | None:
     """Loss by position, up to four times the training length; None where the task has no length."""
     if not any(record.loss_by_position for variant in summary.variants for record in variant.finished):
         return None
-    length = summary.plan.task["length"]
+    length = summary.plan.task.length
+    assert length is not None
     series = seeds_and_mean(
         summary,
         lambda r: tuple(position for position, _ in r.loss_by_position),
@@ -98,7 +99,7 @@ def seeds_and_mean(
     series: list[Series] = []
     for variant in summary.variants:
         for record in variant.records:
-            label = f"{variant.name}, seed {record.run['seed']}"
+            label = f"{variant.name}, seed {record.run.seed}"
             if xs := x(record):
                 series.append(Series(label=label, group=variant.name, x=xs, y=tuple(y(record)), faint=True))
     for variant in summary.variants:

@@ -139,7 +139,7 @@ def _tolerance_panels(summary: Summary) -> Iterator[Panel]:
     if plan.grid is None or len(plan.grid.rates) < _FEWEST_RATES:
         return
     found = {
-        variant.name: tolerance_of([record for record in summary.tuning if record.run["variant"] == variant.name])
+        variant.name: tolerance_of([record for record in summary.tuning if record.run.variant == variant.name])
         for variant in plan.variants
     }
     judged = compare_to_control(

@@ -41,7 +41,7 @@ def _start_table(summary: Summary, starts: Sequence[str]) -> Table:
     """The mean loss of every variant from each start, at the middle rate, where all blocks tried them."""
     rows: list[tuple[str | float | None, ...]] = []
     for variant in summary.variants:
-        own = [record for record in summary.tuning if record.run["variant"] == variant.name]
+        own = [record for record in summary.tuning if record.run.variant == variant.name]
         middle = sorted({rate_of(record) for record in own})
         at_middle = [record for record in own if middle and rate_of(record) == middle[len(middle) // 2]]
         means = (_mean([record.loss for record in at_middle if start_of(record) == start]) for start in starts)
@@ -61,7 +61,7 @@ def _at_best_start(records: Sequence[Record]) -> list[Record]:
     """Of each variant in each block, the records at the start at which it tried every rate."""
     groups: dict[tuple[str, int, str], list[Record]] = {}
     for record in records:
-        groups.setdefault((record.run["variant"], record.run["block"], start_of(record)), []).append(record)
+        groups.setdefault((record.run.variant, record.run.block, start_of(record)), []).append(record)
     most = max(map(len, groups.values()))
     return [record for group in groups.values() if len(group) == most for record in group]
 
@@ -91,7 +91,7 @@ def _lines(summary: Summary, records: Sequence[Record], where: str) -> Lines:
 def _losses(records: Sequence[Record]) -> _Losses:
     found: _Losses = {}
     for record in sorted(records, key=rate_of):
-        found.setdefault(record.run["variant"], {}).setdefault(rate_of(record), []).append(record.loss)
+        found.setdefault(record.run.variant, {}).setdefault(rate_of(record), []).append(record.loss)
     return found
 
 

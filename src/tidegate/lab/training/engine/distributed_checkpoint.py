@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tidegate._files import write_content
-from tidegate._json import open_sealed, parse_json, read_as, seal
+from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._text import shorten
 from tidegate.lab.training.checkpoint import (
     LoadedCheckpoint,
@@ -60,7 +60,7 @@ def save_distributed(
     if processes.is_first:
         files = {file.name: _digest(file) for file in partial.glob("*.safetensors")}
         content = {"run": run, "state": asdict(state), "files": files}
-        write_content(partial / _STATE, json.dumps(seal(content), allow_nan=False).encode())
+        write_content(partial / _STATE, json.dumps(add_checksum(content), allow_nan=False).encode())
         place = folder / f"{run}.step-{state.step:09}"
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
@@ -127,8 +127,8 @@ def _read(
     place: Path, run: str, model: nn.Module, optimizer: torch.optim.Optimizer | None, processes: Processes | None
 ) -> TrainingState:
     try:
-        content = open_sealed(parse_json((place / _STATE).read_bytes()))
-        state: TrainingState = read_as(TrainingState, content["state"], where="state")
+        content = verify_checksum(parse_json((place / _STATE).read_bytes()))
+        state: TrainingState = decode(TrainingState, content["state"], where="state")
         damaged = [name for name, digest in content["files"].items() if _digest(place / Path(name).name) != digest]
     except (OSError, ValueError, KeyError, AttributeError) as problem:
         raise ValueError(f"{place} is damaged: {problem}") from None

@@ -10,7 +10,7 @@ from typing import final
 from tidegate.lab.training.events import Notice, RunEvent
 from tidegate.lab.training.machine import environment, out_of_memory_kills
 from tidegate.lab.training.records import Record
-from tidegate.lab.training.run import Run, run_label
+from tidegate.lab.training.run import Run
 
 RETRIES = 2
 """Times that a run is tried again, unless an executor is told otherwise."""
@@ -43,12 +43,12 @@ class Attempts:
                 f"Its process ended early, {how}. The run goes on from its last checkpoint, in another process: retry "
                 f"{lost} of {self.retries}."
             )
-            label = run_label(run.to_dict())
+            label = run.label
             self._report(Notice(text=text, run=run.id, variant=label, seed=run.seed))
             return None
         times = "," if lost == 1 else f" {lost} times, the last time"
         error = f"The process of this run ended early{times} {how}. Its checkpoint is kept."
-        return Record(id=run.id, run=run.to_dict(), status="failed", error=error, environment=environment())
+        return Record(id=run.id, run=run, status="failed", error=error, environment=environment())
 
 
 @final

@@ -25,7 +25,7 @@ from tidegate.lab.training.executors.resources import RunResources, describe
 from tidegate.lab.training.executors.serial import note_interrupts
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.records import Record
-from tidegate.lab.training.run import Run, run_label
+from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
 
 _POLL_SECONDS = 0.5
@@ -118,7 +118,7 @@ class _Tasks:
             needs = self._resources.of_process(run) if self._resources.processes == 1 else {"CPU": 0, "GPU": 0}
             # Ray's own lists show the name, and so does the title of the process.
             task = self._task.options(
-                name=f"{run_label(run.to_dict())}, seed {run.seed}", num_cpus=needs["CPU"], num_gpus=needs["GPU"]
+                name=f"{run.label}, seed {run.seed}", num_cpus=needs["CPU"], num_gpus=needs["GPU"]
             )
             self.pending[task.remote(run, self._work)] = run
         return len(self._queue)
@@ -164,7 +164,7 @@ class _Tasks:
                     f"No machine that is left has {self._resources.describe(run)}: the run waits until one joins the "
                     "cluster."
                 )
-                self._report(Notice(text=text, run=run.id, variant=run_label(run.to_dict()), seed=run.seed))
+                self._report(Notice(text=text, run=run.id, variant=run.label, seed=run.seed))
         return record
 
 
@@ -319,7 +319,7 @@ def _outcome(reference: Any, run: Run) -> Record | str | None:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
-        return Record(id=run.id, run=run.to_dict(), status="failed", error=str(problem), environment=environment())
+        return Record(id=run.id, run=run, status="failed", error=str(problem), environment=environment())
     except ray.exceptions.OutOfMemoryError:
         return "by Ray for lack of memory"
     except ray.exceptions.WorkerCrashedError:
