@@ -5,12 +5,13 @@ import re
 import stat
 import threading
 
+import fault_points
 import pytest
 import torch
 from damage import flip, forge_tensors
 from safetensors.torch import load_file, save_file
 
-from tidegate import _faults, _files
+from tidegate import _files
 from tidegate._files import (
     TensorFormat,
     irregular_kind,
@@ -97,8 +98,7 @@ def test_two_who_write_at_once_do_not_mix(tmp_path):
 class TestAFullDisk:
     @pytest.fixture(autouse=True)
     def full(self, monkeypatch):
-        monkeypatch.setenv("TIDEGATE_FAULT", "file:before-move:1:full")
-        _faults._reached.clear()
+        fault_points.ask_for(monkeypatch, "file:before-move")
 
     def test_is_named_with_the_file_its_need_and_what_is_free(self, tmp_path):
         path = tmp_path / "a.txt"
@@ -140,7 +140,6 @@ def save_waves(path, sea="calm", **options):
         FORM,
         {"sea": sea},
         num_bytes=28,
-        kind="file",
         **options,
     )
 
@@ -237,7 +236,7 @@ class TestAFileOfTensors:
     def test_with_a_header_nested_too_deeply_is_refused(self, tmp_path):
         header = b'{"a":' + b"[" * 100_000
         (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(ValueError, match="not a safetensors file: lists or objects are nested too deeply"):
+        with pytest.raises(ValueError, match=r"not a safetensors file: .*nested too deeply"):
             read_tensor_header(tmp_path / "a", FORM)
 
     def test_that_is_a_pipe_is_refused_and_not_waited_for(self, tmp_path):
@@ -250,7 +249,7 @@ class TestAFileOfTensors:
             raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
         with pytest.raises(OSError, match=r"could not be written: No space left on device\. 2\.0 MB were") as raised:
-            write_tensors(tmp_path / "a", refuse, FORM, {"sea": ""}, num_bytes=2 * 10**6, kind="file")
+            write_tensors(tmp_path / "a", refuse, FORM, {"sea": ""}, num_bytes=2 * 10**6)
         assert raised.value.errno == errno.ENOSPC
 
     def test_is_hashed_a_piece_at_a_time(self, waves):
@@ -284,7 +283,7 @@ def test_names_and_shapes_of_any_length_are_quoted_in_part():
 def test_the_file_before_is_kept_where_it_is_asked_for(tmp_path):
     path, previous = tmp_path / "a", tmp_path / "b"
     for text in ("first", "second", "third"):
-        write_atomically(path, lambda file, text=text: file.write_text(text), previous=previous, kind="checkpoint")
+        write_atomically(path, lambda file, text=text: file.write_text(text), previous=previous)
     assert (path.read_text(), previous.read_text()) == ("third", "second")
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -15,16 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from tidegate._faults import reach
 from tidegate._json import decode, parse_json
 from tidegate._text import echo, list_some, shorten
 
 StrPath: TypeAlias = str | os.PathLike[str]
 OpenFile: TypeAlias = BufferedReader | BufferedRandom
-FileKind: TypeAlias = Literal["file", "model", "gates", "checkpoint"]
-"""Names the fault points of a file's writing."""
 
 _BLANK = "0" * 64
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
@@ -40,7 +37,6 @@ def write_atomically(
     *,
     num_bytes: int | None = None,
     previous: Path | None = None,
-    kind: FileKind = "file",
 ) -> None:
     """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
 
@@ -65,12 +61,10 @@ def write_atomically(
                 temporary.chmod(stat.S_IMODE(mode))
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            reach(f"{kind}:before-move")
             if previous is not None:
                 # Another process may move it too: that of a machine which is cut off, and whose run goes on elsewhere.
                 with suppress(FileNotFoundError):
                     path.replace(previous)
-                    reach(f"{kind}:after-previous")
             temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -160,7 +154,6 @@ def write_tensors(
     metadata: Mapping[str, str],
     *,
     num_bytes: int,
-    kind: FileKind,
     previous: Path | None = None,
 ) -> str:
     """Write a safetensors file with a digest of all of its bytes in its metadata, and return the digest.
@@ -191,7 +184,7 @@ def write_tensors(
             opened.seek(place.start)
             opened.write(digest.encode())
 
-    write_atomically(path, write, num_bytes=num_bytes, previous=previous, kind=kind)
+    write_atomically(path, write, num_bytes=num_bytes, previous=previous)
     return digest
 
 

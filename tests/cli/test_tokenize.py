@@ -1,9 +1,8 @@
-from collections import Counter
 from functools import partial
 
+import fault_points
 from typer.testing import CliRunner
 
-from tidegate import _faults
 from tidegate.cli import app
 from tidegate.lab.tasks import tokenizing
 
@@ -55,8 +54,7 @@ def test_an_encoder_that_is_killed_is_one_line_and_the_same_command_goes_on(tmp_
     command = ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes"]
     with monkeypatch.context() as patch:
         # This process writes the journal alone before one of the encoders comes to its second shard.
-        patch.setattr(_faults, "_reached", Counter())
-        patch.setenv(_faults.VARIABLE, "file:before-move:2:kill")
+        fault_points.ask_for(patch, "file:before-move", 2, "kill")
         lost = runner.invoke(app, [*command, "2", "--quiet"])
     assert lost.exit_code == 1
     assert lost.stderr == (

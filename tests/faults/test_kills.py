@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from datetime import datetime
 
+import fault_points
 import pytest
 import victims
+from fault_points import POINTS
 from lab_runs import records_of, text_of, timeless
 from safetensors.torch import load_file
 
-from tidegate._faults import POINTS, VARIABLE
 from tidegate.lab.training.executors.attempts import RETRIES
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.torch import load_model
@@ -104,7 +105,7 @@ def test_a_kill_inside_a_write_loses_nothing(serial, point, tmp_path, effort, re
     counts = range(1, effort(2, 5))
     for count in counts:
         out = tmp_path / str(count)
-        process = serial.start(out, **{VARIABLE: f"{point}:{count}:kill"})
+        process = serial.start(out, **fault_points.environment(point, count))
         process.join()
         assert process.exitcode == -9
         serial.finish(out)
@@ -169,7 +170,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(processes, tmp
 def test_a_run_whose_workers_are_killed_inside_their_writes_fails_and_goes_on_later(processes, point, tmp_path, report):
     """Each worker is killed at its third checkpoint, so that two runs fail; the next command goes on with them."""
     out = tmp_path / "out"
-    process = processes.start(out, **{VARIABLE: f"{point}:3:kill"})
+    process = processes.start(out, **fault_points.environment(point, 3))
     process.join()
     assert process.exitcode == 1
     processes.finish(out)
@@ -227,7 +228,7 @@ def test_a_study_killed_at_random_moments_leaves_no_half_of_a_record(study, tmp_
 
 @pytest.mark.fault("SIGKILL of a study when its record is whole beside its place")
 def test_a_study_killed_before_its_record_is_in_its_place_leaves_none(study, tmp_path, report):
-    process = victims.start(victims.small_study, tmp_path, environment={VARIABLE: "file:before-move:1:kill"})
+    process = victims.start(victims.small_study, tmp_path, environment=fault_points.environment("file:before-move"))
     process.join()
     assert process.exitcode == -9
     assert study.record_in(tmp_path) is None
@@ -268,7 +269,7 @@ class DisturbedVerb:
         return killed, folders
 
     def kill_at(self, point, out, count):
-        process = self.start(out, **{VARIABLE: f"{point}:{count}:kill"})
+        process = self.start(out, **fault_points.environment(point, count))
         process.join()
         assert process.exitcode == -9
         assert self.finish(out) == self.expected

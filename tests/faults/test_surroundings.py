@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+import fault_points
 import pytest
 import victims
 from lab_runs import LENGTH, executed, patch_miniatures, records_of, request_of, run_of, text_of, timeless
 
-from tidegate import _faults
 from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress, ignore
@@ -48,19 +48,18 @@ def expected(request_and_expected):
     return request_and_expected[1]
 
 
-@pytest.mark.fault(lambda point: f"A full disk when {_faults.POINTS[point]}")
+@pytest.mark.fault(lambda point: f"A full disk when {fault_points.POINTS[point]}")
 @pytest.mark.parametrize("point", ["record:half-written", "checkpoint:before-move", "checkpoint:after-previous"])
 def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(
     point, comparison, expected, tmp_path, monkeypatch, report
 ):
-    monkeypatch.setenv(_faults.VARIABLE, f"{point}:1:full")
-    _faults._reached.clear()
     out = tmp_path / "out"
-    with pytest.raises(
-        (OSError, Failed), match=r"could not be written: No space left on device.* are free\. Make room"
-    ):
-        comparison(out)
-    monkeypatch.delenv(_faults.VARIABLE)
+    with monkeypatch.context() as patch:
+        fault_points.ask_for(patch, point)
+        with pytest.raises(
+            (OSError, Failed), match=r"could not be written: No space left on device.* are free\. Make room"
+        ):
+            comparison(out)
     assert comparison(out) == expected
     report(
         tried=1, outcome="the error names the file, what it needs and what is free; with room again, the same records"

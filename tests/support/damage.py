@@ -50,7 +50,7 @@ def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
     form = TensorFormat(
         name=held["format"], version=held["version"], keys=frozenset(own), holds="forgery", writer="forge_tensors"
     )
-    write_tensors(path, lambda file, texts: save_file(kept, file, metadata=texts), form, own, num_bytes=0, kind="file")
+    write_tensors(path, lambda file, texts: save_file(kept, file, metadata=texts), form, own, num_bytes=0)
 
 
 def change_header(path: Path, change: Callable[[Any], Any]) -> None:

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+import fault_points
 import psutil
 from lab_runs import LENGTH, request_of, run_of, text_of, use_miniatures, write_text
 
@@ -99,6 +100,7 @@ def _end(pid):
 
 def _begin(environment, function, arguments):
     os.environ.update(environment)
+    fault_points.install()
     # What a victim prints as it dies is no output of a test.
     sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123, open until the end
     function(*arguments)

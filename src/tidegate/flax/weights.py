@@ -90,7 +90,6 @@ def save_params(path: str | Path, params: Params, config: TransformerConfig) -> 
         model_format("save_params"),
         {"model": _KIND, "config": config.to_json()},
         num_bytes=sum(array.nbytes for array in arrays.values()),
-        kind="model",
     )
 
 

@@ -33,7 +33,6 @@ def save_model(model: Model, path: str | Path) -> None:
         model_format("save_model"),
         {"model": type(model).__name__, "config": model.config.to_json()},
         num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        kind="model",
     )
 
 

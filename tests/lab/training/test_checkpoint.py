@@ -1,12 +1,12 @@
 import json
 from dataclasses import asdict, replace
 
+import fault_points
 import pytest
 import torch
 from damage import flip_inside, forge_tensors, some_flips
 from lab_runs import run_of
 
-from tidegate import _faults
 from tidegate.lab.training import checkpoint
 from tidegate.lab.training.checkpoint import (
     LoadedCheckpoint,
@@ -153,7 +153,7 @@ class TestAnotherProcessThatStillSaves:
 
     def test_while_it_is_saved_takes_nothing_from_it(self, task, trained, two, monkeypatch):
         _, model, optimizer = trained
-        monkeypatch.setattr("tidegate._files.reach", lambda point: point.endswith("before-move") and two.unlink())
+        monkeypatch.setattr("os.fsync", lambda _: two.unlink())
         save_checkpoint(two, model, optimizer, run="a", state=replace(STATE, step=4))
         assert loaded_step(two, task) == (4, ())
 
@@ -161,8 +161,7 @@ class TestAnotherProcessThatStillSaves:
 @pytest.mark.parametrize(("point", "step"), [("before-move", 3), ("after-previous", 3), ("moved", 4)])
 def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch, point, step):
     _, model, optimizer = trained
-    monkeypatch.setenv("TIDEGATE_FAULT", f"checkpoint:{point}:1:full")
-    _faults._reached.clear()
+    fault_points.ask_for(monkeypatch, f"checkpoint:{point}")
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(two, model, optimizer, run="a", state=replace(STATE, step=4))
     assert loaded_step(two, task) == (step, ())
@@ -181,8 +180,7 @@ class TestADamagedCheckpoint:
         _, model, optimizer = trained
         flip_inside(two)
         assert loaded_step(two, task)[0] == 2
-        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:before-move:1:full")
-        _faults._reached.clear()
+        fault_points.ask_for(monkeypatch, "checkpoint:before-move")
         with pytest.raises(OSError, match="No space left"):
             save_checkpoint(two, model, optimizer, run="a", state=STATE)
         assert loaded_step(two, task) == (2, ())

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 
+import fault_points
 import lab_runs
 import psutil
 import pytest
@@ -159,7 +160,7 @@ class TestEveryExecutor:
         self, runs, alone, tmp_path, monkeypatch
     ):
         # A process saves a checkpoint after each step, and is killed after its eighth; the second has only four left.
-        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:8:kill")
+        fault_points.ask_for(monkeypatch, "checkpoint:moved", 8, "kill")
         records, told = done(ProcessExecutor(1, retries=1, checkpoint_seconds=0), [runs[1]], tmp_path)
         assert by_id(records) == by_id([alone[1]])
         assert len(records) == 1
@@ -174,7 +175,7 @@ class TestEveryExecutor:
     @pytest.mark.full
     def test_on_ray_a_run_whose_process_is_killed_goes_on_in_another(self, runs, alone, tmp_path, monkeypatch):
         pytest.importorskip("ray")
-        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:moved:1:kill")
+        fault_points.ask_for(monkeypatch, "checkpoint:moved", 1, "kill")
         records, told = done_on_ray(runs[:2], tmp_path / "checkpoints")
         assert by_id(records) == by_id(alone[:2])
         assert len(records) == 2
@@ -186,7 +187,7 @@ class TestEveryExecutor:
     @pytest.mark.full
     def test_on_ray_a_run_that_always_loses_its_process_has_failed(self, runs, tmp_path, monkeypatch):
         pytest.importorskip("ray")
-        monkeypatch.setenv("TIDEGATE_FAULT", "checkpoint:before-move:1:kill")
+        fault_points.ask_for(monkeypatch, "checkpoint:before-move", 1, "kill")
         (record,), told = done_on_ray(runs[:1], tmp_path / "checkpoints")
         assert record.status == "failed"
         assert "ended early 3 times, the last time by a signal or a crash" in record.error

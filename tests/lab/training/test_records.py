@@ -4,12 +4,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import fault_points
 import pytest
 from damage import some_flips
 from errors import rejects
 from lab_runs import cost_of, executed, run_of
 
-from tidegate import InputError, _faults
+from tidegate import InputError
 from tidegate._json import add_checksum, content_hash
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import TaskFacts
@@ -273,8 +274,7 @@ def test_no_flipped_bit_gives_another_figure(file):
 @pytest.mark.parametrize(("point", "kept"), [("before-write", 1), ("half-written", 1), ("written", 2)])
 def test_a_full_disk_is_named_and_the_next_line_heals_what_is_left(file, monkeypatch, point, kept):
     filled(file, PLAN)
-    monkeypatch.setenv("TIDEGATE_FAULT", f"record:{point}:1:full")
-    _faults._reached.clear()
+    fault_points.ask_for(monkeypatch, f"record:{point}")
     words = rf"{file.path} could not be written: No space left on device\. [\d.]+ \w+ were to be written, .* are free"
     with pytest.raises(OSError, match=words):
         file.append(FAILED)

@@ -1,12 +1,12 @@
 import json
 
+import fault_points
 import pytest
 import torch
 from damage import some_flips
 from retrofit_models import adapt, logits, stir, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tidegate import _faults
 from tidegate._json import add_checksum
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.retrofit import add_gates, files, load_gates, save_gates
@@ -157,8 +157,7 @@ def test_a_save_that_is_broken_off_between_its_files_is_noticed(saved, monkeypat
     directory, _ = saved
     model = tiny("llama")
     add_gates(model, "g1")
-    monkeypatch.setenv("TIDEGATE_FAULT", "gates:between:1:full")
-    _faults._reached.clear()
+    fault_points.ask_for(monkeypatch, "gates:between")
     with pytest.raises(OSError, match="No space left"):
         save_gates(model, directory)
     with pytest.raises(ValueError, match="were not written together; save the gates again"):

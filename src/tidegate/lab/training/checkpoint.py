@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tidegate._faults import reach
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_tensors
 from tidegate._json import decode, parse_json
 from tidegate._text import shorten
@@ -112,10 +111,8 @@ def save_checkpoint(
         _FORMAT,
         {"run": run, "state": json.dumps(asdict(state), allow_nan=False)},
         num_bytes=sum(value.nbytes for value in contiguous.values()),
-        kind="checkpoint",
         previous=previous_path(path),
     )
-    reach("checkpoint:moved")
 
 
 def load_checkpoint(

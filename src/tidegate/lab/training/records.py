@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
-from tidegate._faults import reach
 from tidegate._files import explain_os_errors
 from tidegate._json import add_checksum, decode, encode, parse_json, verify_checksum
 from tidegate._validation import InputError
@@ -311,15 +310,10 @@ class RecordFile:
         self._require_locked_in_place()
         text = json.dumps(add_checksum(encode(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
-            reach("record:before-write")
             file.truncate(_end_of_last_line(file))
-            file.write(text[: len(text) // 2])
-            file.flush()
-            reach("record:half-written")
-            file.write(text[len(text) // 2 :])
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            reach("record:written")
 
     def _require_locked_in_place(self) -> None:
         if self._locked is None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tidegate._faults import reach
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_content, write_tensors
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate.gate import Gate
@@ -88,9 +87,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
         _TENSORS,
         {},
         num_bytes=sum(weight.nbytes for weight in weights.values()),
-        kind="gates",
     )
-    reach("gates:between")
     description = _Description(
         format=_FORMAT,
         version=_VERSION,
