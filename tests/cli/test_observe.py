@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_the_statistics_of_each_call(folder, tmp_path):
     _, seen = seen_in(tmp_path / "out")
     model = load_model(folder / "model.safetensors").eval()
     with torch.no_grad():
-        _, traces = model(torch.from_numpy(tokens[None, :12]), return_traces=True)
+        _, traces = model.trace(torch.from_numpy(tokens[None, :12]))
     for layer, trace in zip(seen.layers, traces, strict=True):
         expected = attention_statistics(
             trace.query, trace.key, trace.value, causal=True, scale=trace.scale, keys=(0, 1)

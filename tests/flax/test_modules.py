@@ -240,7 +240,7 @@ GATES = ["g1+g2+g3+g4+g5", "output:output+value:value:head+key:query+query:value
 def test_traced_gates_are_pytorchs(gate):
     options = {"num_kv_heads": 2, "bias": True, "rope": True, "qk_norm": True, "window": 3, "metric": "diagonal"}
     twin, layer = torch_layers.make(gate, **options), jax_layers.make(gate, **options)
-    _, trace = twin(torch_layers.sample(2, 5, 24), return_trace=True)
+    _, trace = twin.trace(torch_layers.sample(2, 5, 24))
     gates = jit_quickly(lambda x: trace_gates(layer.params, x, layer.config))(normal(2, 5, 24))
     assert set(gates) == set(trace.gates)
     for site, values in gates.items():

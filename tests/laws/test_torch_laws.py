@@ -56,8 +56,8 @@ def test_without_a_mask_or_positions_the_order_does_not_matter(gate):
 @over(gate=axis(AFTER_THE_SCORES, "bma", "g1", "dense:output"), options=OPTION)
 def test_a_gate_after_the_scores_leaves_the_weights_alone(gate, options):
     layer, x = make(gate, **options), sample(2, 5, 24)
-    y, gated = layer(x, return_trace=True)
-    plain_y, plain = ungated(layer)(x, return_trace=True)
+    y, gated = layer.trace(x)
+    plain_y, plain = ungated(layer).trace(x)
     assert torch.equal(gated.query, plain.query)
     assert torch.equal(gated.key, plain.key)
     assert (gated.causal, gated.scale) == (plain.causal, plain.scale)
@@ -86,7 +86,7 @@ def test_a_low_rank_gate_that_starts_at_zero_still_learns(pair):
 def test_gates_start_near_one_half(gate):
     torch.manual_seed(0)
     layer, x = GatedAttention(64, 4, gate=gate, num_kv_heads=2), sample(2, 63, 64, dtype=torch.float32)
-    _, trace = layer(x, return_trace=True)
+    _, trace = layer.trace(x)
     (values,) = trace.gates.values()
     reads = {
         "input": x,
@@ -107,7 +107,7 @@ def test_sigmoid_gates_lie_between_zero_and_one_however_large_the_logits(gate):
         for parameter in layer.attn_gate.parameters():
             parameter.mul_(1e30)
     x = sample(2, 5, 24, dtype=torch.float32, requires_grad=True)
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     (values,) = trace.gates.values()
     assert values.min() >= 0
     assert values.max() <= 1

@@ -88,7 +88,7 @@ def test_documents_are_a_block_mask(options):
 @pytest.mark.parametrize("gate", ["g1+g2+g3+g4+g5", "output:value+value:value:head+key:value+query:value:head"])
 def test_the_trace_is_the_references_trace(gate, options):
     layer, x = make(gate, **options), sample(2, 5, 24)
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     plain = layer.arrays().trace(x)
     assert torch.equal(y, layer(x))
     assert_close(trace.query, plain.query)
@@ -103,7 +103,7 @@ def test_the_trace_is_the_references_trace(gate, options):
 
 def test_the_traced_gates_are_what_multiplied():
     layer, x = make("g1+bma+g5"), sample(2, 5, 24)
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     raw = layer.v_proj(x).unflatten(-1, (4, 6))
     assert_close(trace.value.transpose(1, 2), raw * trace.gates["value"])
     assert_close(y, layer.o_proj((trace.output * trace.gates["output"]).flatten(-2)) * trace.gates["dense"])
@@ -111,10 +111,10 @@ def test_the_traced_gates_are_what_multiplied():
 
 def test_the_trace_says_what_the_kernel_was_given():
     layer, x = make("bma", temperature=0.5), sample(2, 5, 24)
-    _, free = layer(x, return_trace=True)
+    _, free = layer.trace(x)
     assert (free.mask, free.causal) == (None, True)
     assert free.scale == pytest.approx(2 / 6**0.5)
-    _, masked = layer(x, mask=torch.ones(5, 5, dtype=torch.bool), return_trace=True)
+    _, masked = layer.trace(x, mask=torch.ones(5, 5, dtype=torch.bool))
     assert not masked.causal
     assert torch.equal(masked.mask, torch.ones(5, 5, dtype=torch.bool).tril())
 

@@ -74,7 +74,7 @@ def test_a_fused_checkpoint_is_a_whole_state_of_the_layer(bias):
     x_BTM = normal(2, 5, M)
     both = torch.nn.functional.linear(x_BTM, state["q_proj.weight"], state.get("q_proj.bias"))
     query_BTHD, gate_BTHD = both.unflatten(-1, (H, 2 * D)).split(D, dim=-1)
-    _, trace = layer(x_BTM, return_trace=True)
+    _, trace = layer.trace(x_BTM)
     assert_close(layer.q_proj(x_BTM), query_BTHD.flatten(-2))
     assert_close(trace.gates["output"], gate_BTHD.sigmoid())
     assert_close(layer.k_norm.weight, 1 + state["k_norm.weight"])

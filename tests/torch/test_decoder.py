@@ -90,7 +90,7 @@ def test_flops_default_to_the_mean_number_of_keys(window):
 def test_the_head_is_the_embedding_where_they_are_tied(tied):
     model = make(tie_embeddings=tied)
     tokens = sample(2, 5)
-    features, _ = model.stack(model.embedding(tokens))
+    features = model.stack(model.embedding(tokens))
     head = model.embedding.weight if tied else model.head.weight
     assert_close(model(tokens), features @ head.T)
 
@@ -153,7 +153,7 @@ def test_the_last_logits_alone_are_the_last_of_all():
 def test_traces_come_with_the_logits():
     model = make(gate="bma")
     tokens = sample(2, 6)
-    logits, traces = model(tokens, return_traces=True)
+    logits, traces = model.trace(tokens)
     assert torch.equal(logits, model(tokens))
     assert [trace.gates["value"].shape for trace in traces] == [(2, 6, 4, 6)] * 2
 
@@ -282,8 +282,3 @@ def test_one_cache_in_place_of_a_list_is_refused(positions):
     message = r"^caches must be a list with a KVCache for each block, got KVCache\. Make it with new_caches\(\)\.$"
     with pytest.raises(TypeError, match=message):
         make(positions=positions)(sample(1, 1), caches=KVCache())
-
-
-def test_a_string_for_whether_to_return_traces_is_refused():
-    with rejects("return_traces"):
-        make()(sample(1, 1), return_traces="no")

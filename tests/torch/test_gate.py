@@ -225,14 +225,14 @@ class TestPlacebos:
         shuffled.attn_gate = make("output:input:shuffled").attn_gate
         shuffled.attn_gate.load_state_dict(own.attn_gate.state_dict())
         x = sample(3, 6, 24)
-        values = shuffled(x, return_trace=True)[1].gates["output"]
-        torch.testing.assert_close(values, own(x, return_trace=True)[1].gates["output"].roll(-1, dims=0))
+        values = shuffled.trace(x)[1].gates["output"]
+        torch.testing.assert_close(values, own.trace(x)[1].gates["output"].roll(-1, dims=0))
 
     def test_no_gradient_reaches_what_a_shuffled_gate_reads(self):
         layer = make("output:input:shuffled")
         x = sample(2, 6, 24, requires_grad=True)
         layer.o_proj.weight.data.zero_()
-        values = layer(x, return_trace=True)[1].gates["output"]
+        values = layer.trace(x)[1].gates["output"]
         values.sum().backward()
         assert x.grad is None
         assert layer.attn_gate.output.weight.grad.any()
@@ -249,7 +249,7 @@ class TestPlacebos:
         layer, x = make("output:partition:head:b0.7:constant", **options), sample(2, 6, 24)
         visible = torch.arange(1, 7).clamp(max=options.get("window", 6)) if options.get("causal", True) else 6
         kept = (torch.log(torch.as_tensor(visible, dtype=torch.float64)) + 0.7).sigmoid().expand(6)
-        y, trace = layer(x, return_trace=True)
+        y, trace = layer.trace(x)
         torch.testing.assert_close(y, ungated(layer)(x) * kept[:, None])
         torch.testing.assert_close(trace.gates["partition"], kept[:, None, None].expand(2, 6, 4, 1))
         torch.testing.assert_close(layer(x), y)

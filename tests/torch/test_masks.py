@@ -59,7 +59,7 @@ def test_masks_broadcast(shape):
 
 def test_an_additive_mask_is_added_to_the_scores():
     layer, x, mask = make("bma"), sample(2, 5, 24), sample(2, 4, 5, 5, seed=6, requires_grad=True)
-    y, trace = layer(x, mask=mask, return_trace=True)
+    y, trace = layer.trace(x, mask=mask)
     scores = trace.scale * trace.query @ trace.key.transpose(-1, -2) + mask
     ahead = torch.ones(5, 5, dtype=torch.bool).triu(1)
     expected = scores.masked_fill(ahead, float("-inf")).softmax(dim=-1) @ trace.value
@@ -87,7 +87,7 @@ def test_a_row_that_sees_nothing_gives_zero_with_gradient_zero(dtype, num_kv_hea
     mask = torch.ones(2, 1, T, T, dtype=torch.bool)
     mask[0, :, -1] = False
     mask[1] = False
-    y, trace = layer(x, mask=mask if kind == "bool" else additive(mask, dtype), return_trace=True)
+    y, trace = layer.trace(x, mask=mask if kind == "bool" else additive(mask, dtype))
     assert (trace.output[0, -1] == 0).all()
     assert (trace.output[1] == 0).all()
     bias = layer.o_proj.bias

@@ -53,10 +53,10 @@ def test_a_metric_costs_its_own_numbers(kind, numbers):
 
 def test_a_metric_changes_the_queries_alone():
     layer, x = make("bma", metric="learned"), sample(2, 5, 24)
-    _, curved = layer(x, return_trace=True)
+    _, curved = layer.trace(x)
     g = layer.metric.weight.detach().transpose(1, 2) @ layer.metric.weight.detach()
     layer.metric.reset_parameters()
-    _, flat = layer(x, return_trace=True)
+    _, flat = layer.trace(x)
     assert torch.equal(curved.key, flat.key)
     assert torch.equal(curved.value, flat.value)
     assert_close(curved.query, flat.query @ g)

@@ -65,7 +65,7 @@ def test_very_large_scores_attend_to_one_key(size):
     layer, x = make("none", dtype=torch.float32), sample(2, 5, 24, dtype=torch.float32, requires_grad=True)
     with torch.no_grad():
         layer.q_proj.weight.mul_(size)
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     scores = (trace.query @ trace.key.mT).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
     chosen = trace.value.gather(2, scores.argmax(dim=-1)[..., None].expand_as(trace.value))
     if size >= 1e4:

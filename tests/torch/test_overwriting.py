@@ -42,10 +42,10 @@ def test_without_gradients_the_values_are_those_with_gradients(gate, options, ba
     layer = make(gate, **options)
     x = sample(batch, 5, 24)
     before = x.clone()
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     with torch.no_grad():
         assert_close(layer(x), y)
-        again, fast = layer(x, return_trace=True)
+        again, fast = layer.trace(x)
     assert_close(again, y)
     for name in ("query", "key", "value", "output"):
         assert_close(getattr(fast, name), getattr(trace, name))
@@ -107,7 +107,7 @@ def test_a_hook_may_keep_the_values_that_it_sees(gate, site, register):
             layer(x)
     finally:
         handle.remove()
-    _, trace = layer(x, return_trace=True)
+    _, trace = layer.trace(x)
     assert_close(kept[0], trace.gates[site])
 
 

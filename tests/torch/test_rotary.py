@@ -52,8 +52,8 @@ def test_an_empty_sequence_turns_into_itself():
 
 def test_gates_read_queries_before_they_turn():
     layer, x = make("bma", rope=True), sample(2, 5, 24)
-    _, here = layer(x, return_trace=True)
-    _, there = layer(x, positions=torch.arange(5) + 50, return_trace=True)
+    _, here = layer.trace(x)
+    _, there = layer.trace(x, positions=torch.arange(5) + 50)
     assert torch.equal(here.gates["value"], there.gates["value"])
     assert not torch.equal(here.query, there.query)
 

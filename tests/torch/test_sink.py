@@ -168,7 +168,7 @@ def test_a_closed_sink_is_no_gate():
 
 def test_the_trace_has_the_share_that_the_sink_leaves():
     layer, x = make("sink+g1"), sample(2, 9, 24, requires_grad=True)
-    y, trace = layer(x, return_trace=True)
+    y, trace = layer.trace(x)
     assert set(trace.gates) == {"partition", "output"}
     arrays = layer.arrays().trace(x)
     kept = trace.gates["partition"]

@@ -48,11 +48,11 @@ def test_the_model_is_its_formula(pooling):
     patches = F.conv2d(images, filters, model.patch_embedding.bias, stride=5).flatten(2).transpose(1, 2)
     places = model.position_embedding.weight
     if pooling == "mean":
-        x, _ = model.stack(patches + places)
+        x = model.stack(patches + places)
         pooled = x.mean(1)
     else:
         token = places[0].expand(2, 1, -1)
-        x, _ = model.stack(torch.cat((token, patches + places[1:]), dim=1))
+        x = model.stack(torch.cat((token, patches + places[1:]), dim=1))
         pooled = x[:, 0]
     assert_close(model(images), pooled @ model.head.weight.T + model.head.bias)
 
@@ -129,7 +129,7 @@ def test_variants_with_one_seed_share_every_weight_that_they_have_in_common():
 
 def test_traces_come_with_the_logits_and_see_both_ways():
     model, images = make(gate="bma"), sample(2)
-    logits, traces = model(images, return_traces=True)
+    logits, traces = model.trace(images)
     assert torch.equal(logits, model(images))
     assert [(trace.causal, trace.mask) for trace in traces] == [(False, None)] * 2
     assert traces[0].gates["value"].shape == (2, 10, 4, 6)
@@ -154,5 +154,3 @@ def test_images_of_another_dtype_are_refused_by_name():
     )
     with pytest.raises(TypeError, match=message):
         make()(sample(2).to(torch.uint8))
-    with rejects("return_traces"):
-        make()(sample(2), return_traces=1)

@@ -255,7 +255,7 @@ def test_where_blocks_may_not_be_used_the_mask_serves(calls):
     layer.eval()
     layer(x, mask=torch.ones(1, 9, dtype=torch.bool))
     assert not calls, "a mask"
-    layer(x, return_trace=True)
+    layer.trace(x)
     assert not calls, "a trace"
     with plain_kernel():
         layer(x)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tidegate._validation import require_bool, require_positions_shape
+from tidegate._validation import require_positions_shape
 from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.gate import Site
 from tidegate.gates import GateLike, require_layer_inputs
@@ -164,7 +164,6 @@ class GatedAttention(nn.Module):
             if module is not self and isinstance(reset := getattr(module, "reset_parameters", None), Callable):
                 reset()
 
-    @overload
     def forward(
         self,
         x: Tensor,
@@ -174,55 +173,50 @@ class GatedAttention(nn.Module):
         cache: AttentionCache | None = None,
         positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
-        return_trace: Literal[False] = False,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        context: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: Literal[True],
-    ) -> tuple[Tensor, AttentionTrace]: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        context: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: bool,
-    ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        context: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: bool = False,
-    ) -> Tensor | tuple[Tensor, AttentionTrace]:
-        """Attend; returns (B, T, M), and the trace if asked for.
+    ) -> Tensor:
+        """Return the layer's output (B, T, M).
 
-        x            : (B, T, M)
-        context      : (B, S, M) for cross-attention; None attends to x
-        mask         : bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions
-                       too; a row that may see nothing gives 0 (through the output projection: its bias)
-        cache        : continues from the positions that it holds, and takes the new ones
-        positions    : (T,) or (B, T) for the rotary embedding, or the `RotaryTables` of them; None continues from
-                       the cache
-        documents    : (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row
-        return_trace : whether to return an `AttentionTrace` too
+        Args:
+            x: (B, T, M).
+            context: (B, S, M) for cross-attention; None attends to x.
+            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), S counting cached positions too.
+                A row that may see nothing gives 0 (through the output projection: its bias).
+            cache: Continues from its positions, and takes the new ones.
+            positions: (T,) or (B, T) for the rotary embedding, or the `RotaryTables` of them; None continues from the
+                cache.
+            documents: (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row.
         """
+        return self._forward(x, context, cache, positions, mask, documents, traced=False)[0]
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def trace(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | RotaryTables | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, AttentionTrace]:
+        """Return what `forward` returns, and what it worked with."""
+        y_BTM, trace = self._forward(x, context, cache, positions, mask, documents, traced=True)
+        assert trace is not None
+        return y_BTM, trace
+
+    def _forward(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        cache: AttentionCache | None,
+        positions: Tensor | RotaryTables | None,
+        mask: Tensor | None,
+        documents: Tensor | None,
+        *,
+        traced: bool,
+    ) -> tuple[Tensor, AttentionTrace | None]:
         require_no_tracing()
         require_layer_inputs(
             self.gates,
@@ -235,8 +229,6 @@ class GatedAttention(nn.Module):
         )
         if documents is not None:
             require_tensor("documents", documents)
-        if return_trace is not False:
-            require_bool("return_trace", return_trace)
         num_cached = 0 if cache is None else self.claim(cache)
         context_BSM = x if context is None else context
         try:
@@ -244,34 +236,40 @@ class GatedAttention(nn.Module):
             k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
             v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
         except (RuntimeError, TypeError):
-            # Not before: what a projection takes is its own affair, such as under autocast or when it is quantised.
+            # Not before: a projection may take other dtypes, such as under autocast or when it is quantized.
             require_dtype(self.q_proj.weight.dtype, x=x, context=context)
             raise
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
         q_BTHD, k_BSGD = self._apply_gate("query", q_BTHD, reads), self._apply_gate("key", k_BSGD, reads)
         v_BSGD = self._apply_gate("value", v_BSGD, reads)
+
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
         if not isinstance(positions, RotaryTables):
             positions = self.rotary_tables(x, positions, start=num_cached)
         k_tables = positions if context is None else self.rotary_tables(context, None)
-        q_BTHD, k_BSGD = self._apply_norm_and_rotary(q_BTHD, k_BSGD, positions, k_tables)
+        if positions is not None and k_tables is not None:
+            q_BTHD, k_BSGD = rotate(q_BTHD, positions), rotate(k_BSGD, k_tables)
+        q_BTHD = q_BTHD if self.metric is None else self.metric(q_BTHD)
         q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
         if mask is not None and isinstance(cache, KVCache):
-            # Before the cache takes anything, so that a refused call leaves it as it was.
+            # Before the cache takes anything, so that a rejected call leaves it as it was.
             self._require_mask(mask, x, num_keys=num_cached + k_BGSD.shape[2])
         if cache is not None:
             k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
+
         sink = self.attn_gate.at("partition")
         is_placebo = sink is not None and sink.gate.placebo is not None
-        may_skip_mask = not (return_trace or is_placebo)
-        attended = self._attend(x, q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=may_skip_mask)
+        may_skip_mask = not (traced or is_placebo)
+        attended = self._attend(q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=may_skip_mask)
         o_BTHD = attended.output.transpose(1, 2)
         if sink is not None and not may_skip_mask:
             reads = replace(reads, partition=self._log_partition(q_BHTD, attended, of_count=is_placebo))
             o_BTHD = sink.apply_to(o_BTHD, sink.source(reads)) if is_placebo else o_BTHD
         reads = reads.with_output(o_BTHD)
-        y_BTM = self._project_out(reads)
-        if not return_trace:
-            return y_BTM
+        y_BTM = self._apply_gate("dense", self._project_out(reads), reads)
+        if not traced:
+            return y_BTM, None
         return y_BTM, AttentionTrace(
             query=q_BHTD,
             key=attended.key,
@@ -282,9 +280,6 @@ class GatedAttention(nn.Module):
             output=o_BTHD,
             gates=self.attn_gate(reads),
         )
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def claim(self, cache: AttentionCache) -> int:
         """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
@@ -366,19 +361,17 @@ class GatedAttention(nn.Module):
         return target if gate is None else self._call_or_recompute(gate.apply_to, target, gate.source(reads))
 
     def _project_out(self, reads: GateReads) -> Tensor:
-        """Gate the attention output, project it, and gate the result at the dense site."""
+        """Gate the attention output and project it."""
         assert reads.output is not None
         gate = self.attn_gate.at("output")
         if gate is None:
-            y_BTM = self.o_proj(reads.output.flatten(-2))
-        else:
+            return self.o_proj(reads.output.flatten(-2))
 
-            def gate_and_project(o_BTHD: Tensor, source: Tensor) -> Tensor:
-                return self.o_proj(gate.apply_to(o_BTHD, source).flatten(-2))
+        def gate_and_project(o_BTHD: Tensor, source: Tensor) -> Tensor:
+            return self.o_proj(gate.apply_to(o_BTHD, source).flatten(-2))
 
-            # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
-            y_BTM = self._call_or_recompute(gate_and_project, reads.output, gate.source(reads))
-        return self._apply_gate("dense", y_BTM, reads)
+        # The projection keeps its input for the backward pass, so it is recomputed along with what made it.
+        return self._call_or_recompute(gate_and_project, reads.output, gate.source(reads))
 
     def _call_or_recompute(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         """Call the function; with `recompute_gate` keep its arguments alone, and call it again in the backward pass."""
@@ -386,19 +379,8 @@ class GatedAttention(nn.Module):
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
-    def _apply_norm_and_rotary(
-        self, q_BTHD: Tensor, k_BSGD: Tensor, q_tables: RotaryTables | None, k_tables: RotaryTables | None
-    ) -> tuple[Tensor, Tensor]:
-        """Normalise and rotate queries and keys, and put the queries under the metric."""
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
-        if q_tables is not None and k_tables is not None:
-            q_BTHD, k_BSGD = rotate(q_BTHD, q_tables), rotate(k_BSGD, k_tables)
-        return (q_BTHD if self.metric is None else self.metric(q_BTHD)), k_BSGD
-
     def _attend(
         self,
-        x: Tensor,
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
@@ -422,7 +404,22 @@ class GatedAttention(nn.Module):
             )
             if o_BHTD is not None:
                 return _Attended(o_BHTD, k_BGSD, v_BGSD, None, self.causal)
-        k_BGSD, v_BGSD, mask, causal = self._combine_masks(x, k_BGSD, v_BGSD, mask, documents)
+        (batch, _, num_queries, _), num_keys = q_BHTD.shape, k_BGSD.shape[2]
+        if mask is not None:
+            self._require_mask(mask, q_BHTD.transpose(1, 2), num_keys=num_keys)
+            mask = mask if mask.dtype == torch.bool else mask.to(k_BGSD.dtype)
+        if self.window is not None and self.causal and num_queries == 1:
+            k_BGSD, v_BGSD = k_BGSD[:, :, -self.window :], v_BGSD[:, :, -self.window :]
+            mask = mask if mask is None else mask[..., -self.window :]
+        mask, causal = combine_masks(
+            mask,
+            num_queries=num_queries,
+            num_keys=k_BGSD.shape[2],
+            causal=self.causal,
+            window=self.window,
+            documents=None if documents is None else document_ids(documents, batch=batch, num_positions=num_queries),
+            device=q_BHTD.device,
+        )
         kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
         o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         return _Attended(o_BHTD, k_BGSD, v_BGSD, mask, causal)
@@ -436,29 +433,6 @@ class GatedAttention(nn.Module):
             q_BHTD, key = q_BHTD.new_zeros(1, 1, T, 1), key.new_zeros(1, 1, key.shape[2], 1)
         partition = log_partition(q_BHTD, key, mask=attended.mask, causal=attended.causal, scale=self.scale)
         return partition.expand(B, H, T).transpose(1, 2)
-
-    def _combine_masks(
-        self, x: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """Return keys, values, mask and causality as the kernel takes them."""
-        batch, num_queries = x.shape[:2]
-        if mask is not None:
-            self._require_mask(mask, x, num_keys=k_BGSD.shape[2])
-            mask = mask if mask.dtype == torch.bool else mask.to(k_BGSD.dtype)
-        if self.window is not None and self.causal and num_queries == 1:
-            k_BGSD, v_BGSD = k_BGSD[:, :, -self.window :], v_BGSD[:, :, -self.window :]
-            mask = mask if mask is None else mask[..., -self.window :]
-        ids = None if documents is None else document_ids(documents, batch=batch, num_positions=num_queries)
-        mask, causal = combine_masks(
-            mask,
-            num_queries=num_queries,
-            num_keys=k_BGSD.shape[2],
-            causal=self.causal,
-            window=self.window,
-            documents=ids,
-            device=x.device,
-        )
-        return k_BGSD, v_BGSD, mask, causal
 
     def _require_mask(self, mask: Tensor, x: Tensor, *, num_keys: int) -> None:
         require_mask(mask, (x.shape[0], self.shape.num_heads, x.shape[1], num_keys))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ class TransformerBlock(nn.Module):
         )
         self.dropout = config.dropout
 
-    @overload
     def forward(
         self,
         x_BTM: Tensor,
@@ -51,59 +50,35 @@ class TransformerBlock(nn.Module):
         cache: AttentionCache | None = None,
         positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
-        return_trace: Literal[False] = False,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x_BTM: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: Literal[True],
-    ) -> tuple[Tensor, AttentionTrace]: ...
-    @overload
-    def forward(
-        self,
-        x_BTM: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: bool,
-    ) -> Tensor | tuple[Tensor, AttentionTrace]: ...
-    def forward(
-        self,
-        x_BTM: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: AttentionCache | None = None,
-        positions: Tensor | RotaryTables | None = None,
-        documents: Tensor | None = None,
-        return_trace: bool = False,
-    ) -> Tensor | tuple[Tensor, AttentionTrace]:
-        """Return the stream after this block (B, T, M), and the attention's trace if asked for.
-
-        The options are those of `GatedAttention.forward`.
-        """
-        attended = self.attention(
-            self.attention_norm(x_BTM),
-            mask=mask,
-            cache=cache,
-            positions=positions,
-            documents=documents,
-            return_trace=return_trace,
+    ) -> Tensor:
+        """Return the stream after this block (B, T, M). The options are those of `GatedAttention.forward`."""
+        y_BTM = self.attention(
+            self.attention_norm(x_BTM), mask=mask, cache=cache, positions=positions, documents=documents
         )
-        y_BTM, trace = attended if isinstance(attended, tuple) else (attended, None)
-        x_BTM = x_BTM + F.dropout(y_BTM, self.dropout, self.training)
-        x_BTM = x_BTM + F.dropout(self.feedforward(self.feedforward_norm(x_BTM)), self.dropout, self.training)
-        return x_BTM if trace is None else (x_BTM, trace)
+        return self._add(x_BTM, y_BTM)
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def trace(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | RotaryTables | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, AttentionTrace]:
+        """Return what `forward` returns, and the attention's trace."""
+        y_BTM, trace = self.attention.trace(
+            self.attention_norm(x_BTM), mask=mask, cache=cache, positions=positions, documents=documents
+        )
+        return self._add(x_BTM, y_BTM), trace
+
+    def _add(self, x_BTM: Tensor, y_BTM: Tensor) -> Tensor:
+        """Add the attention's result to the stream, and the feed-forward layer's to that."""
+        x_BTM = x_BTM + F.dropout(y_BTM, self.dropout, self.training)
+        return x_BTM + F.dropout(self.feedforward(self.feedforward_norm(x_BTM)), self.dropout, self.training)
 
     def flops_per_token(self, num_keys: float) -> float:
         """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
@@ -132,34 +107,53 @@ class TransformerStack(nn.Module):
         caches: Sequence[AttentionCache] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
-        return_traces: bool = False,
-    ) -> tuple[Tensor, list[AttentionTrace]]:
-        """Pass the embeddings (B, T, M) through all blocks and the norm; returns also the traces if asked for.
+    ) -> Tensor:
+        """Pass the embeddings (B, T, M) through all blocks and the norm.
 
         The options are those of `GatedAttention.forward`, with a cache for each block.
         """
-        if caches is not None:
-            require_caches(caches, len(self.blocks))
-        recompute = self.checkpoint_blocks and caches is None and not return_traces and not inside_transform(x_BTM)
-        layers = [block.attention for block in cast("Iterable[TransformerBlock]", self.blocks)]
-        shared = all(layer.rotary == layers[0].rotary for layer in layers)
-        start = layers[0].claim(caches[0]) if caches else 0
-        tables = layers[0].rotary_tables(x_BTM, positions, start=start) if shared else positions
-        options = {"mask": mask, "positions": tables, "documents": documents}
-        traces: list[AttentionTrace] = []
+        options = self._block_options(x_BTM, caches, positions) | {"mask": mask, "documents": documents}
+        recompute = self.checkpoint_blocks and caches is None and not inside_transform(x_BTM)
         x_BTM = F.dropout(x_BTM, self.dropout, self.training)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             if recompute:
                 x_BTM = checkpoint(partial(block, **options), x_BTM, use_reentrant=False)
-            elif return_traces:
-                x_BTM, trace = block(x_BTM, cache=cache, return_trace=True, **options)
-                traces.append(trace)
             else:
                 x_BTM = block(x_BTM, cache=cache, **options)
-        return self.norm(x_BTM), traces
+        return self.norm(x_BTM)
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def trace(
+        self,
+        x_BTM: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[AttentionCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, list[AttentionTrace]]:
+        """Return what `forward` returns, and each block's trace."""
+        options = self._block_options(x_BTM, caches, positions) | {"mask": mask, "documents": documents}
+        traces: list[AttentionTrace] = []
+        x_BTM = F.dropout(x_BTM, self.dropout, self.training)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x_BTM, trace = cast("TransformerBlock", block).trace(x_BTM, cache=cache, **options)
+            traces.append(trace)
+        return self.norm(x_BTM), traces
+
+    def _block_options(
+        self, x_BTM: Tensor, caches: Sequence[AttentionCache] | None, positions: Tensor | None
+    ) -> dict[str, Any]:
+        """Return the positions for each block: as rotary tables if all blocks have the same embedding."""
+        if caches is not None:
+            require_caches(caches, len(self.blocks))
+        layers = [block.attention for block in cast("Iterable[TransformerBlock]", self.blocks)]
+        if any(layer.rotary != layers[0].rotary for layer in layers):
+            return {"positions": positions}
+        start = layers[0].claim(caches[0]) if caches else 0
+        return {"positions": layers[0].rotary_tables(x_BTM, positions, start=start)}
 
     def flops_per_token(self, num_keys: float) -> float:
         """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""

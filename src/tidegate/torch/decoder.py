@@ -6,14 +6,13 @@ Legend: B batch, T positions, S attended positions, H heads, M model width, V to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tidegate._validation import (
-    require_bool,
     require_known_positions,
     require_known_tokens,
     require_learned_positions,
@@ -62,7 +61,6 @@ class TransformerLM(nn.Module):
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
         initialize(self, init=self.config.init, seed=seed)
 
-    @overload
     def forward(
         self,
         tokens: Tensor,
@@ -72,75 +70,40 @@ class TransformerLM(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         num_logits: int | None = None,
-        return_traces: Literal[False] = False,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        mask: Tensor | None = None,
-        caches: Sequence[AttentionCache] | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        num_logits: int | None = None,
-        return_traces: Literal[True],
-    ) -> tuple[Tensor, list[AttentionTrace]]: ...
-    @overload
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        mask: Tensor | None = None,
-        caches: Sequence[AttentionCache] | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        num_logits: int | None = None,
-        return_traces: bool,
-    ) -> Tensor | tuple[Tensor, list[AttentionTrace]]: ...
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        mask: Tensor | None = None,
-        caches: Sequence[AttentionCache] | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        num_logits: int | None = None,
-        return_traces: bool = False,
-    ) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
-        """Return the logits (B, T, V), and each block's trace if asked for.
+    ) -> Tensor:
+        """Return the logits (B, T, V).
 
-        tokens        : (B, T) integers from 0, below the vocabulary's size; on the CPU others are refused
-        mask          : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality
-        caches        : one for each block, as `new_caches` gives them; the tokens continue what they hold
-        positions     : (T,) or (B, T); None counts on from the caches, learned ones anew in each document
-        documents     : (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
-                        packed row. No document sees another
-        num_logits    : give the logits of that many last positions alone; None gives all
-        return_traces : whether to return an `AttentionTrace` for each block too
+        Args:
+            tokens: (B, T) integers from 0, below the vocabulary's size; on the CPU others are rejected.
+            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
+            caches: One for each block, as `new_caches` gives them; the tokens continue their positions.
+            positions: (T,) or (B, T); None counts on from the caches, learned ones from 0 in each document.
+            documents: (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
+                packed row. No document sees another.
+            num_logits: Give the logits of that many last positions alone; None gives all.
         """
-        _check_input(tokens, positions, num_logits)
-        require_bool("return_traces", return_traces)
-        batch, num_positions = tokens.shape
-        if documents is not None:
-            documents = document_ids(documents, batch=batch, num_positions=num_positions)
-        x_BTM = look_up(self.embedding, tokens, require_known_tokens)
-        if self.position_embedding is not None:
-            if positions is None:
-                if caches is not None:
-                    require_caches(caches, len(self.stack.blocks))
-                start = caches[0].length if caches else 0
-                positions = self._count_positions(start, num_positions, documents, tokens.device)
-            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
-        x_BTM, traces = self.stack(
-            x_BTM, mask=mask, caches=caches, positions=positions, documents=documents, return_traces=return_traces
-        )
-        logits_BTV = self._logits(x_BTM if num_logits is None else x_BTM[:, -num_logits:])
-        return (logits_BTV, traces) if return_traces else logits_BTV
+        require_size("num_logits", num_logits, optional=True)
+        inputs = self._embed(tokens, caches, positions, documents)
+        return self._logits(self.stack(**inputs, mask=mask, caches=caches), num_logits)
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def trace(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        caches: Sequence[AttentionCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        num_logits: int | None = None,
+    ) -> tuple[Tensor, list[AttentionTrace]]:
+        """Return what `forward` returns, and each block's trace."""
+        require_size("num_logits", num_logits, optional=True)
+        inputs = self._embed(tokens, caches, positions, documents)
+        x_BTM, traces = self.stack.trace(**inputs, mask=mask, caches=caches)
+        return self._logits(x_BTM, num_logits), traces
 
     def generate(
         self,
@@ -195,7 +158,34 @@ class TransformerLM(nn.Module):
             num_keys = window * (2 * longest - window + 1) / (2 * longest)
         return self.stack.flops_per_token(num_keys) + 2 * self.config.vocab_size * self.config.d_model
 
-    def _logits(self, x_BTM: Tensor) -> Tensor:
+    def _embed(
+        self,
+        tokens: Tensor,
+        caches: Sequence[AttentionCache] | None,
+        positions: Tensor | None,
+        documents: Tensor | None,
+    ) -> dict[str, Any]:
+        """Check the tokens, and return the stack's input with its positions and documents."""
+        require_tensor("tokens", tokens)
+        require_tokens(tuple(tokens.shape), str(tokens.dtype))
+        if positions is not None:
+            require_tensor("positions", positions)
+            require_positions_shape(tuple(positions.shape), *tokens.shape)
+        batch, num_positions = tokens.shape
+        if documents is not None:
+            documents = document_ids(documents, batch=batch, num_positions=num_positions)
+        x_BTM = look_up(self.embedding, tokens, require_known_tokens)
+        if self.position_embedding is not None:
+            if positions is None:
+                if caches is not None:
+                    require_caches(caches, len(self.stack.blocks))
+                start = caches[0].length if caches else 0
+                positions = self._count_positions(start, num_positions, documents, tokens.device)
+            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
+        return {"x_BTM": x_BTM, "positions": positions, "documents": documents}
+
+    def _logits(self, x_BTM: Tensor, num_logits: int | None) -> Tensor:
+        x_BTM = x_BTM if num_logits is None else x_BTM[:, -num_logits:]
         return F.linear(x_BTM, self.embedding.weight) if self.head is None else self.head(x_BTM)
 
     def _count_positions(
@@ -209,12 +199,3 @@ class TransformerLM(nn.Module):
         # Positions begin anew in each document, so that a row may be longer than the table.
         begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))
         return counted - torch.where(begins_BT, counted, 0).cummax(dim=1).values
-
-
-def _check_input(tokens: Tensor, positions: Tensor | None, num_logits: int | None) -> None:
-    require_tensor("tokens", tokens)
-    require_tokens(tuple(tokens.shape), str(tokens.dtype))
-    if positions is not None:
-        require_tensor("positions", positions)
-        require_positions_shape(tuple(positions.shape), *tokens.shape)
-    require_size("num_logits", num_logits, optional=True)

@@ -5,13 +5,13 @@ Legend: B batch, C channels, H height, W width, P patch size, N patches, T posit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate._validation import InputError, require_bool
+from tidegate._validation import InputError
 from tidegate.config import VisionConfig
 from tidegate.torch.attention import AttentionTrace
 from tidegate.torch.block import TransformerStack
@@ -43,36 +43,17 @@ class VisionTransformer(nn.Module):
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
         initialize(self, init=self.config.init, seed=seed)
 
-    @overload
-    def forward(self, images: Tensor, *, return_traces: Literal[False] = False) -> Tensor: ...
-    @overload
-    def forward(self, images: Tensor, *, return_traces: Literal[True]) -> tuple[Tensor, list[AttentionTrace]]: ...
-    @overload
-    def forward(self, images: Tensor, *, return_traces: bool) -> Tensor | tuple[Tensor, list[AttentionTrace]]: ...
-    def forward(self, images: Tensor, *, return_traces: bool = False) -> Tensor | tuple[Tensor, list[AttentionTrace]]:
-        """Return the logits (B, K), and each block's trace if asked for.
-
-        images : (B, C, H, W), H and W the configured image size
-        """
-        channels, size = self.config.channels, self.config.image_size
-        if images.ndim != 4 or images.shape[1:] != (channels, size, size):
-            expected = f"of shape (batch, {channels}, {size}, {size})"
-            raise InputError("images", expected=expected, got=tuple(images.shape))
-        require_bool("return_traces", return_traces)
-        try:
-            x_BTM = self.patch_embedding(self._patches(images))
-        except (RuntimeError, TypeError):
-            require_dtype(self.patch_embedding.weight.dtype, images=images)
-            raise
-        if self.config.pooling == "class":
-            x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
-        x_BTM, traces = self.stack(x_BTM + self.position_embedding.weight, return_traces=return_traces)
-        pooled_BM = x_BTM[:, 0] if self.config.pooling == "class" else x_BTM.mean(dim=1)
-        logits_BK = self.head(pooled_BM)
-        return (logits_BK, traces) if return_traces else logits_BK
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K) of images (B, C, H, W) of the configured size."""
+        return self._logits(self.stack(self._embed(images)))
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def trace(self, images: Tensor) -> tuple[Tensor, list[AttentionTrace]]:
+        """Return what `forward` returns, and each block's trace."""
+        x_BTM, traces = self.stack.trace(self._embed(images))
+        return self._logits(x_BTM), traces
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
         """How many numbers the model learns; without the embeddings of patches and positions if not `embeddings`."""
@@ -88,6 +69,23 @@ class VisionTransformer(nn.Module):
         config = self.config
         per_image = 2 * config.num_patches * self.patch_embedding.weight.numel() + 2 * self.head.weight.numel()
         return self.stack.flops_per_token(config.num_tokens) + per_image / config.num_tokens
+
+    def _embed(self, images: Tensor) -> Tensor:
+        channels, size = self.config.channels, self.config.image_size
+        if images.ndim != 4 or images.shape[1:] != (channels, size, size):
+            expected = f"of shape (batch, {channels}, {size}, {size})"
+            raise InputError("images", expected=expected, got=tuple(images.shape))
+        try:
+            x_BTM = self.patch_embedding(self._patches(images))
+        except (RuntimeError, TypeError):
+            require_dtype(self.patch_embedding.weight.dtype, images=images)
+            raise
+        if self.config.pooling == "class":
+            x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
+        return x_BTM + self.position_embedding.weight
+
+    def _logits(self, x_BTM: Tensor) -> Tensor:
+        return self.head(x_BTM[:, 0] if self.config.pooling == "class" else x_BTM.mean(dim=1))
 
     def _patches(self, images_BCHW: Tensor) -> Tensor:
         """(B, N, C P P): patches row by row, each flattened channel by channel, row by row."""

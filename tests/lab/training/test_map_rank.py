@@ -95,7 +95,7 @@ def ranks_by_svd(model, batch, sites):
     """By layer and head, from the values of the gates at some sites as a trace has them."""
     model.eval()
     with torch.no_grad():
-        _, traces = model(batch.inputs, return_traces=True)
+        _, traces = model.trace(batch.inputs)
     layers = [block.attention for block in model.stack.blocks]
     return [_ranks_of_layer(layer, trace, sites) for layer, trace in zip(layers, traces, strict=True)]
 

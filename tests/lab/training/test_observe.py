@@ -45,7 +45,7 @@ CASES = [config for gate in GATES for config in configurations(gate)]
 def traced(model, batch):
     model.eval()
     with torch.no_grad():
-        _, traces = model(batch.inputs, return_traces=True)
+        _, traces = model.trace(batch.inputs)
     model.train()
     return traces
 

@@ -80,7 +80,7 @@ def test_contribution_is_the_norm_after_the_gate_over_that_of_the_whole_output(g
     for parameter in layer.parameters():
         parameter.copy_(torch.randn(parameter.shape))
     x = torch.randn(3, 9, 16, dtype=torch.float64)
-    _, trace = layer(x, return_trace=True)
+    _, trace = layer.trace(x)
     with observe(layer) as watcher:
         layer(x)
     (found,) = watcher.observation().layers

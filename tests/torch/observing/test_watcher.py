@@ -57,7 +57,7 @@ def whole_statistics(trace):
 @torch.no_grad()
 def test_our_language_model_is_seen_layer_by_layer(options):
     model = language_model(**options)
-    _, traces = model(TOKENS, return_traces=True)
+    _, traces = model.trace(TOKENS)
     with observe(model, heat=True) as watcher:
         model(TOKENS)
     found = watcher.observation()
@@ -73,7 +73,7 @@ def test_our_language_model_is_seen_layer_by_layer(options):
 @torch.no_grad()
 def test_gates_are_summed_up_by_site():
     model = language_model("value:query+output:input:head+dense:input:twosigmoid")
-    _, traces = model(TOKENS, return_traces=True)
+    _, traces = model.trace(TOKENS)
     with observe(model) as watcher:
         model(TOKENS)
     for layer, trace in zip(watcher.observation().layers, traces, strict=True):
@@ -103,7 +103,7 @@ def test_padding_is_left_out_of_gates_and_the_stream(side):
     with observe(model) as watcher:
         y = model["blocks"][0](x, mask=real[:, None, None])
     (found,) = watcher.observation().layers
-    _, trace = layer(x, mask=real[:, None, None], return_trace=True)
+    _, trace = layer.trace(x, mask=real[:, None, None])
     for site in ("value", "output"):
         expected = trace.gates[site][real].mean(dim=(0, 2))
         assert_close(torch.tensor(found.gates[site].mean, dtype=torch.float64), expected)

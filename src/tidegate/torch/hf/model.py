@@ -170,7 +170,7 @@ class TidegateModel(TidegatePreTrainedModel):
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Any] = []
         with _block_inputs(self.stack, states) if wanted else nullcontext(), self._kernel():
-            x_BTM, _ = self.stack(
+            x_BTM = self.stack(
                 x_BTM,
                 mask=keys.mask(attention_mask),
                 caches=keys.layers(self.config.num_layers),
