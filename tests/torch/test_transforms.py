@@ -243,3 +243,18 @@ def test_gradient_checkpointing_gives_the_same_gradients(gate, options):
     expected = gradients(layer, layer(x), x)
     found = gradients(layer, checkpoint(layer, x, use_reentrant=False), x)
     assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
+
+
+@pytest.mark.parametrize("gate", ["bma", "bma-query"])
+def test_a_transform_may_batch_the_target_alone(gate):
+    layer = make(gate)
+    weights = sample(3, 24, 24, seed=1)
+    x = sample(2, 5, 24)
+
+    def with_values(weight):
+        return torch.func.functional_call(layer, {"v_proj.weight": weight}, (x,))
+
+    with torch.no_grad():
+        together = torch.func.vmap(with_values)(weights)
+        for weight, output in zip(weights, together, strict=True):
+            assert_close(output, with_values(weight))

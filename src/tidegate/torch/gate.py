@@ -17,11 +17,8 @@ from torch.nn import functional as F
 from tidegate.gate import Activation, Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
-from tidegate.torch.kernel import is_untracked, silu
+from tidegate.torch.kernel import silu
 from tidegate.torch.precision import is_under_autocast, widen, without_autocast
-
-_LARGE = 2**16
-"""From this size on, checking whether a result can be written in place pays off."""
 
 
 class Readable(Protocol):
@@ -172,8 +169,7 @@ class AttentionGate(nn.Module):
 
     def forward(self, source: Tensor) -> Tensor:
         """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
-        logits = self.logits(source)
-        values = activate(self.gate.activation, logits, overwrite=_overwritable(logits))
+        values = activate(self.gate.activation, self.logits(source))
         return values.squeeze(-2) if self.gate.site == "dense" else values
 
     def logits(self, source: Tensor) -> Tensor:
@@ -196,18 +192,18 @@ class AttentionGate(nn.Module):
         return logits if self.num_matrices == self.num_heads else repeat_heads(logits, self.num_heads)
 
     def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
-        """The target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
+        """Return the target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
         return self.combine(target, self(source))
 
     def combine(self, target: Tensor, values: Tensor) -> Tensor:
-        """The target under the gate's values, which may be overwritten; of the target's dtype."""
+        """Return the target under the gate's values; of the target's dtype."""
         match self.gate.op:
             case "replace":
                 gated = values
             case "multiply":
-                gated = values.mul_(target) if self._may_overwrite(values, target) else target * values
+                gated = target * values
             case "add":
-                gated = values.add_(target) if self._may_overwrite(values, target) else target + values
+                gated = target + values
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
 
     def sink_logits(self) -> Tensor:
@@ -243,15 +239,6 @@ class AttentionGate(nn.Module):
         merged = heads // self.num_heads * width
         sharing = () if self.num_heads == self.num_matrices else (self.num_heads // self.num_matrices,)
         return source.reshape(batch, positions, self.num_matrices, *sharing, merged)
-
-    def _may_overwrite(self, values: Tensor, target: Tensor) -> bool:
-        """Whether `values` is unshared and has the shape and dtype of the result."""
-        if not _overwritable(values, target) or values.shape != target.shape or values.dtype != target.dtype:
-            return False
-        # PyTorch has no public way to ask for hooks on every module.
-        hooked = bool(self._forward_hooks) or nn.modules.module._has_any_global_hook()  # pyright: ignore[reportPrivateUsage]
-        replaced = getattr(self.forward, "__func__", None) is not AttentionGate.forward
-        return not (hooked or replaced)
 
     def _parameter(self, name: str) -> Tensor:
         # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
@@ -292,14 +279,11 @@ def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
             yield from module.parameters()
 
 
-def activate(activation: Activation, logits: Tensor, *, overwrite: bool = False) -> Tensor:
-    """The activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels.
-
-    overwrite : the logits may be lost
-    """
+def activate(activation: Activation, logits: Tensor) -> Tensor:
+    """Return the activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels."""
     match activation:
         case "sigmoid":
-            return logits.sigmoid_() if overwrite else logits.sigmoid()
+            return logits.sigmoid()
         case "silu":
             return silu(logits)
         case "softplus":
@@ -314,7 +298,7 @@ def activate(activation: Activation, logits: Tensor, *, overwrite: bool = False)
         case "gelu":
             return F.gelu(logits)
         case "tanh":
-            return logits.tanh_() if overwrite else logits.tanh()
+            return logits.tanh()
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -329,15 +313,6 @@ def _matrix_names(gate: Gate) -> tuple[str, ...]:
     if not gate.has_matrix:
         return ()
     return ("weight",) if gate.rank is None else ("weight_down", "weight_up")
-
-
-def _overwritable(result: Tensor, *others: Tensor) -> bool:
-    """Whether a result is large enough to overwrite and nothing tracks it or its inputs."""
-    # First what is quick to ask: steps of a single position are many and short.
-    if result.shape[1] == 1 or not is_untracked(result, *others):
-        return False
-    # Heads that share a matrix may share their memory too, and then the result is not contiguous.
-    return result.numel() >= _LARGE and result.is_contiguous()
 
 
 def _product(reads: Tensor, weight: Tensor) -> Tensor:
@@ -357,9 +332,4 @@ def _product(reads: Tensor, weight: Tensor) -> Tensor:
         flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
         return flat.view(batch, positions, matrices, gated_width)
     rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
-    if len(heads) == 1 and is_untracked(reads, weight):
-        # Written where it belongs: a product with the matrices first would have to be copied before it is projected.
-        product = rows.new_empty(batch, positions, matrices, gated_width)
-        torch.bmm(rows, weight, out=product.view(-1, matrices, gated_width).transpose(0, 1))
-        return product
     return torch.bmm(rows, weight).view(matrices, batch, positions, *heads[1:], gated_width).movedim(0, 2)
