@@ -21,6 +21,8 @@ import torch
 import transformers
 from observed_types import examine
 
+from tidegate._validation import InputError
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "models-supported.md"
 BEFORE = DOCS / "records" / "models" / "before.json"
@@ -64,7 +66,7 @@ def row_of(model_type, *, as_built_alone=False):
     for gate in GATES:
         try:
             left_alone = max(left_alone, len(gated_types.check_gates(model_type, gate).left_alone))
-        except ValueError as error:
+        except InputError as error:
             refusals[gate] = reason_of(error)
         except Exception as error:
             # Whatever else is raised is a defect: the table names it, and the other types are tried.
@@ -85,9 +87,10 @@ def row_of(model_type, *, as_built_alone=False):
 
 
 def reason_of(error):
-    """The part of a refusal that differs from model to model."""
-    text = " ".join(str(error).split()).split("cannot take gates: ")[-1]
-    return text.split(", where ")[-1].removesuffix(".")
+    """The reason without the gate and the layer; other errors than those about the model are defects."""
+    assert error.field == "model"
+    text = " ".join(error.hint.split()).split(", where ")[-1].removesuffix(".")
+    return text[:1].lower() + text[1:]
 
 
 def observed_reason(model_type, *, as_built_alone=False):

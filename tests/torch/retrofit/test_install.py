@@ -2,6 +2,7 @@ import pytest
 import torch
 import transformers
 from covers import axis, over
+from errors import rejects
 from layers import WITH_MATRICES
 from retrofit_models import CAUSAL, FAMILIES, GROUPED, inputs_of, logits, stir, tiny
 
@@ -43,6 +44,7 @@ def test_added_gates_leave_every_bit_of_the_logits(family, dtype, gate):
     after = under_both(model)
     assert report.bitwise_equal
     assert len(report.layers) == 2
+    assert {parameter.dtype for parameter in gate_parameters(model)} == {dtype}
     assert all(torch.equal(after[stock], before[stock]) for stock in before)
 
 
@@ -63,9 +65,7 @@ def test_every_gate_but_sinks_can_be_added_and_taken_out(family, activation):
 def test_a_sink_is_refused_with_the_reason(gate, activation):
     model = tiny("llama", num_hidden_layers=1)
     before = logits(model)
-    with pytest.raises(
-        ValueError, match=r"cannot be added to a trained model\. A sink that is closed.*has no gradient"
-    ):
+    with rejects("gate", hint="has no gradient"):
         add_gates(model, gate, activation)
     assert torch.equal(logits(model), before)
 
@@ -153,8 +153,9 @@ def test_a_gate_that_adds_starts_at_zero_and_changes_nothing():
 def test_layers_may_be_chosen_by_path():
     model = tiny("llama")
     assert add_gates(model, "g1", layers=["model.layers.1.self_attn"]).layers == ("model.layers.1.self_attn",)
-    with pytest.raises(ValueError, match=r"has no attention at layers\.0; it has model\.layers\.0\.self_attn, "):
+    with rejects("layers", hint="model.layers.0.self_attn") as caught:
         add_gates(model, "g1", layers=["layers.0"])
+    assert caught.value.got == ["layers.0"]
 
 
 def test_only_the_layers_asked_for_get_gates_and_others_can_follow():
@@ -167,7 +168,7 @@ def test_only_the_layers_asked_for_get_gates_and_others_can_follow():
     assert not torch.equal(gated, before)
     assert add_gates(model, "bma", layers=[0]).bitwise_equal
     assert torch.equal(logits(model), gated)
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has a child 'attn_gate' already"):
+    with rejects("model", hint="model.layers.0.self_attn has a child 'attn_gate' already"):
         add_gates(model, "g2")
     remove_gates(model)
     assert torch.equal(logits(model), before)
@@ -175,7 +176,7 @@ def test_only_the_layers_asked_for_get_gates_and_others_can_follow():
 
 @pytest.mark.parametrize("layers", [[2], [], [True], [0, -1]])
 def test_layers_that_are_not_there_are_refused(layers):
-    with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
+    with rejects("layers"):
         add_gates(tiny("llama"), layers=layers)
 
 
@@ -202,17 +203,11 @@ def test_an_implementation_that_the_model_cannot_run_with_is_left_out():
     assert torch.equal(logits(model), before)
 
 
-def test_gates_take_the_dtype_of_the_weights():
-    model = tiny("llama", dtype=torch.bfloat16)
-    add_gates(model)
-    assert {parameter.dtype for parameter in gate_parameters(model)} == {torch.bfloat16}
-
-
 def test_a_model_that_would_change_is_refused_and_left_as_it_was():
     model = tiny("llama")
     before, names = logits(model), set(model.state_dict())
     handle = model.lm_head.register_forward_hook(lambda _module, _args, output: output + torch.rand(()))
-    with pytest.raises(ValueError, match="its answers changed by up to"):
+    with rejects("model", hint="its answers changed by up to"):
         add_gates(model)
     handle.remove()
     assert torch.equal(logits(model), before)
@@ -324,7 +319,7 @@ def test_the_global_random_state_is_left_alone(gate, tmp_path):
     load_gates(again, tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
     remove_gates(model)
-    with pytest.raises(ValueError, match="layers must be numbers"):
+    with rejects("layers"):
         add_gates(model, gate, layers=[7])
     assert torch.equal(torch.get_rng_state(), before)
     # The state decides how gates start all the same.

@@ -175,7 +175,7 @@ def test_nothing_of_a_call_is_kept():
     add_gates(model, "bma+g5")
     logits(model)
     hooks = [hook for layer in model.model.layers for hook in layer.self_attn._forward_pre_hooks.values()]
-    assert [hook.reads for hook in hooks] == [None, None]
+    assert [hook.call.reads for hook in hooks] == [None, None]
 
 
 def test_gradient_checkpointing_gives_the_same_gradients():
@@ -205,7 +205,7 @@ def test_nothing_of_a_call_that_fails_is_kept(gate):
     model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(fail)
     with pytest.raises(KeyError):
         logits(model)
-    assert [layer.reads for layer in gated_layers(model)] == [None, None]
+    assert [layer.call.reads for layer in gated_layers(model)] == [None, None]
 
 
 def test_modules_are_listened_to_from_the_first_gate_on():

@@ -2,6 +2,7 @@ import model_types
 import pytest
 import torch
 import transformers
+from errors import rejects
 from retrofit_models import SPECIAL, inputs_of, stir, tiny
 
 from tidegate.torch import gate_parameters, observe
@@ -153,7 +154,7 @@ def test_attention_that_is_spelled_out_and_does_not_fit_is_named():
     assert len(report.layers) == 2
     (path,), (reason,) = report.left_alone.keys(), report.left_alone.values()
     assert path == "encoder.encoder.layer.0.attention.self"
-    assert "spells out its attention" in reason
+    assert reason == survey.UNFIT
 
 
 def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
@@ -180,7 +181,7 @@ def test_a_choice_of_keys_by_the_name_of_the_implementation_stays(num_keys):
 def test_what_is_observed_does_not_depend_on_where_the_gate_acts(monkeypatch):
     found = []
     for in_function in (True, False):
-        monkeypatch.setattr(survey, "_bears_gated_twin", lambda *_, answer=in_function: answer)
+        monkeypatch.setattr(survey, "_supports_gated_twin", lambda *_, answer=in_function: answer)
         model = tiny("llama")
         add_gates(model, "g1")
         assert model.config._attn_implementation == ("tidegate_sdpa" if in_function else "sdpa")
@@ -194,7 +195,7 @@ def test_what_is_observed_does_not_depend_on_where_the_gate_acts(monkeypatch):
 def test_an_input_of_unknown_size_is_refused_in_words():
     config = transformers.Wav2Vec2BertConfig(**LAYERS, feature_projection_input_dim=8, conv_depthwise_kernel_size=3)
     model = transformers.Wav2Vec2BertModel(config)
-    with pytest.raises(ValueError, match="its configuration does not say how large its input_features are"):
+    with rejects("model", hint="how large its input_features are"):
         add_gates(model)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import assert_close
+from errors import rejects
 from peft import LoraConfig, get_peft_model
 from retrofit_models import logits, stir, tiny
 from torch import nn
@@ -111,7 +112,7 @@ def test_gates_do_not_merge_into_a_projection_with_an_adapter():
     with torch.no_grad():
         for gate in gate_parameters(adapted):
             gate.zero_()
-    with pytest.raises(ValueError, match="v_proj is a Linear, not a plain matrix; merge adapters first"):
+    with rejects("model", hint="v_proj is a Linear, not a plain matrix"):
         merge_gates(adapted)
 
 

@@ -1,38 +1,210 @@
-"""Models with `g1` gates in the layout of Qwen3-Next, whose attention has such a gate of its own.
+"""Convert models with gates at the attention output to architectures of transformers that have such gates themselves.
 
-Legend: M model width, H query heads, D head width, R channels that a gate reads.
+Qwen3-Next keeps the gate in the query's projection; Step-3.7 and Laguna keep it as `g_proj`.
+
+Legend: M model width, H query heads, D head width, R channels that a gate reads, W numbers per head, 1 or D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, cast
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+from transformers import PreTrainedModel
 
-from tidegate.gate import Activation, Gate
+from tidegate._validation import InputError
+from tidegate.gate import Activation
 from tidegate.torch.attention import PROJECTIONS
 from tidegate.torch.convert import to_fused_query_gate
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
-from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers
-from tidegate.torch.retrofit.probe import (
-    answers,
-    evaluation_mode,
-    exceeds_rounding,
-    largest_change,
-    largest_number,
-    probe_inputs,
-)
+from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers, require_gates
+from tidegate.torch.retrofit.probe import answers, evaluation_mode, exceeds_rounding, largest_change, probe_inputs
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
-AS_SIGMOID: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
-"""Activations that are a sigmoid of `a z` times b: the factors a and b."""
+if TYPE_CHECKING:
+    from transformers import LagunaForCausalLM, Qwen3NextForCausalLM, Step3p7ForConditionalGeneration
+
+_SHARED_OPTIONS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+    *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
+)
+"""Options of Qwen3's configuration that all targets have."""
+_VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 28,
+    "patch_size": 14,
+}
+"""The smallest vision tower that Step-3.7 can be built with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Target:
+    """An architecture of transformers whose attention has a gate at the output that reads the input."""
+
+    name: str
+    architecture: str
+    """Beginning of its classes' names; releases of transformers before it lack them."""
+    head: str
+    """End of its model class's name."""
+    options: Callable[[dict[str, Any], Any, bool], dict[str, Any]]
+    """From the shared options, the source's configuration, and whether gates have one number per head: its options."""
+    activations: Mapping[Activation, tuple[float, float]]
+    """Activations that are b times the architecture's own activation of `a z`: the factors a and b."""
+    value_at_zero: float
+    """The value of its gate at a logit of 0."""
+    by_channel: bool = True
+    """Whether a gate may have a number for each channel."""
+    fused: bool = False
+    """Whether `q_proj` holds the gate, with a bias if it has one; otherwise `g_proj` does, and gates have no bias."""
+    windows: bool = True
+    shifted_norms: bool = True
+    """Whether norms scale by 1 + weight."""
+    prefix: str = "model."
+    """Beginning of its parameters' names, where Qwen3's begin with `model.`."""
+
+
+def _qwen3_next_options(shared: dict[str, Any], config: Any, _by_head: bool) -> dict[str, Any]:
+    return {
+        **shared,
+        "rope_parameters": _rope(config),
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "num_experts": 0,
+        "mlp_only_layers": list(range(config.num_hidden_layers)),
+    }
+
+
+def _step_options(shared: dict[str, Any], config: Any, _by_head: bool) -> dict[str, Any]:
+    rope = dict.fromkeys(_layer_types(config), _rope(config))
+    text = {**shared, **_window_options(config), "gating": True, "rope_parameters": rope}
+    return {"text_config": text, "vision_config": _VISION, "tie_word_embeddings": shared["tie_word_embeddings"]}
+
+
+def _laguna_options(shared: dict[str, Any], config: Any, by_head: bool) -> dict[str, Any]:
+    rope = dict.fromkeys(("full_attention", "sliding_attention"), _rope(config))
+    gating = "per-head" if by_head else "per-element"
+    return {**shared, **_window_options(config), "gating": gating, "rope_parameters": rope}
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return {**config.rope_parameters, "partial_rotary_factor": 1.0}
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+
+
+def _window_options(config: Any) -> dict[str, Any]:
+    return {
+        "layer_types": _layer_types(config),
+        "mlp_layer_types": ["dense"] * config.num_hidden_layers,
+        # The architectures want a number where no layer has a window, too.
+        "sliding_window": getattr(config, "sliding_window", None) or config.max_position_embeddings,
+    }
+
+
+_SIGMOIDS: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
+_QWEN3_NEXT = _Target(
+    name="Qwen3-Next",
+    architecture="Qwen3Next",
+    head="ForCausalLM",
+    options=_qwen3_next_options,
+    activations=_SIGMOIDS,
+    value_at_zero=0.5,
+    fused=True,
+    windows=False,
+)
+_STEP = _Target(
+    name="Step-3.7",
+    architecture="Step3p7",
+    head="ForConditionalGeneration",
+    options=_step_options,
+    activations=_SIGMOIDS,
+    value_at_zero=0.5,
+    by_channel=False,
+    prefix="model.language_model.",
+)
+_LAGUNA = _Target(
+    name="Laguna",
+    architecture="Laguna",
+    head="ForCausalLM",
+    options=_laguna_options,
+    activations={"softplus": (1, 1)},
+    value_at_zero=math.log(2),
+    shifted_norms=False,
+)
+
+
+def export_gated(
+    model: PreTrainedModel,
+) -> Qwen3NextForCausalLM | Step3p7ForConditionalGeneration | LagunaForCausalLM:
+    """Convert a gated model to the first architecture of transformers that can express its gates.
+
+    Qwen3-Next takes sigmoid gates of all kinds in models without windows, Step-3.7 those with one number per head,
+    windows included, and Laguna softplus gates. A probe compares each with the model.
+
+    Raises:
+        InputError: If none fits; the hint gives the reasons.
+    """
+    _require_exportable(model)
+    reasons: list[str] = []
+    for convert in (to_qwen3_next, to_step3p7, to_laguna):
+        try:
+            return convert(model)
+        except InputError as error:
+            reasons.append(str(error))
+    raise _not_exportable(model, " ".join(dict.fromkeys(reasons)))
+
+
+def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
+    """Convert a causal language model built like Qwen3, with sigmoid gates, to Qwen3-Next with full attention only.
+
+    Raises:
+        InputError: If the model or its gates are built differently, a layer has a window, or a probe's answers differ.
+    """
+    return _export(model, _QWEN3_NEXT)
+
+
+def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
+    """Convert a causal language model built like Qwen3, with one sigmoid gate per head, to Step-3.7.
+
+    Windows stay. Step-3.7 takes images as well: its vision tower is the smallest possible, untrained, and text does not
+    reach it. `AutoModelForImageTextToText` loads it from a directory, `AutoModelForCausalLM` does not; a warning says
+    so.
+
+    Raises:
+        InputError: If the model or its gates are built differently, or a probe's answers differ.
+    """
+    exported = _export(model, _STEP)
+    warnings.warn(
+        f"{type(model).__name__} is exported to {type(exported).__name__}, which takes images too: load it from a "
+        "directory by AutoModelForImageTextToText. AutoModelForCausalLM does not know it.",
+        stacklevel=2,
+    )
+    return exported
+
+
+def to_laguna(model: PreTrainedModel) -> LagunaForCausalLM:
+    """Convert a causal language model built like Qwen3, with softplus gates like `output:input:softplus`, to Laguna.
+
+    Gates may have a number per channel or per head. Windows stay.
+
+    Raises:
+        InputError: If the model or its gates are built differently, or a probe's answers differ.
+    """
+    return _export(model, _LAGUNA)
 
 
 def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
@@ -42,137 +214,135 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
     and keys scale by 1 + weight. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`; gates of grain `head`, with a
     rank, a width or shared matrices are written out. A layer of the model that has no gate gets one that is constant.
 
-    module  : an attention module, or a model of them, with `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head,
-              `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input
-    returns : new tensors; for a model with the paths of its attention modules in front
+    Args:
+        module: An attention module, or a model of them, with `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head,
+            `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input.
+
+    Returns:
+        New tensors; for a model with the paths of its attention modules in front.
     """
     gated = {layer.layout.module: layer for layer in gated_layers(module)}
-    if not gated:
-        raise ValueError(f"{type(module).__name__} has no gates to export; call add_gates(model) first.")
+    require_gates(module, gated)
     if module in gated:
-        return _export_attention(module, gated[module])
-    return {
-        f"{path}.{name}": tensor
-        for path, attention in module.named_modules()
-        if calls_interface(type(attention))
-        for name, tensor in _export_attention(attention, gated.get(attention)).items()
-    }
+        return _attention_state(module, gated[module], _QWEN3_NEXT, by_head=False)
+    return _attention_states(module, gated, _QWEN3_NEXT, by_head=False)
 
 
-def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
-    """Convert a causal language model built like Qwen3, with `g1` gates, to Qwen3-Next with full attention only.
-
-    A probe compares the two models' logits; they differ by rounding alone, or the export is refused.
-
-    Raises:
-        ValueError: if the model is built in another way, or attends through a window.
-    """
-    require_exportable(model)
-    attention = to_qwen3_next_attention(model)
-    config = _config(model, bias=any(name.endswith("_proj.bias") for name in attention))
-    exported: Any = cast("Any", Qwen3NextForCausalLM)(config).to(device=model.device, dtype=model.dtype)
-    exported.set_attn_implementation(stock_implementation(implementation_in(model)))
-    scales = {f"{path}.weight" for path, part in exported.named_modules() if isinstance(part, Qwen3NextRMSNorm)}
-    state = dict(attention)
-    for name, tensor in model.state_dict().items():
-        if f".{GATES_NAME}." not in name and name not in state:
-            state[name] = (widen(tensor) - 1).to(tensor.dtype) if name in scales else tensor
+def _export(model: PreTrainedModel, target: _Target) -> Any:
+    """Build a model of the target with the weights of this one, and compare their answers."""
+    _require_exportable(model)
+    config: Any = model.config
+    if missing := [name for name in _SHARED_OPTIONS if not hasattr(config, name)]:
+        raise _not_exportable(model, f"Its configuration has no {missing[0]}, so it is not built like Qwen3.", target)
+    if not target.windows and (kinds := set(_layer_types(config))) != {"full_attention"}:
+        raise _not_exportable(model, f"It has layers of {', '.join(sorted(kinds))}.", target)
+    layers = {layer.layout.module: layer for layer in gated_layers(model)}
+    by_head = not target.fused and all(gate.grain == "head" for layer in layers.values() for gate in layer.gates)
+    attention = _attention_states(model, layers, target, by_head=by_head)
+    state = {name: tensor for name, tensor in model.state_dict().items() if f".{GATES_NAME}." not in name}
+    bias = any(name.endswith("_proj.bias") for name in state | attention)
+    exported = _build(model, target, bias=bias, by_head=by_head)
+    for name, tensor in state.items():
+        if target.shifted_norms and name.endswith("norm.weight"):
+            state[name] = (widen(tensor) - 1).to(tensor.dtype)
+    # What stands beside the language model, such as a vision tower, keeps its own weights.
+    beside = exported.state_dict()
+    state = {name.replace("model.", target.prefix, 1): tensor for name, tensor in (state | attention).items()}
+    state |= {name: beside[name] for name in beside if not name.startswith((target.prefix, "lm_head."))}
     try:
         exported.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{type(model).__name__} is not built like Qwen3: {error}") from error
-    require_equal_answers(model, exported)
+        raise _not_exportable(model, f"It is not built like Qwen3: {error}.", target) from error
+    inputs = probe_inputs(model)
+    with evaluation_mode(model), evaluation_mode(exported):
+        theirs, ours = answers(model, inputs), answers(exported, inputs)
+    if exceeds_rounding(ours, theirs, model.dtype):
+        change = largest_change(ours, theirs)
+        raise _not_exportable(model, f"With the same weights, its answers differ by up to {change:.3g}.", target)
     return exported.train(model.training)
 
 
-def require_exportable(model: PreTrainedModel) -> None:
-    """Refuse a model that no architecture here can take, whatever its gates."""
-    base = unwrap_model(model)
-    if base is not model or has_adapters(base):
-        where = (
-            f"is a {type(model).__name__} around a {type(base).__name__}"
-            if base is not model
-            else "has adapters inside"
-        )
-        raise ValueError(f"model {where}. Merge the adapters first, and export what merge_and_unload of peft gives.")
-    if not any(gated_layers(model)):
-        raise ValueError(f"{type(model).__name__} has no gates to export; call add_gates(model) first.")
-    if experts := next((path for path, _ in model.named_modules() if path.split(".")[-1] == "experts"), None):
-        raise _not_exportable(model, f"{experts} is a mixture of experts, and feed-forward layers there are plain ones")
-    for layer in gated_layers(model):
-        norm, head_dim = getattr(layer.layout.module, "q_norm", None), layer.layout.shape.head_dim
-        width = None if norm is None else norm.weight.numel()
-        if width not in (None, head_dim):
-            raise _not_exportable(
-                model,
-                f"q_norm of {layer.layout.name} normalises {width} channels of all heads together, and each head "
-                f"has {head_dim}, which have a norm of their own there",
-            )
+def _build(model: PreTrainedModel, target: _Target, *, bias: bool, by_head: bool) -> Any:
+    """Build an untrained model of the target with the sizes, dtype and device of this one."""
+    if not hasattr(transformers, f"{target.architecture}Config"):
+        reason = f"transformers {transformers.__version__} has no {target.name}; install a newer release."
+        raise _not_exportable(model, reason, target)
+    shared = {name: getattr(model.config, name) for name in _SHARED_OPTIONS} | {"attention_bias": bias}
+    config = getattr(transformers, f"{target.architecture}Config")(**target.options(shared, model.config, by_head))
+    exported = getattr(transformers, f"{target.architecture}{target.head}")(config)
+    exported = exported.to(device=model.device, dtype=model.dtype)
+    exported.set_attn_implementation(stock_implementation(implementation_in(model)))
+    return exported
 
 
-def _not_exportable(model: PreTrainedModel, reason: str) -> ValueError:
-    return ValueError(
-        f"{type(model).__name__} cannot be exported: {reason}. Keep it with save_pretrained of tidegate.torch, which "
-        "load_pretrained reads."
-    )
-
-
-def _export_attention(attention: nn.Module, layer: GatedLayer | None) -> dict[str, Tensor]:
-    state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
-    missing = [name for name in ("q_norm", "k_norm", *PROJECTIONS) if f"{name}.weight" not in state]
-    if missing:
-        raise ValueError(f"{type(attention).__name__} has no {', '.join(missing)}, which Qwen3-Next attention needs.")
-    width, model_width = state["q_proj.weight"].shape
-    head_dim = state["q_norm.weight"].shape[0]
-    weight_HMD, bias_HD, scale = (
-        (state["q_proj.weight"].new_zeros(width // head_dim, model_width, head_dim), None, 2.0)
-        if layer is None
-        else _sigmoid_gate(layer)
-    )
-    state["attn_gate.output.weight"] = weight_HMD.to(state["q_proj.weight"].dtype)
-    state["o_proj.weight"] = state["o_proj.weight"] * scale
-    if bias_HD is not None or any(f"{name}.bias" in state for name in PROJECTIONS):
-        bias_HD = weight_HMD.new_zeros(weight_HMD.shape[0], head_dim) if bias_HD is None else bias_HD
-        state["attn_gate.output.bias"] = bias_HD.to(state["q_proj.weight"].dtype)
-        for name in PROJECTIONS:
-            weight = state[f"{name}.weight"]
-            state.setdefault(f"{name}.bias", weight.new_zeros(weight.shape[0]))
-    return to_fused_query_gate(state)
-
-
-def _sigmoid_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None, float]:
-    """Write the gate as factor · sigmoid: return its matrices (H, M, D), its bias (H, D) and the factor."""
-    gate = require_output_gate(layer, "Qwen3-Next", AS_SIGMOID)
-    inner, outer = AS_SIGMOID[gate.activation]
-    weight_HMW, bias_HW = written_gate(layer)
-    width = layer.layout.shape.head_dim
-    bias = None if bias_HW is None else inner * bias_HW.expand(-1, width)
-    return inner * weight_HMW.expand(-1, -1, width), bias, outer
-
-
-def require_output_gate(layer: GatedLayer, target: str, activations: Collection[Activation]) -> Gate:
-    """Return the layer's gate; refuse what is not one gate like `g1` with one of these activations."""
-    layer.require_plain_gates()
-    gate = layer.gates.at("output")
-    if len(layer.gates) != 1 or gate is None or gate.reads != "input" or gate.op != "multiply":
-        raise ValueError(
-            f"{layer.layout.name} has the gates {layer.gates}; {target} has one, at the output, that reads the input"
-            " and multiplies, like 'g1'."
-        )
-    if gate.activation not in activations:
-        raise ValueError(
-            f"{layer.layout.name} has a gate with the activation {gate.activation!r}; "
-            f"only {', '.join(activations)} can be written as that of {target}."
-        )
-    return gate
+def _attention_states(
+    model: nn.Module, gated: Mapping[nn.Module, GatedLayer], target: _Target, *, by_head: bool
+) -> dict[str, Tensor]:
+    return {
+        f"{path}.{name}": tensor
+        for path, attention in model.named_modules()
+        if calls_interface(type(attention))
+        for name, tensor in _attention_state(attention, gated.get(attention), target, by_head=by_head).items()
+    }
 
 
 @torch.no_grad()
-def written_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None]:
-    """Write out the output gate's matrices (H, M, W) and its bias (H, W), by head, W the head's width or 1.
+def _attention_state(
+    attention: nn.Module, layer: GatedLayer | None, target: _Target, *, by_head: bool
+) -> dict[str, Tensor]:
+    """Return the weights of an attention module that differ in the target; without a layer its gate is constant."""
+    state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
+    if missing := [name for name in ("q_norm", "k_norm", *PROJECTIONS) if f"{name}.weight" not in state]:
+        got, hint = type(attention).__name__, f"It has no {', '.join(missing)}."
+        raise InputError("module", expected="attention like that of Qwen3", got=got, hint=hint)
+    query_weight, head_dim = state["q_proj.weight"], len(state["q_norm.weight"])
+    width = 1 if by_head else head_dim
+    if layer is None:
+        bias_HW, scale = None, 1 / target.value_at_zero
+        weight_HMW = query_weight.new_zeros(len(query_weight) // head_dim, query_weight.shape[1], 1)
+    else:
+        weight_HMW, bias_HW, scale = _written_gate(layer, target)
+    weight_HMW = weight_HMW.expand(-1, -1, width).to(query_weight.dtype)
+    state["o_proj.weight"] = state["o_proj.weight"] * scale
+    if not target.fused:
+        g_proj = weight_HMW.transpose(1, 2).flatten(0, 1)
+        return {"g_proj.weight": g_proj, "o_proj.weight": state["o_proj.weight"]}
+    state["attn_gate.output.weight"] = weight_HMW
+    if bias_HW is not None or any(f"{name}.bias" in state for name in PROJECTIONS):
+        bias_HW = weight_HMW.new_zeros(len(weight_HMW), 1) if bias_HW is None else bias_HW
+        state["attn_gate.output.bias"] = bias_HW.expand(-1, width).to(query_weight.dtype)
+        for name in PROJECTIONS:
+            weight = state[f"{name}.weight"]
+            state.setdefault(f"{name}.bias", weight.new_zeros(len(weight)))
+    return to_fused_query_gate(state)
+
+
+def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | None, float]:
+    """Write the gate as factor · the target's own: return its matrices (H, M, W), its bias (H, W) and the factor.
 
     Factors of low rank are multiplied, shared matrices repeated, and channels that are not read have zeros.
     """
+    layer.require_plain_gates()
+    gate = layer.gates.at("output")
+    if not (
+        len(layer.gates) == 1
+        and gate is not None
+        and gate.reads == "input"
+        and gate.op == "multiply"
+        and gate.activation in target.activations
+        and (target.by_channel or gate.grain == "head")
+        and (target.fused or gate.bias is None)
+    ):
+        shape = "" if target.by_channel else " with one number per head"
+        shape += "" if target.fused else " without a bias"
+        activations = " or ".join(target.activations)
+        raise InputError(
+            "gates",
+            expected=f"one gate like 'g1'{shape}, of activation {activations}, for {target.name}",
+            got=str(layer.gates),
+            hint=f"They are those of {layer.layout.name}.",
+        )
+    inner, outer = target.activations[gate.activation]
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
     weight = widen(first)
@@ -180,49 +350,27 @@ def written_gate(layer: GatedLayer) -> tuple[Tensor, Tensor | None]:
         weight = weight @ widen(factor)
     weight = F.pad(weight, (0, 0, 0, shape.d_model - weight.shape[1]))
     repeats = module.num_heads // module.num_matrices
-    bias = None if module.gate.bias is None else widen(module.get_parameter("bias"))
-    bias = None if bias is None else bias.repeat_interleave(repeats, dim=0)
-    return weight.repeat_interleave(repeats, dim=0), bias
+    bias = None if gate.bias is None else inner * widen(module.get_parameter("bias")).repeat_interleave(repeats, dim=0)
+    return inner * weight.repeat_interleave(repeats, dim=0), bias, outer
 
 
-def _config(model: PreTrainedModel, *, bias: bool) -> Qwen3NextConfig:
-    config: Any = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(
-            f"{type(model).__name__} has layers of {', '.join(sorted(kinds))}; Qwen3-Next attends to all positions."
-        )
-    return Qwen3NextConfig(
-        **common_options(model),
-        rope_parameters={**config.rope_parameters, "partial_rotary_factor": 1.0},
-        attention_bias=bias,
-        layer_types=["full_attention"] * config.num_hidden_layers,
-        num_experts=0,
-        mlp_only_layers=list(range(config.num_hidden_layers)),
+def _require_exportable(model: PreTrainedModel) -> None:
+    """Raise InputError if the model fits none of the targets, whatever its gates."""
+    base = unwrap_model(model)
+    if base is not model or has_adapters(base):
+        raise InputError("model", expected="without adapters", hint="Export what merge_and_unload of peft gives.")
+    require_gates(model, gated_layers(model))
+    if experts := next((path for path, _ in model.named_modules() if path.split(".")[-1] == "experts"), None):
+        raise _not_exportable(model, f"{experts} is a mixture of experts.")
+    for layer in gated_layers(model):
+        norm = getattr(layer.layout.module, "q_norm", None)
+        if norm is not None and norm.weight.numel() != layer.layout.shape.head_dim:
+            raise _not_exportable(model, f"q_norm of {layer.layout.name} normalizes all heads together.")
+
+
+def _not_exportable(model: PreTrainedModel, reason: str, target: _Target | None = None) -> InputError:
+    name = "an architecture with gates" if target is None else target.name
+    remedy = " Keep the model with save_pretrained of tidegate.torch." if target is None else ""
+    return InputError(
+        "model", expected=f"one that can be exported to {name}", got=type(model).__name__, hint=reason + remedy
     )
-
-
-def common_options(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the options of a model's configuration that all targets share; refuse one that is not like Qwen3's."""
-    names = (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
-        *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
-    )
-    missing = [name for name in names if not hasattr(model.config, name)]
-    if missing:
-        raise ValueError(f"{type(model).__name__} is not built like Qwen3: its configuration has no {missing[0]}.")
-    return {name: getattr(model.config, name) for name in names}
-
-
-def require_equal_answers(model: PreTrainedModel, exported: PreTrainedModel, target: str = "Qwen3-Next") -> None:
-    """Refuse an export whose answers differ by more than rounding."""
-    inputs = probe_inputs(model)
-    with evaluation_mode(model), evaluation_mode(exported):
-        theirs, ours = answers(model, inputs), answers(exported, inputs)
-    change, size = largest_change(ours, theirs), largest_number(theirs)
-    if exceeds_rounding(change, size, model.dtype):
-        raise ValueError(
-            f"{type(model).__name__} computes something else than {target} does with the same weights: answers of "
-            f"size {size:.3g} differ by up to {change:.3g}."
-        )

@@ -1,6 +1,6 @@
 """Save gates to files of their own and load them into the same model. Nothing is ever unpickled."""
 
-# Which buffers are no part of a state dict has no public door.
+# Which buffers are not part of a state dict has no public interface.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_content, write_tensors
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum
+from tidegate._validation import InputError
 from tidegate.gate import Gate
 from tidegate.gates import Gates
+from tidegate.torch.retrofit.checks import require_model
 from tidegate.torch.retrofit.install import install_gates, remove_gates
-from tidegate.torch.retrofit.layer import acting_layers
+from tidegate.torch.retrofit.layer import acting_layers, require_gates
 from tidegate.torch.retrofit.record import RECORD_NAME
-from tidegate.torch.retrofit.refusal import require_model
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
 _WEIGHTS, DESCRIPTION = "gates.safetensors", "gates.json"
@@ -40,14 +41,14 @@ _CIRCUMSTANCES = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
     RECORD_NAME,
 )
-"""Options of a configuration that do not change what the model computes: its origin, its calls, and special tokens,
-which trainers write there; and what it says of gates.
+"""Options of a configuration that do not change the computation: origin, form of calls, special tokens, which
+trainers write there; and the record of gates.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Description:
-    """What `gates.json` holds."""
+    """The content of `gates.json`."""
 
     format: str
     version: int
@@ -57,7 +58,7 @@ class _Description:
     fingerprint: str
     """Of the base model."""
     weights: str
-    """Digest of the file of weights that belongs to it."""
+    """Checksum of the file of weights that belongs to it."""
     layers: dict[str, tuple[Gate, ...]]
 
 
@@ -65,17 +66,18 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     """Write the gates of a model, and a fingerprint of the model instead of its weights.
 
     `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
-    were trained in, and the digest of the weights' file. Each is written whole or not at all, the description last, and
-    has a digest of its content inside.
-    Adapters are no part of the fingerprint: a model with the same base takes the gates with or without them. Where an
+    were trained in, and the checksum of the weights' file. Each is written whole or not at all, the description last,
+    and has a checksum of its content inside.
+    Adapters are not part of the fingerprint: a model with the same base takes the gates with or without them. Where an
     adapter keeps copies of the gates, those of the active one are written.
 
-    model : of transformers, or adapters around one
+    Args:
+        model: A model of transformers, or adapters around one.
+        directory: Created if it does not exist.
     """
     base = unwrap_model(model)
     layers = acting_layers(base)
-    if not layers:
-        raise ValueError(f"{type(base).__name__} has no gates to save; call add_gates(model) first.")
+    require_gates(base, layers)
     for layer in layers.values():
         layer.require_plain_gates()
     weights = {name: weight.detach().contiguous() for name, weight in _weights(base).items()}
@@ -105,30 +107,41 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
 
     The model must be the one that they were saved from, gates and adapters aside: same class, configuration, dtype and
     weights. New gates have the dtype that they were saved in. Where the model has gates already, they must be the same
-    ones in the same layers; they take the saved values and keep their dtype, and one that would round is refused.
+    ones in the same layers; they take the saved values and keep their dtype, which must not round them.
 
-    model : of transformers, or adapters around one
+    Args:
+        model: A model of transformers, or adapters around one.
+        directory: A directory that `save_gates` wrote.
+
+    Raises:
+        InputError: If the files are damaged, or belong to another model.
     """
     description, weights = _read(Path(directory))
     base = unwrap_model(model)
     require_model(base)
-    _require_base(base, description, directory)
+    if description.fingerprint != base_fingerprint(base):
+        own = f"{type(base).__name__} in {base.dtype}"
+        other = f"{description.model} in {description.dtype}"
+        other = "one with another configuration or other weights" if own == other else f"a {other}"
+        hint = f"The gates in {directory} belong to {other}. Load the model that they were trained in."
+        raise InputError("model", expected="the one that the gates were saved from", got=own, hint=hint)
     layers = {name: Gates(gates) for name, gates in description.layers.items()}
     for layer in acting_layers(base).values():
         layer.require_plain_gates()
     present = {path: layer.gates for path, layer in acting_layers(base).items()}
     if present and present != layers:
-        raise ValueError(
-            f"The model's gates are not those of {directory}. Take them out with remove_gates(model) before loading."
+        raise InputError(
+            "model",
+            expected=f"one with the gates of {directory}, or without gates",
+            hint="Call remove_gates(model) before loading.",
         )
     try:
         if not present:
-            for gates in dict.fromkeys(layers.values()):
-                install_gates(model, gates, [name for name, own in layers.items() if own == gates])
+            install_gates(model, layers)
         fill(_weights(base), weights, directory, new=not present)
     except Exception:
         if not present:
-            remove_gates(model)
+            remove_gates(base)
         raise
 
 
@@ -142,21 +155,26 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
-    """Write the given numbers into the gates of a model, of the same names and shapes; refuse others.
+    """Write the given numbers into the parameters of gates; raise InputError for other names, shapes or dtypes.
 
-    own : the parameters themselves
-    new : whether they take the dtype of what is given; others keep theirs, and are refused if that would round
+    Args:
+        own: The parameters.
+        given: The numbers.
+        directory: Where they come from, for errors.
+        new: Whether the parameters take the dtype of the numbers; others keep theirs, which must not round.
     """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not fit its own description")
     for name, weight in own.items():
         saved = given[name].dtype
         if not saved.is_floating_point:
-            raise ValueError(f"{directory} holds {name} in {saved}, and gates are of floating point. Save them again.")
+            raise InputError(name, expected=f"floating point in {directory}", got=str(saved), hint="Save gates again.")
         if not new and saved != weight.dtype and torch.promote_types(saved, weight.dtype) != weight.dtype:
-            raise ValueError(
-                f"The model's gates are in {weight.dtype} and would round those of {directory}, which are in {saved}. "
-                "Take them out with remove_gates(model) before loading."
+            raise InputError(
+                "model",
+                expected=f"one whose gates can hold {saved}, as those of {directory}, without rounding",
+                got=str(weight.dtype),
+                hint="Call remove_gates(model) before loading.",
             )
     for name, weight in own.items():
         if new:
@@ -169,42 +187,29 @@ def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
         description = _read_description(folder / DESCRIPTION)
         header = read_tensor_header(folder / _WEIGHTS, _TENSORS)
         if description.weights != header.digest:
-            raise ValueError(
-                f"{_WEIGHTS} and {DESCRIPTION} in {folder} were not written together; save the gates again."
+            raise InputError(
+                "directory",
+                expected=f"one with a {_WEIGHTS} and a {DESCRIPTION} of one save",
+                got=folder,
+                hint="Save the gates again.",
             )
         return description, load_file(folder / _WEIGHTS)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder} holds no gates: {error.filename} is missing. Write them with save_gates."
-        ) from error
+        missing = f"{error.filename} is missing. Write gates with save_gates."
+        raise InputError("directory", expected="one with gates", got=folder, hint=missing) from error
     except SafetensorError as error:
-        raise ValueError(f"{folder / _WEIGHTS} is not a safetensors file: {error}.") from error
+        raise InputError(_WEIGHTS, expected="a safetensors file", got=folder / _WEIGHTS, hint=f"{error}.") from error
 
 
 def _read_description(path: Path) -> _Description:
+    expected, hint = f"a description of gates, version {_VERSION}", "Write it with save_gates."
     try:
         value = parse_json(path.read_bytes())
-        if not isinstance(value, dict) or value.get("format") != _FORMAT:
-            raise ValueError("it does not describe gates.")
-        if value.get("version") != _VERSION:
-            raise ValueError(f"it has the version {value.get('version')!r}, and this library reads {_VERSION}.")
-        return decode(_Description, verify_checksum(value))
+        if isinstance(value, dict) and (value.get("format"), value.get("version")) == (_FORMAT, _VERSION):
+            return decode(_Description, verify_checksum(value))
     except ValueError as problem:
-        raise ValueError(f"{path} cannot be read: {problem} Write it with save_gates.") from None
-
-
-def _require_base(model: PreTrainedModel, description: _Description, directory: str | Path) -> None:
-    if description.fingerprint == base_fingerprint(model):
-        return
-    saved, here = (description.model, description.dtype), (type(model).__name__, str(model.dtype))
-    differ = (
-        f"its base was a {saved[0]} in {saved[1]}, this is a {here[0]} in {here[1]}"
-        if saved != here
-        else f"this {here[0]} has another configuration or other weights"
-    )
-    raise ValueError(
-        f"The gates in {directory} belong to another model: {differ}. Load the model that they were trained in."
-    )
+        raise InputError(DESCRIPTION, expected=expected, got=path, hint=f"{problem} {hint}") from None
+    raise InputError(DESCRIPTION, expected=expected, got=path, hint=hint)
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:
@@ -222,7 +227,7 @@ def base_fingerprint(model: PreTrainedModel) -> str:
 
 
 def _drop_circumstances(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the options that change nothing, also of the configurations inside this one."""
+    """Drop the options that do not change the computation, also of the configurations inside this one."""
     return {
         name: _drop_circumstances(value) if isinstance(value, dict) else value
         for name, value in config.items()

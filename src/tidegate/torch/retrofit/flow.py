@@ -1,8 +1,8 @@
-"""Find the attention modules of a loaded model and their projections, by what flows through them.
+"""Find the attention modules of a loaded model and their projections, by tracing a small input through it.
 
-Nothing here goes by the name of a model or of its parts. A small input is sent through the model. What reaches the
-attention function is seen there, and its gradient says which columns of which projection each head came from. A module
-that has no attention function is found by the operators that it calls, in `spelled.py`.
+No name of a model or of its parts matters. Queries, keys and values are recorded in the attention function, and their
+gradients say which columns of which projection each head came from. Modules without an attention function are found by
+the operators that they call, in `decomposed.py`.
 
 Legend: B batch, T positions, M model width, W width of a projection, H query heads, G key/value heads, D head width.
 """
@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,18 +28,14 @@ from tidegate.torch.retrofit.probe import bitwise_equal
 def find_attention(model: nn.Module, run: Callable[[], object]) -> list[AttentionLayout]:
     """Return the layouts of the attention modules that a run of the model goes through, in that order.
 
-    model : with one of the gated attention implementations switched on
-    run   : sends a small input through the model
+    Args:
+        model: With one of the gated attention implementations switched on.
+        run: Sends a small input through the model.
     """
     watch = Watch(model, {module: name for name, module in model.named_modules() if calls_interface(type(module))})
     with watch.recording(keyword="attn_seen"), torch.enable_grad():
         run()
     return [layout for trace in watch.traces.values() if (layout := trace.layout()) is not None]
-
-
-def layer_input(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Tensor:
-    """Find the input of an attention module among the arguments of a call."""
-    return args[0] if args else kwargs[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,20 +47,20 @@ class ProjectionCall:
     leaf: Tensor
     """(B, T, W): its result, or that of the norm behind it; gradients are taken to it."""
     returned: Tensor
-    """What went on through the model, a copy of the leaf."""
+    """The copy of the leaf that the model continues with."""
     norm: nn.Module | None = None
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Trace:
-    """What is seen of one attention module during the run."""
+    """The record of one attention module's run."""
 
     name: str
     module: nn.Module
     input_name: str
     input: Tensor | None = None
     context: tuple[Tensor, ...] = ()
-    """The other tensors that it is given, among them what cross-attention attends to, and what norms make of them."""
+    """Its other input tensors, such as the states that cross-attention attends to, and their normalized copies."""
     calls: list[ProjectionCall] = field(default_factory=list[ProjectionCall])
     """In the order in which they ran."""
     shape: HeadShape | None = None
@@ -76,7 +73,7 @@ class Trace:
     output: Slot | None = None
 
     def layout(self) -> AttentionLayout | None:
-        """Return what was found; None if attention was not reached, or runs without gradients alone."""
+        """Return the layout; None if attention was not reached, or ran without gradients only."""
         if self.shape is None or not self.settled:
             return None
         return AttentionLayout(
@@ -98,7 +95,7 @@ class Trace:
         self.settled = query_BHTD.requires_grad
 
     def record_parts(self, found: Mapping[PartKind, Part | None], value_BGTD: Tensor, output_BTHD: Tensor) -> None:
-        """Keep the projections that were found, and the sizes that the output tells."""
+        """Keep the projections that were found, and the sizes of the output."""
         assert self.input is not None
         parts = {
             kind: part
@@ -165,7 +162,7 @@ def gradient_to(leaf: Tensor, total: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def _keeps_heads_apart(norm: nn.Module, columns: Columns, like_BTW: Tensor) -> bool:
-    """Tell whether one head's columns alone give that head's columns alone, as a division by a common length does."""
+    """Return whether the norm of one head's columns has nonzero values in that head's columns only."""
     for head in columns.heads():
         alone = torch.zeros_like(like_BTW)
         alone[..., head] = like_BTW[..., head]
@@ -175,53 +172,42 @@ def _keeps_heads_apart(norm: nn.Module, columns: Columns, like_BTW: Tensor) -> b
 
 
 class Watch:
-    """Listens to attention modules, to what they call, and to what takes their output."""
+    """Records the calls of attention modules, of their children, and of the projections that take their output."""
 
     def __init__(self, model: nn.Module, names: dict[nn.Module, str]) -> None:
         self.model = model
         self.traces: dict[nn.Module, Trace] = {}
         self.names = names
-        """The modules to listen to, by their paths."""
-        self.entered: set[nn.Module] = set()
+        """The modules to record, by their paths."""
 
     @contextmanager
     def recording(self, *, keyword: str | None = None) -> Generator[None]:
-        """Record runs of the model inside this context.
+        """Record while the model runs.
 
-        keyword : under which the modules are given what is to be called with query, key, value and output
+        Args:
+            keyword: The name of the argument in which the modules are given a function to call with query, key, value
+                and output.
         """
         with ExitStack() as stack:
             for module in self.names:
-                enter = _Entered(self, keyword)
+                enter = partial(self._enter, keyword)
                 stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
                 for name, child in module.named_children():
-                    hook = _Called(self, Slot(owner=module, name=name))
-                    stack.enter_context(child.register_forward_hook(hook))
+                    record = partial(self._record_result, Slot(owner=module, name=name))
+                    stack.enter_context(child.register_forward_hook(record))
             for owner in self.model.modules():
                 for name, child in owner.named_children():
-                    if is_matrix(child):
-                        taken = _Taken(self, Slot(owner=owner, name=name))
-                        stack.enter_context(child.register_forward_pre_hook(taken))
+                    if _is_matrix(child):
+                        compare = partial(self._compare_input, Slot(owner=owner, name=name))
+                        stack.enter_context(child.register_forward_pre_hook(compare))
             yield
 
-    def trace_of(self, module: nn.Module) -> Trace:
-        """Return the trace of a module that is listened to; a new one at its first call."""
+    def _enter(self, keyword: str | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record the input of an attention module, and pass the recorder of its attention function."""
         if module not in self.traces:
             name = next(iter(inspect.signature(module.forward).parameters))
             self.traces[module] = Trace(name=self.names[module], module=module, input_name=name)
-        return self.traces[module]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entered:
-    """Notes the input of an attention module, and hands it what is to be called by its attention function."""
-
-    watch: Watch
-    keyword: str | None
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        trace = self.watch.trace_of(module)
-        self.watch.entered.add(module)
+        trace = self.traces[module]
         if not trace.settled:
             found = args[0] if args else kwargs.get(trace.input_name)
             trace.input = found if isinstance(found, Tensor) and found.ndim == 3 else None
@@ -229,69 +215,46 @@ class _Entered:
                 each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each is not found
             )
             trace.calls = []
-        return None if self.keyword is None else (args, {**kwargs, self.keyword: trace.record_call})
+        return None if keyword is None else (args, {**kwargs, keyword: trace.record_call})
 
-
-@dataclass(frozen=True, slots=True)
-class _Called:
-    """Notes a projection or the norm behind it, and makes its result a leaf that gradients can be taken to."""
-
-    watch: Watch
-    slot: Slot
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        trace = self.watch.traces.get(self.slot.owner)
+    def _record_result(self, slot: Slot, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        """Record a projection or the norm behind it, and make its result a leaf that gradients can be taken to."""
+        trace = self.traces.get(slot.owner)
         if trace is None or trace.input is None or not args or not isinstance(args[0], Tensor):
             return None
-        if not isinstance(output, Tensor) or not output.is_floating_point() or not _is_sequence(output):
+        # Of shape (B, T, W), or (B, 1, T, W) as that of latents, which stand for one head.
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        if not (output.ndim == 3 or (output.ndim == 4 and output.shape[1] == 1)):
             return None
         before = next((call for call in trace.calls if call.returned is args[0]), None)
         leaf = output.detach().reshape(output.shape[0], -1, output.shape[-1]).requires_grad_()
         # A copy, since a leaf may not be changed in place.
         with torch.enable_grad():
             returned = leaf.clone().view(output.shape)
-        if before is not None and not is_matrix(module):
+        if before is not None and not _is_matrix(module):
             if output.shape != args[0].shape or before.norm is not None:
                 return None
             call = ProjectionCall(slot=before.slot, source=before.source, leaf=leaf, returned=returned, norm=module)
             trace.calls[trace.calls.index(before)] = call
             return returned
-        source = self._source(trace, args[0])
-        if source != "input" and not is_matrix(module):
+        from_context = any(args[0] is each for each in trace.context)
+        source: Source = "input" if args[0] is trace.input else "context" if from_context else "inner"
+        if source != "input" and not _is_matrix(module):
             trace.context += (output,) if source == "context" else ()
             return None
-        trace.calls.append(ProjectionCall(slot=self.slot, source=source, leaf=leaf, returned=returned))
+        trace.calls.append(ProjectionCall(slot=slot, source=source, leaf=leaf, returned=returned))
         return returned
 
-    @staticmethod
-    def _source(trace: Trace, given: Tensor) -> Source:
-        if given is trace.input:
-            return "input"
-        return "context" if any(given is each for each in trace.context) else "inner"
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """Notes the first matrix that takes a layer's attention output as it is."""
-
-    watch: Watch
-    slot: Slot
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _compare_input(self, slot: Slot, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Record the first matrix whose input is a layer's attention output, unchanged."""
         if not args or not isinstance(args[0], Tensor):
             return
-        for trace in self.watch.traces.values():
-            merged = trace.merged
-            if merged is not None and bitwise_equal([merged], [args[0]]):
-                trace.output, trace.merged = self.slot, None
+        for trace in self.traces.values():
+            if trace.merged is not None and bitwise_equal([trace.merged], [args[0]]):
+                trace.output, trace.merged = slot, None
 
 
-def _is_sequence(output: Tensor) -> bool:
-    """Tell whether a result is (B, T, W), or (B, 1, T, W) as that of latents, which stand for one head."""
-    return output.ndim == 3 or (output.ndim == 4 and output.shape[1] == 1)
-
-
-def is_matrix(module: nn.Module) -> bool:
-    """Tell whether a module has a matrix of weights."""
+def _is_matrix(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 2

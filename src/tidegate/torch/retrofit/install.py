@@ -1,4 +1,4 @@
-"""Put gates into a loaded Hugging Face model, in place, and take them out again."""
+"""Add gates to a loaded Hugging Face model, in place, and remove them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tidegate._text import list_some
+from tidegate._validation import InputError
 from tidegate.gate import Activation, Gate
 from tidegate.gates import GateLike, Gates
 from tidegate.torch.gate import AttentionGates
+from tidegate.torch.retrofit.checks import cannot_gate, explain_failure, require_fitting, require_model
 from tidegate.torch.retrofit.interface import (
     gated_implementation,
     implementation_in,
@@ -32,28 +35,22 @@ from tidegate.torch.retrofit.probe import (
     probe_inputs,
 )
 from tidegate.torch.retrofit.record import record_gates
-from tidegate.torch.retrofit.refusal import (
-    failure_reason,
-    refusal,
-    require_gateable,
-    require_model,
-)
 from tidegate.torch.retrofit.survey import Survey, implementation, survey_attention
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
 _CROSSING = "cross-attention has no query at the positions of its keys"
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
-"""The activations whose value at zero changes nothing: 1 where it multiplies, 0 where it adds."""
+"""The activations whose value at zero changes nothing: 1 for a gate that multiplies, 0 for one that adds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrofitReport:
-    """Which layers have gates now, and what a probe of the model answered before and after."""
+    """The layers that have gates now, and a comparison of the probe's answers before and after."""
 
     model: str
     """The model's class."""
     gates: str
-    """The gates as they are spelled."""
+    """Their spelling."""
     layers: tuple[str, ...]
     """The paths of the gated attention modules."""
     num_parameters: int
@@ -63,14 +60,14 @@ class RetrofitReport:
     dtype: str
     """The dtype that the probe was run in, the model's own."""
     bitwise_equal: bool
-    """Whether the answers to the probe have the same bits as before."""
+    """Whether the probe's answers have the same bits as before."""
     largest_change: float
     """The largest difference between the answers; 0 if they are bitwise equal."""
     left_alone: dict[str, str] = field(default_factory=dict[str, str])
     """The paths of attention modules that have no gates, and why: other parts of the model, unused cross-attention."""
 
     def __str__(self) -> str:
-        """Describe the report in two lines, three if some attention was left alone."""
+        """Return two lines, and a third if some attention was left alone."""
         found = (
             "gave the same bits as before"
             if self.bitwise_equal
@@ -96,64 +93,79 @@ def add_gates(
     """Give the attention of a loaded model gates, in place.
 
     With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the gates start at zero and the model's
-    answers keep their bits; a probe makes sure, and if it fails the gates are taken out again. With another activation
+    answers keep their bits; a probe makes sure, and if it fails the gates are removed again. With another activation
     the gates start as they are spelled, and the report says how much the probe's answers changed. Gates are children
     `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights. After an error
     the model is as it was. Gates that start at random are drawn by PyTorch's global generator, whose state afterwards
     is the one before.
 
     A gate at the output acts inside an attention implementation of its own, or before the output projection where a
-    model spells out its attention or goes by the implementation's name. The model's modules are given a copy of their
-    configuration, where the gates are written down, so that other models that were built from the same object are left
-    alone; `model.name_or_path` is empty as long as there are gates, since what has that name has none.
+    model decomposes its attention or depends on the implementation's name. The model's modules are given a copy of
+    their configuration, where the gates are written down, so that other models that were built from the same object
+    stay as they are; `model.name_or_path` is empty as long as there are gates, since what has that name has none.
 
     Gates go where a small made-up input comes: tokens, images or sound, to an encoder and its decoder. Cross-attention
     takes those that can act there. The report names the attention modules that were left alone.
 
-    model      : of transformers, or adapters around one
-    gate       : a spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several
-    activation : of all the gates; None leaves each as it is spelled
-    layers     : which of the model's attention modules, by number, counted from 0 in the order in which they run, or by
-                 path as in `report.layers`; None is all. Other layers can be given other gates later.
-    returns    : what was done, and what the probe has shown
+    Args:
+        model: A model of transformers, or adapters around one.
+        gate: A spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
+        activation: The activation of all the gates; None leaves each as it is spelled.
+        layers: The model's attention modules that get gates, by number, counted from 0 in the order in which they run,
+            or by path as in `report.layers`; None is all. Other layers can be given other gates later.
 
-    Raises a `ValueError` if the model cannot take these gates; the message says why.
+    Returns:
+        The gated layers, and the result of the probe.
+
+    Raises:
+        InputError: If the model cannot take these gates; the hint gives the reason.
     """
     gates = starting_gates(gate, activation)
     base = unwrap_model(model)
     require_model(base)
-    inputs = _inputs(base)
+    inputs = probe_inputs(base)
     with evaluation_mode(base), keep_random_state(base):
         before = _answers_before(base, inputs)
         survey = survey_attention(base, inputs)
         added = _install(model, gates, _choose_layouts(survey, gates, layers))
-        with _take_out_on_error(base, added):
+        with _remove_on_error(base, added):
             after = {stock: _answers_with(base, stock, inputs) for stock in before}
-            report = _report(base, gates, added, before, after, left_alone=_left_alone(survey, base))
-            _require_unchanged(base, gates, report)
+            equal = all(bitwise_equal(after[name], before[name]) for name in before)
+            change = 0.0 if equal else max(largest_change(after[name], before[name]) for name in before)
+            if not equal and all(map(_is_neutral, gates)):
+                raise cannot_gate(base, f"with {gates}, which is neutral, its answers changed by up to {change:.3g}")
     # Their layers were in evaluation mode until now.
     for layer in added:
         layer.modules.train(layer.layout.module.training)
-    return report
+    return RetrofitReport(
+        model=type(base).__name__,
+        gates=str(gates),
+        layers=tuple(layer.layout.name for layer in added),
+        num_parameters=sum(weight.numel() for layer in added for weight in layer.modules.parameters()),
+        implementations=tuple(before),
+        dtype=str(base.dtype).removeprefix("torch."),
+        bitwise_equal=equal,
+        largest_change=change,
+        left_alone=_left_alone(survey, base),
+    )
 
 
-def install_gates(model: nn.Module, gates: Gates, layers: Iterable[int | str] | None) -> list[GatedLayer]:
-    """Add the gates as they are, without comparing the model's answers, and return the layers that have them.
-
-    layers : by number or by path; None is all
-    """
+def install_gates(model: nn.Module, layers: dict[str, Gates]) -> None:
+    """Add gates to the layers at these paths as they are, without comparing the model's answers."""
     base = unwrap_model(model)
     require_model(base)
     with keep_random_state(base):
-        return _install(model, gates, _choose_layouts(survey_attention(base, _inputs(base)), gates, layers))
+        for gates in dict.fromkeys(layers.values()):
+            paths = [path for path, own in layers.items() if own == gates]
+            _install(model, gates, _choose_layouts(survey_attention(base, probe_inputs(base)), gates, paths))
 
 
 def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) -> list[GatedLayer]:
     base = unwrap_model(model)
-    require_gateable(base, chosen, gates)
+    require_fitting(base, chosen, gates)
     added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
     if not any(gated_layers(base)):
-        _own_configuration(model)
+        _copy_configuration(model)
     if any(layer.acts_in_function for layer in added):
         base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
     for layer, modules in added.items():
@@ -165,59 +177,43 @@ def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) 
 def remove_gates(model: nn.Module) -> None:
     """Remove all gates: the model is as it was before, with its stock attention implementation.
 
-    A model without gates is left alone.
+    A model without gates stays as it is.
 
-    model : of transformers, or adapters around one
+    Args:
+        model: A model of transformers, or adapters around one.
     """
     base = unwrap_model(model)
-    _take_out(base, list(gated_layers(base)))
+    _remove(base, list(gated_layers(base)))
 
 
-def _take_out(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
+def _remove(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     for layer in layers:
         layer.remove()
+    if not layers:
+        return
     now = implementation_in(model)
-    if layers and not _acts_in_function(model) and now != stock_implementation(now):
+    acts_in_function = any(layer.acts_in_function for layer in gated_layers(model))
+    if not acts_in_function and now != stock_implementation(now):
         model.set_attn_implementation(stock_implementation(now))
-    if layers:
-        record_gates(model)
+    record_gates(model)
 
 
 @contextmanager
-def _take_out_on_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
+def _remove_on_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
     try:
         yield
     except BaseException:
-        _take_out(model, layers)
+        _remove(model, layers)
         raise
 
 
-def _require_unchanged(model: PreTrainedModel, gates: Gates, report: RetrofitReport) -> None:
-    if all(map(is_neutral, gates)) and not report.bitwise_equal:
-        raise refusal(
-            model,
-            f"with {gates} its answers changed by up to {report.largest_change:.3g}, though every gate is neutral",
-        )
-
-
-def _acts_in_function(model: PreTrainedModel) -> bool:
-    return any(layer.acts_in_function for layer in gated_layers(model))
-
-
-def _own_configuration(model: nn.Module) -> None:
+def _copy_configuration(model: nn.Module) -> None:
     """Give the modules of a model a copy of their configuration, the same to all that share one."""
     copies: dict[int, Any] = {}
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, PreTrainedConfig):
                 setattr(module, name, copy.deepcopy(value, copies))
-
-
-def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    try:
-        return probe_inputs(model)
-    except ValueError as error:
-        raise refusal(model, str(error)) from error
 
 
 def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
@@ -230,7 +226,7 @@ def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[s
         except Exception as error:
             # A model may raise anything for an input that it cannot take.
             if stock == own:
-                raise refusal(model, failure_reason(model, error)) from error
+                raise explain_failure(model, error) from error
     return found
 
 
@@ -241,38 +237,15 @@ def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor])
         return answers(model, inputs)
 
 
-def _report(
-    model: PreTrainedModel,
-    gates: Gates,
-    layers: Sequence[GatedLayer],
-    before: dict[str, list[Tensor]],
-    after: dict[str, list[Tensor]],
-    *,
-    left_alone: dict[str, str],
-) -> RetrofitReport:
-    equal = all(bitwise_equal(after[name], before[name]) for name in before)
-    return RetrofitReport(
-        model=type(model).__name__,
-        gates=str(gates),
-        layers=tuple(layer.layout.name for layer in layers),
-        num_parameters=sum(weight.numel() for layer in layers for weight in layer.modules.parameters()),
-        implementations=tuple(before),
-        dtype=str(model.dtype).removeprefix("torch."),
-        bitwise_equal=equal,
-        largest_change=0.0 if equal else max(largest_change(after[name], before[name]) for name in before),
-        left_alone=left_alone,
-    )
-
-
 def _left_alone(survey: Survey, model: PreTrainedModel) -> dict[str, str]:
-    """Return the attention modules without gates that only a choice of layers or of gates does not explain."""
+    """Return the attention modules without gates, but for those outside a choice of layers, and the reasons."""
     gated = {layer.layout.module for layer in gated_layers(model)}
     crossing = {layer.name: _CROSSING for layer in survey.layers if layer.cross and layer.module not in gated}
     return {**survey.left_out, **crossing}
 
 
 def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | None) -> list[AttentionLayout]:
-    """Return the layers that were asked for; of all, those whose kind of attention these gates can act on."""
+    """Return the requested layers; by default those whose kind of attention these gates can act on."""
     found = survey.layers
     if layers is None:
         needs_self_attention = any(gate.needs_self_attention for gate in gates)
@@ -282,22 +255,21 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
     known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
-    if paths := [layer for layer in wrong if isinstance(layer, str)]:
-        raise ValueError(
-            f"The model has no attention at {', '.join(paths)}; it has {', '.join(layer.name for layer in found)}."
-        )
     if wrong or not wanted:
-        raise ValueError(
-            f"layers must be numbers from 0 to {len(found) - 1} or paths, at least one; got {wrong or wanted}."
+        paths = list_some([layer.name for layer in found])
+        raise InputError(
+            "layers",
+            expected=f"numbers from 0 to {len(found) - 1} or paths, at least one",
+            got=wrong or wanted,
+            hint=f"The paths are {paths}.",
         )
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 
 def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
-    """Make gates with the device and dtype of the layer's weights; float32 if these are quantised."""
+    """Make gates with the device and dtype of the layer's weights; float32 if these are quantized."""
     weights = list(layout.module.parameters())
-    floating = [weight.dtype for weight in weights if weight.is_floating_point()]
-    dtype = floating[0] if floating else torch.float32
+    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
     modules = AttentionGates(gates, layout.shape, device=weights[0].device, dtype=dtype)
     return modules.train(layout.module.training)
 
@@ -309,29 +281,31 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
     """
     gates = Gates.parse(gate)
     if not gates:
-        raise ValueError("gate must name at least one gate; got none. Write for example 'g1' or 'bma'.")
+        raise InputError("gate", expected="at least one gate", got=gate, hint="Write for example 'g1' or 'bma'.")
+    suitable = "a gate that can be added to a trained model"
     if (sink := gates.at("partition")) is not None:
-        raise ValueError(
-            f"gate {sink} cannot be added to a trained model. A sink that is closed, so that the answers keep their "
-            "bits, has no gradient and never opens; one that is open changes them. Train with the sink from the start, "
-            "or add another gate, such as 'g1'."
+        raise InputError(
+            "gate",
+            expected=suitable,
+            got=str(sink),
+            hint="A closed sink keeps the answers, but has no gradient and never opens; an open one changes them. "
+            "Train with the sink from the start, or add another gate, such as 'g1'.",
         )
-    if placebo := next((each for each in gates if each.placebo is not None or each.op == "replace"), None):
-        raise ValueError(
-            f"gate {placebo} cannot be added to a trained model: it is a control for models that train from the start. "
-            f"As a control for gates that are added, use '{placebo.site}:nothing'."
-        )
+    if control := next((each for each in gates if each.placebo is not None or each.op == "replace"), None):
+        hint = f"Controls train from the start; as a control for added gates use '{control.site}:nothing'."
+        raise InputError("gate", expected=suitable, got=str(control), hint=hint)
     if activation is None:
         return gates
     if activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
-        raise ValueError(f"activation must be one of {known}, or None for the gate's own; got {activation!r}.")
+        raise InputError("activation", expected=f"one of {known}, or None for the gate's own", got=activation)
     return Gates(_start_neutral(replace(each, activation=activation)) for each in gates)
 
 
-def is_neutral(gate: Gate) -> bool:
-    """Tell whether the gate, as it starts, changes nothing."""
-    return gate.activation in _NEUTRAL[gate.op] and _starts_at_zero(gate)
+def _is_neutral(gate: Gate) -> bool:
+    """Return whether the gate, as it starts, changes nothing."""
+    starts_at_zero = (gate.init_std == 0 or not gate.has_matrix) and not gate.bias
+    return gate.activation in _NEUTRAL[gate.op] and starts_at_zero
 
 
 def _start_neutral(gate: Gate) -> Gate:
@@ -339,7 +313,3 @@ def _start_neutral(gate: Gate) -> Gate:
         return gate
     bias = None if gate.bias is None else 0.0
     return replace(gate, init_std=0.0, bias=bias) if gate.has_matrix else replace(gate, bias=bias)
-
-
-def _starts_at_zero(gate: Gate) -> bool:
-    return (gate.init_std == 0 or not gate.has_matrix) and not gate.bias

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ OutputGate: TypeAlias = Callable[[Tensor], Tensor]
 _PREFIX = "tidegate_"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
-"""The ending of the names that modelling files give their eager attention function."""
+"""The end of the names that modeling files give their eager attention function."""
 _table = AttentionInterface()
 _FUNCTIONS: dict[tuple[type[nn.Module], str], Callable[..., Any]] = {}
 
@@ -56,14 +57,14 @@ def implementation_in(model: nn.Module) -> str:
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:
-    """Tell whether modules of this class call attention through transformers' table, and have an eager function."""
+    """Return whether modules of this class call attention through transformers' table and have an eager function."""
     return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
 
 
 def names_implementation(kind: type[nn.Module]) -> bool:
-    """Tell whether the forward method of a class has the name of a stock implementation in it.
+    """Return whether the forward method of a class has the name of a stock implementation in it.
 
-    It may then do something else when the implementation has another name, perhaps on long inputs alone.
+    It may then do something else when the implementation has another name, perhaps only on long inputs.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants: tuple[Any, ...] = () if code is None else code.co_consts
@@ -72,7 +73,7 @@ def names_implementation(kind: type[nn.Module]) -> bool:
 
 
 def keeps_to_stock(kind: type[nn.Module]) -> bool:
-    """Tell whether modules of this class need an implementation's stock name, so that they have no gated twin.
+    """Return whether modules of this class need an implementation's stock name, so that they have no gated twin.
 
     They have that name in them, or call the table without an eager function of their own.
     """
@@ -82,7 +83,7 @@ def keeps_to_stock(kind: type[nn.Module]) -> bool:
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
     """Return the stock implementations that have a gated twin and that the model supports.
 
-    Models that spell out their attention choose it when they are built: they have one.
+    Models that decompose their attention choose it when they are built: they have one.
     """
     if not any(calls_interface(type(module)) for module in model.modules()):
         return (implementation_of(model),)
@@ -94,7 +95,7 @@ def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
 def remember_functions(kind: type[nn.Module]) -> None:
     """Look up the stock functions that modules of this class call, and keep them in a table.
 
-    Every modelling file has its own eager function, and some have their own table. `torch.compile` can trace the lookup
+    Every modeling file has its own eager function, and some have their own table. `torch.compile` can trace the lookup
     in our table, but not the search in their source.
     """
     known = inspect.unwrap(kind.forward).__globals__
@@ -108,14 +109,14 @@ def _names(kind: type[nn.Module]) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _attend(stock: str, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, Any]:
+def _attend(stock: str, module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
     gate: OutputGate | None = options.pop("attn_gate", None)
+    seen: Callable[..., None] | None = options.pop("attn_seen", None)
     if (type(module), stock) not in _FUNCTIONS:
         remember_functions(type(module))
-    seen: Callable[..., None] | None = options.pop("attn_seen", None)
     function = _FUNCTIONS[type(module), stock]
     if stock == "eager":
-        # Asked for as models do, so that who watches the table sees it.
+        # Looked up as models do, so that whoever replaces an entry of the table intercepts it.
         function = _table.get_interface(stock, function)
     output, weights = function(module, *arguments, **options)
     if seen is not None:
@@ -123,15 +124,7 @@ def _attend(stock: str, module: nn.Module, arguments: tuple[Any, ...], options: 
     return (output if gate is None else gate(output)), weights
 
 
-def _gated_eager(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
-    return _attend("eager", module, arguments, options)
-
-
-def _gated_sdpa(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
-    return _attend("sdpa", module, arguments, options)
-
-
-for _stock, _function in (("eager", _gated_eager), ("sdpa", _gated_sdpa)):
-    AttentionInterface.register(gated_implementation(_stock), _function)
+for _stock in STOCK_IMPLEMENTATIONS:
+    AttentionInterface.register(gated_implementation(_stock), partial(_attend, _stock))
     # Without a mask function of the same name transformers would drop the mask.
     AttentionMaskInterface.register(gated_implementation(_stock), AttentionMaskInterface()[_stock])

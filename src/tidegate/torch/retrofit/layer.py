@@ -3,26 +3,26 @@
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
 """
 
-# The order of a module's hooks, and which are there, has no public door.
+# Which hooks a module has, and in which order, has no public interface.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from tidegate._validation import InputError
 from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
 from tidegate.torch.gate import AttentionGate, AttentionGates
 from tidegate.torch.kernel import require_no_tracing
-from tidegate.torch.retrofit.flow import layer_input
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
 from tidegate.torch.retrofit.wrappers import acting_module, acting_modules, base_module
@@ -32,11 +32,6 @@ GATES_NAME = "attn_gate"
 
 _PARTS: tuple[PartKind, ...] = ("query", "key", "value")
 _OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
-
-
-def acts_at_output(gates: Gates) -> bool:
-    """Tell whether any of the gates acts on or reads the heads' outputs."""
-    return any(gate.site == "output" or gate.reads == "output" for gate in gates)
 
 
 def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
@@ -54,13 +49,29 @@ def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
     return {path: layer for layer, path in found.items()}
 
 
+def require_gates(model: nn.Module, found: Iterable[object]) -> None:
+    """Raise InputError unless gates, or layers with gates, were found in the model."""
+    if next(iter(found), None) is None:
+        raise InputError(
+            "model", expected="one with gates", got=type(model).__name__, hint="Call add_gates(model) first."
+        )
+
+
 def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
     return (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, GatedLayer))
 
 
+@dataclass(frozen=True, slots=True)
+class ActingGate:
+    """A gate of a layer, and the adapter around it that runs in its place, if there is one."""
+
+    plain: AttentionGate
+    runs: nn.Module
+
+
 @dataclass(kw_only=True, slots=True)
 class LayerReads:
-    """What the gates of one call may read, filled in as the projections run; a `Readable`."""
+    """Inputs of the gates of one call, filled in as the projections run; a `Readable`."""
 
     input: Tensor
     """(B, T, M)"""
@@ -75,7 +86,7 @@ class LayerReads:
     output: Tensor | None = None
     """(B, T, H, D), before an output gate."""
     partition: None = None
-    """A model's own kernel does not give it, and gates that read it are refused."""
+    """A model's own kernel does not give it: gates that read it cannot be added."""
 
     @property
     def context(self) -> Tensor:
@@ -83,20 +94,17 @@ class LayerReads:
         return self.input if self.attended is None else self.attended
 
     def apply(self, gate: ActingGate, target: Tensor) -> Tensor:
-        """Apply a gate that reads from here to the target."""
+        """Apply a gate to the target."""
         return gate.plain.combine(target, gate.runs(gate.plain.source(self)))
 
-
-@dataclass(frozen=True, slots=True)
-class ActingGate:
-    """A gate of a layer, and the adapter around it that runs in its place, if there is one."""
-
-    plain: AttentionGate
-    runs: nn.Module
+    def gate_output(self, gate: ActingGate | None, output: Tensor) -> Tensor:
+        """Keep the attention output (B, T, H, D) and apply its gate; None where another gate only reads it."""
+        self.output = output
+        return output if gate is None else self.apply(gate, output)
 
 
 class _Call(threading.local):
-    """What one thread's call of a layer has read so far; a copy of it is empty."""
+    """The reads of one thread's call of a layer; a copy of it is empty."""
 
     reads: LayerReads | None = None
 
@@ -114,21 +122,13 @@ class GatedLayer:
     def __init__(self, layout: AttentionLayout, gates: Gates) -> None:
         self.layout = layout
         self.gates = gates
-        self._call = _Call()
-        self.acts_in_function = acts_at_output(gates) and layout.in_function
-        self.acts_before_output = acts_at_output(gates) and not layout.in_function
+        self.call = _Call()
+        at_output = any("output" in (gate.site, gate.reads) for gate in gates)
+        self.acts_in_function = at_output and layout.in_function
+        self.acts_before_output = at_output and not layout.in_function
         self.shares = self.acts_before_output or any(_reads_elsewhere(gate, layout) for gate in gates)
+        """Whether one hook of the layer reads what another is given."""
         self.hooks = tuple(_projection_hooks(self))
-        self.forget = _Forget(self)
-
-    @property
-    def reads(self) -> LayerReads | None:
-        """What the gates may read in the call that this thread makes; None if it makes none."""
-        return self._call.reads
-
-    @reads.setter
-    def reads(self, reads: LayerReads | None) -> None:
-        self._call.reads = reads
 
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
@@ -137,27 +137,26 @@ class GatedLayer:
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
         if self.shares:
-            attention.register_forward_hook(self.forget, always_call=True)
+            attention.register_forward_hook(self.end_call, always_call=True)
         for hook in self.hooks:
-            hook.follow()
+            hook.move(hook.slot.module)
 
     def remove(self) -> None:
-        """Take gates and hooks away again."""
-        attention = self.layout.module
-        delattr(attention, GATES_NAME)
-        for key in _keys(attention._forward_pre_hooks, self):
-            del attention._forward_pre_hooks[key], attention._forward_pre_hooks_with_kwargs[key]
-        for key in _keys(attention._forward_hooks, self.forget):
-            del attention._forward_hooks[key], attention._forward_hooks_always_called[key]
+        """Remove gates and hooks."""
+        delattr(self.layout.module, GATES_NAME)
+        for hook in (self, self.end_call):
+            _remove_hook(self.layout.module, hook)
         for hook in self.hooks:
-            hook.leave()
+            hook.move(None)
 
     def require_plain_gates(self) -> None:
-        """Refuse gates with adapters around them, where their own numbers are to be written or folded."""
+        """Raise InputError for gates with adapters around them: their own numbers are not all that acts."""
         if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
-            raise ValueError(
-                f"The gates of {self.layout.name} have adapters around them. Merge these first, with merge_and_unload, "
-                "or save them by save_pretrained of peft."
+            raise InputError(
+                "model",
+                expected="one whose gates have no adapters",
+                got=f"adapters at the gates of {self.layout.name}",
+                hint="Merge these first, with merge_and_unload, or save them by save_pretrained of peft.",
             )
 
     @property
@@ -174,10 +173,10 @@ class GatedLayer:
         """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
         require_no_tracing()
         for hook in self.hooks:
-            hook.follow()
-        reads = LayerReads(input=layer_input(args, kwargs, self.layout.input_name))
+            hook.move(hook.slot.module)
+        reads = LayerReads(input=args[0] if args else kwargs[self.layout.input_name])
         if self.shares:
-            self.reads = reads
+            self.call.reads = reads
         if not self.acts_in_function:
             return None
         if (name := implementation_of(module)) not in _OWN_IMPLEMENTATIONS:
@@ -185,128 +184,102 @@ class GatedLayer:
                 f"The attention implementation {name!r} would leave out the gates of {self.layout.name}. Call "
                 f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
             )
-        return args, {**kwargs, "attn_gate": _OutputGate(self.gate_at("output"), reads)}
+        return args, {**kwargs, "attn_gate": partial(reads.gate_output, self.gate_at("output"))}
 
+    def end_call(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        """Drop the reads when the attention module ends, unless a gate outside it is yet to run.
 
-class _OutputGate:
-    """What the attention function does to its output; the gate is None where another gate only reads the output."""
-
-    def __init__(self, gate: ActingGate | None, reads: LayerReads) -> None:
-        self.gate = gate
-        self.reads = reads
-
-    def __call__(self, output: Tensor) -> Tensor:
-        self.reads.output = output
-        return output if self.gate is None else self.reads.apply(self.gate, output)
+        PyTorch calls this after an error too, and then without a result.
+        """
+        if result is None or (self.gates.at("dense") is None and not self.acts_before_output):
+            self.call.reads = None
 
 
 class _ProjectionHook(ABC):
-    """A hook on the projection that a slot holds, moved along when the projection is exchanged."""
+    """A hook on the projection that a slot holds, moved when the projection is exchanged."""
+
+    runs_before: ClassVar[bool] = False
+    """Whether it is given the projection's arguments, and not its result."""
 
     def __init__(self, layer: GatedLayer, slot: Slot) -> None:
         self.layer = layer
         self.slot = slot
         self.hooked: nn.Module | None = None
 
-    def follow(self) -> None:
-        """Move to the projection that the slot holds now, if it is another."""
-        if self.slot.module is not self.hooked:
-            self.move(self.slot.module)
-
-    def move(self, module: nn.Module) -> None:
-        """Leave the module that it is on, and go to this one."""
-        self.leave()
-        self.register(module)
-        self.hooked = module
-
-    @abstractmethod
-    def register(self, module: nn.Module) -> None:
-        """Put the hook on a projection."""
-
-    def leave(self) -> None:
-        """Take the hook away."""
+    def move(self, module: nn.Module | None) -> None:
+        """Leave the projection that it is on, and go to this one; None only leaves."""
+        if module is self.hooked:
+            return
         if self.hooked is not None:
-            for hooks in (self.hooked._forward_hooks, self.hooked._forward_pre_hooks):
-                for key in [key for key, hook in hooks.items() if hook is self]:
-                    del hooks[key]
-        self.hooked = None
-
-
-class _ResultHook(_ProjectionHook):
-    """A hook that acts on a projection's result."""
-
-    def register(self, module: nn.Module) -> None:
-        module.register_forward_hook(self)
+            _remove_hook(self.hooked, self)
+        self.hooked = module
+        if module is not None:
+            hook: Any = self
+            (module.register_forward_pre_hook if self.runs_before else module.register_forward_hook)(hook)
 
     @abstractmethod
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Return the projection's result with the layer's gates applied."""
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Any:
+        """Return the projection's arguments or its result with gates applied."""
 
 
-class _PartsHook(_ResultHook):
-    """Notes the raw query, key or value of a projection, and gates it before anything else sees it."""
+class _PartsHook(_ProjectionHook):
+    """Keeps the raw query, key or value of a projection, and gates it before anything else uses it."""
 
     def __init__(self, layer: GatedLayer, slot: Slot, parts: Sequence[tuple[PartKind, Part]]) -> None:
         super().__init__(layer, slot)
         self.parts: tuple[tuple[PartKind, Columns], ...] = tuple((kind, part.columns) for kind, part in parts)
         self.of_context = any(part.source == "context" for _, part in parts)
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        reads = self.layer.reads if self.layer.shares else None
-        reads = LayerReads(input=args[0]) if reads is None else reads
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
+        (output,) = _result
+        reads = self.layer.call.reads if self.layer.shares else None
+        reads = LayerReads(input=_args[0]) if reads is None else reads
         if self.of_context:
-            reads.attended = args[0]
+            reads.attended = _args[0]
         # Latents of one head stand behind an axis of their own.
-        alone = output.ndim == 4
-        result = output.squeeze(1) if alone else output
+        latent = output.ndim == 4
+        gated = output.squeeze(1) if latent else output
         for kind, columns in self.parts:
-            setattr(reads, kind, columns.take(result))
+            setattr(reads, kind, columns.take(gated))
         for kind, columns in self.parts:
             gate = self.layer.gate_at(kind)
             if gate is not None:
-                result = columns.put(result, reads.apply(gate, getattr(reads, kind)))
-        return result.unsqueeze(1) if alone else result
+                gated = columns.put(gated, reads.apply(gate, getattr(reads, kind)))
+        return gated.unsqueeze(1) if latent else gated
 
 
-class _DenseHook(_ResultHook):
+class _DenseHook(_ProjectionHook):
     """Gates the result of the output projection, which may run after the attention module has ended."""
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:  # noqa: ARG002
-        gate, reads = self.layer.gate_at("dense"), self.layer.reads
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
+        gate, reads = self.layer.gate_at("dense"), self.layer.call.reads
         assert gate is not None
         assert reads is not None
-        self.layer.reads = None
-        return reads.apply(gate, output)
+        self.layer.call.reads = None
+        return reads.apply(gate, *_result)
 
 
 class _OutputHook(_ProjectionHook):
-    """Gates the heads' outputs, side by side, before the output projection takes them."""
+    """Gates the heads' outputs, side by side, before the output projection."""
 
-    def register(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self)
+    runs_before = True
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the output projection with the first one gated."""
-        reads, shape = self.layer.reads, self.layer.layout.shape
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> tuple[Any, ...]:
+        reads, shape = self.layer.call.reads, self.layer.layout.shape
         assert reads is not None
         if self.layer.gates.at("dense") is None:
-            self.layer.reads = None
-        heads = args[0].unflatten(-1, (shape.num_heads, shape.head_dim))
-        return (_OutputGate(self.layer.gate_at("output"), reads)(heads).flatten(-2), *args[1:])
+            self.layer.call.reads = None
+        heads = _args[0].unflatten(-1, (shape.num_heads, shape.head_dim))
+        return (reads.gate_output(self.layer.gate_at("output"), heads).flatten(-2), *_args[1:])
 
 
-class _Forget:
-    """Lets go of what the gates have read when the attention module ends, unless a gate outside it is yet to run.
-
-    It is called after an error too, and then without a result.
-    """
-
-    def __init__(self, layer: GatedLayer) -> None:
-        self.layer = layer
-
-    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-        if result is None or (self.layer.gates.at("dense") is None and not self.layer.acts_before_output):
-            self.layer.reads = None
+def _remove_hook(module: nn.Module, hook: object) -> None:
+    # `RemovableHandle` does not survive a deep copy of the model.
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, each in hooks.items() if each == hook]:
+            del hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)
 
 
 def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
@@ -327,12 +300,8 @@ def _watch_replacements() -> None:
     register_module_module_registration_hook(_move_hooks)
 
 
-def _keys(hooks: Mapping[int, Callable[..., Any]], wanted: Callable[..., Any]) -> list[int]:
-    return [key for key, hook in hooks.items() if hook is wanted]
-
-
 def _reads_elsewhere(gate: Gate, layout: AttentionLayout) -> bool:
-    """Tell whether the gate reads something that its own hook is not given."""
+    """Return whether the gate reads something that its own hook is not given."""
     part = layout.parts.get(gate.site) if gate.site in _PARTS else None
     if part is not None and part.source == "inner" and gate.reads == "input":
         return True

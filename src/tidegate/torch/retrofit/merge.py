@@ -1,11 +1,10 @@
-"""Fold gates that are constant into the weights beside them.
+"""Fold constant gates into the weights beside them.
 
 Legend: M model width, H heads at the gated site, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,54 +13,60 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tidegate._validation import InputError
 from tidegate.torch.gate import AttentionGate, activate
 from tidegate.torch.precision import widen
+from tidegate.torch.retrofit.checks import find_places
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
-from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers
-from tidegate.torch.retrofit.probe import (
-    answers,
-    evaluation_mode,
-    exceeds_rounding,
-    largest_change,
-    largest_number,
-    probe_inputs,
-)
+from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers, require_gates
+from tidegate.torch.retrofit.probe import answers, evaluation_mode, exceeds_rounding, largest_change, probe_inputs
 from tidegate.torch.retrofit.record import record_gates
-from tidegate.torch.retrofit.refusal import places_of_weights
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
 def merge_gates(model: nn.Module) -> None:
-    """Fold every gate into a projection and take it out, in place; if one of them cannot be, nothing is changed.
+    """Fold every gate into a projection and remove it, in place; if one of them cannot be folded, change nothing.
 
-    A gate is constant if its matrix is zero, so that only its bias says something. At the output site its values scale
-    the columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
+    A gate is constant if its matrix is zero, so that only its bias acts. At the output site its values scale the
+    columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
     model computes the same as before but for rounding, which a probe makes sure of.
 
-    model : of transformers, or adapters around one
+    Args:
+        model: A model of transformers, or adapters around one.
 
-    Raises a `ValueError` if a gate is not constant or does not multiply, or a projection is no plain matrix or is used
-    in another place too; it names the layer. And if the probe's answers change.
+    Raises:
+        InputError: If a gate is not constant or does not multiply, if a projection is not a plain matrix or is used in
+            another place too, or if the probe's answers change.
     """
     base = unwrap_model(model)
-    folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _gates(layer)]
-    if not folds:
-        raise ValueError(f"{type(base).__name__} has no gates to merge; call add_gates(model) first.")
-    inputs = probe_inputs(base)
-    undo = _Undo(base, folds)
-    with evaluation_mode(base):
+    folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _plain_gates(layer)]
+    require_gates(base, folds)
+    inputs, implementation = probe_inputs(base), implementation_in(base)
+    layers = {layer: getattr(layer.layout.module, GATES_NAME) for layer in gated_layers(base)}
+    folded = [weight for fold in folds for weight in fold.projection.parameters(recurse=False)]
+    weights = {weight: weight.detach().clone() for weight in folded}
+    with evaluation_mode(base), torch.no_grad():
         before = answers(base, inputs)
         for fold in folds:
             fold.apply()
         remove_gates(base)
-        change, size = largest_change(answers(base, inputs), before), largest_number(before)
-    if exceeds_rounding(change, size, base.dtype):
-        undo()
-        raise ValueError(
-            f"The gates of {type(base).__name__} cannot be merged: answers of size {size:.3g} would change by up to "
-            f"{change:.3g}, so that something else acts on a projection's result before its gate does."
-        )
+        after = answers(base, inputs)
+        if not exceeds_rounding(after, before, base.dtype):
+            return
+        for weight, content in weights.items():
+            weight.copy_(content)
+        for layer, modules in layers.items():
+            layer.install(modules)
+        base.set_attn_implementation(implementation)
+        record_gates(base)
+    raise InputError(
+        "model",
+        expected="one whose gates act right behind its projections",
+        got=type(base).__name__,
+        hint=f"Merging would change answers by up to {largest_change(after, before):.3g}: something else acts on a "
+        "projection's result before its gate does.",
+    )
 
 
 def constant_values(gate: AttentionGate) -> Tensor | None:
@@ -86,7 +91,6 @@ class _Fold:
     """One for each channel."""
     of_input: bool
 
-    @torch.no_grad()
     def apply(self) -> None:
         weight = cast("Tensor", self.projection.weight)
         # A Linear keeps its matrix results first, a Conv1D inputs first.
@@ -97,51 +101,40 @@ class _Fold:
             bias.copy_(widen(bias) * self.factors)
 
 
-class _Undo:
-    """Weights, gates and implementation of a model before its gates are merged; a call restores them."""
-
-    def __init__(self, model: PreTrainedModel, folds: Sequence[_Fold]) -> None:
-        self.model = model
-        self.implementation = implementation_in(model)
-        self.weights = {
-            weight: weight.detach().clone() for fold in folds for weight in fold.projection.parameters(recurse=False)
-        }
-        self.gates = {layer: getattr(layer.layout.module, GATES_NAME) for layer in gated_layers(model)}
-
-    @torch.no_grad()
-    def __call__(self) -> None:
-        for weight, content in self.weights.items():
-            weight.copy_(content)
-        for layer, modules in self.gates.items():
-            layer.install(modules)
-        self.model.set_attn_implementation(self.implementation)
-        record_gates(self.model)
-
-
-def _gates(layer: GatedLayer) -> list[AttentionGate]:
+def _plain_gates(layer: GatedLayer) -> list[AttentionGate]:
     layer.require_plain_gates()
     return [cast("AttentionGate", gate) for gate in layer.modules.children()]
 
 
 def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fold:
-    def refusal(reason: str) -> ValueError:
-        return ValueError(f"The gate {gate.gate} of {layer.layout.name} cannot be merged: {reason}.")
-
+    """Find the projection and the factors of a gate, or raise InputError."""
+    site, values = gate.gate.site, constant_values(gate)
+    slot = layer.layout.output if site in ("output", "dense") else layer.layout.parts[site].slot
+    projection = None if slot is None else slot.module
     if gate.gate.op != "multiply":
-        raise refusal("it adds to what it gates, which no projection's matrix can do")
-    if (values := constant_values(gate)) is None:
-        raise refusal("it is not constant, since its matrix is not zero")
-    site = gate.gate.site
-    at_output = site in ("output", "dense")
-    slot = layer.layout.output if at_output else layer.layout.parts[site].slot
-    if slot is None:
-        raise refusal("no projection takes the attention output as it is")
-    projection = slot.module
-    if not isinstance(projection, nn.Linear | Conv1D):
-        raise refusal(f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first")
-    if len(places := places_of_weights(model, projection)) > 1:
-        raise refusal(f"the same weights are in {' and '.join(places)}, and would be changed there too")
-    return _Fold(projection=projection, factors=_factors(layer, gate, projection, values), of_input=site == "output")
+        problem = "It adds, which the matrix of a projection cannot do."
+    elif values is None:
+        problem = "Its matrix is not zero, so it is not constant."
+    elif slot is None:
+        problem = "No projection takes the attention output unchanged."
+    elif not isinstance(projection, nn.Linear | Conv1D):
+        problem = f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first."
+    elif len(places := find_places(model, lambda child: _share_weights(child, projection))) > 1:
+        problem = f"The same weights are in {' and '.join(places)}, and would be changed there too."
+    else:
+        factors = _factors(layer, gate, projection, values)
+        return _Fold(projection=projection, factors=factors, of_input=site == "output")
+    raise InputError(
+        "model", expected="one whose gates can be merged", got=f"{gate.gate} in {layer.layout.name}", hint=problem
+    )
+
+
+def _share_weights(ours: nn.Module, theirs: nn.Module) -> bool:
+    return any(
+        a is b or (a.data_ptr() == b.data_ptr() != 0)
+        for a in ours.parameters(recurse=False)
+        for b in theirs.parameters(recurse=False)
+    )
 
 
 def _factors(layer: GatedLayer, gate: AttentionGate, projection: nn.Linear | Conv1D, values: Tensor) -> Tensor:

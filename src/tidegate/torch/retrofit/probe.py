@@ -6,7 +6,7 @@ Legend: B batch, T positions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,15 +14,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tidegate.torch.retrofit.checks import cannot_gate
+
 _POSITIONS = 8
 _PADDED = 3
+_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
+"""transformers' names of tokens, images and sound."""
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Make up a small input: tokens with padding on the left, on the right and nowhere, images, or sound.
 
     An encoder with a decoder is given tokens for both. Where a model may want several inputs at once, or several rows
-    of tokens for each example, the first choice that it takes counts. A model whose input cannot be made up is refused.
+    of tokens for each example, the first choice that it runs with counts.
+
+    Raises:
+        InputError: If the model takes other inputs, or its configuration does not give their size.
     """
     choices = list(_choices(model))
     taken = (inputs for inputs in choices if len(choices) == 1 or _runs(model, inputs))
@@ -31,10 +38,9 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     config: Any = model.config
-    wanted = [name for name in _MAKERS if name in inspect.signature(model.forward).parameters]
     main = model.main_input_name
-    if main not in _MAKERS:
-        raise ValueError(f"its input is {main!r}, and only {', '.join(map(repr, _MAKERS))} can be made up")
+    if main not in _INPUTS:
+        raise cannot_gate(model, f"its input is {main!r}, and only {', '.join(map(repr, _INPUTS))} can be made up")
     generator = torch.Generator().manual_seed(0)
     inputs = _make(main, model, generator)
     if getattr(config, "is_encoder_decoder", False):
@@ -44,17 +50,12 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     if main == "input_ids" and isinstance(num_codebooks, int):
         rows = len(inputs["attention_mask"]) * num_codebooks
         yield {**inputs, "input_ids": _tokens(model, generator, rows=rows, length=_POSITIONS)}
+    wanted = [name for name in _INPUTS if name in inspect.signature(model.forward).parameters]
     parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
     if len(wanted) > 1 and len(parts) > 1:
-        made = (_make(name, model, generator) for name in wanted if name != main)
-        yield inputs | {name: value for each in made for name, value in each.items()}
-
-
-def _make(name: str, model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
-    try:
-        return _MAKERS[name](model, generator)
-    except AttributeError as error:
-        raise ValueError(f"its configuration does not say how large its {name} are: {error}") from error
+        for name in wanted:
+            inputs = inputs if name == main else inputs | _make(name, model, generator)
+        yield inputs
 
 
 @torch.no_grad()
@@ -67,60 +68,44 @@ def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
     return True
 
 
+def _make(name: str, model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
+    try:
+        if name != "input_ids":
+            numbers = torch.randn(_shape(name, model.config), generator=generator)
+            return {name: numbers.to(model.device, model.dtype)}
+        mask = torch.ones(3, _POSITIONS, dtype=torch.long)
+        mask[0, :_PADDED] = 0
+        mask[1, -_PADDED:] = 0
+        tokens = _tokens(model, generator, rows=3, length=_POSITIONS)
+        return {"input_ids": tokens, "attention_mask": mask.to(model.device)}
+    except AttributeError as error:
+        raise cannot_gate(model, f"its configuration does not say how large its {name} are: {error}") from error
+
+
 def _tokens(model: PreTrainedModel, generator: torch.Generator, *, rows: int, length: int) -> Tensor:
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
     return torch.randint(vocabulary, (rows, length), generator=generator).to(model.device)
 
 
-def _make_tokens(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
-    mask = torch.ones(3, _POSITIONS, dtype=torch.long)
-    mask[0, :_PADDED] = 0
-    mask[1, -_PADDED:] = 0
-    tokens = _tokens(model, generator, rows=3, length=_POSITIONS)
-    return {"input_ids": tokens, "attention_mask": mask.to(model.device)}
-
-
-def _make_images(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
-    config: Any = model.config
-    config = getattr(config, "vision_config", None) or config
-    size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    return _numbers(model, "pixel_values", (3, config.num_channels, height, width), generator)
-
-
-def _make_sound(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
-    """Make samples for as many frames as a probe has positions, or frames if nothing says how samples become frames."""
-    config: Any = model.config
-    strides = getattr(config, "conv_stride", None)
-    if strides is None:
-        return _numbers(model, "input_values", (3, config.max_length, config.num_mel_bins), generator)
+def _shape(name: str, config: Any) -> tuple[int, ...]:
+    """Return the shape of three images or three sounds."""
+    if name == "pixel_values":
+        config = getattr(config, "vision_config", None) or config
+        size = config.image_size
+        return 3, config.num_channels, *((size, size) if isinstance(size, int) else size)
+    if name == "input_features":
+        width = getattr(config, "input_feat_per_channel", None)
+        return (
+            (3, config.num_mel_bins, 2 * config.max_source_positions) if width is None else (3, 4 * _POSITIONS, width)
+        )
+    if (strides := getattr(config, "conv_stride", None)) is None:
+        return 3, config.max_length, config.num_mel_bins
+    # Samples for as many frames as a probe has positions.
     length = _POSITIONS
     for stride, kernel in zip(reversed(strides), reversed(config.conv_kernel), strict=True):
         length = (length - 1) * stride + kernel
-    return _numbers(model, "input_values", (3, length), generator)
-
-
-def _make_features(model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
-    config: Any = model.config
-    width = getattr(config, "input_feat_per_channel", None)
-    shape = (3, config.num_mel_bins, 2 * config.max_source_positions) if width is None else (3, 4 * _POSITIONS, width)
-    return _numbers(model, "input_features", shape, generator)
-
-
-def _numbers(
-    model: PreTrainedModel, name: str, shape: tuple[int, ...], generator: torch.Generator
-) -> dict[str, Tensor]:
-    return {name: torch.randn(shape, generator=generator).to(model.device, model.dtype)}
-
-
-_MAKERS: dict[str, Callable[[PreTrainedModel, torch.Generator], dict[str, Tensor]]] = {
-    "input_ids": _make_tokens,
-    "pixel_values": _make_images,
-    "input_values": _make_sound,
-    "input_features": _make_features,
-}
-"""What models of transformers call tokens, images and sound, and what makes them up."""
+    return 3, length
 
 
 @contextmanager
@@ -158,7 +143,7 @@ def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def has_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    """Tell whether the model answers with what it has cached if it is asked to."""
+    """Return whether the model gives a cache if it is asked to."""
     return getattr(_answer_with_cache(model, inputs), "past_key_values", None) is not None
 
 
@@ -193,7 +178,7 @@ def answer_in_two(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Tell whether nan stands in the same places, and all bits are equal elsewhere.
+    """Return whether nan stands in the same places, and all bits are equal elsewhere.
 
     Some attention functions answer nan where a query may see nothing, and the bits of nan are not always the same.
     """
@@ -203,23 +188,13 @@ def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     )
 
 
+def _bits(x: Tensor) -> Tensor:
+    return _without_nan(x).contiguous().view(torch.uint8)
+
+
 def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """Return the largest difference of two numbers; infinite if only one of them is nan, 0 if both are."""
     return max(float(_changes(a, b).max()) for a, b in zip(ours, theirs, strict=True))
-
-
-def largest_number(found: Sequence[Tensor]) -> float:
-    """Return the largest absolute value, nan left out."""
-    return max(float(_without_nan(each).abs().max()) for each in found)
-
-
-def exceeds_rounding(change: float, size: float, dtype: torch.dtype) -> bool:
-    """Tell whether numbers of this size changed by more than the root of the dtype's epsilon, or to nan."""
-    return not change <= size * torch.finfo(dtype).eps ** 0.5
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [value for value in output.to_tuple() if isinstance(value, Tensor)]
 
 
 def _changes(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -227,9 +202,15 @@ def _changes(ours: Tensor, theirs: Tensor) -> Tensor:
     return changes.masked_fill(ours.isnan() != theirs.isnan(), float("inf"))
 
 
+def exceeds_rounding(ours: Sequence[Tensor], theirs: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Return whether answers differ by more than the root of the dtype's epsilon, relative to the largest of theirs."""
+    size = max(float(_without_nan(each).abs().max()) for each in theirs)
+    return not largest_change(ours, theirs) <= size * torch.finfo(dtype).eps ** 0.5
+
+
 def _without_nan(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), 0)
 
 
-def _bits(x: Tensor) -> Tensor:
-    return _without_nan(x).contiguous().view(torch.uint8)
+def _tensors(output: Any) -> list[Tensor]:
+    return [value for value in output.to_tuple() if isinstance(value, Tensor)]

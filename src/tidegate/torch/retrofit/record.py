@@ -1,7 +1,7 @@
-"""What the configuration of a gated model says of its gates.
+"""The record of a model's gates in its configuration.
 
-transformers writes a model's configuration into every folder, that of a trainer's checkpoint too, so that
-`load_pretrained` knows which gates the weights in it belong to.
+transformers writes a model's configuration into every directory, a trainer's checkpoint too, so that `load_pretrained`
+knows the gates of the weights in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tidegate._text import echo
+from tidegate._validation import InputError
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.layer import acting_layers
 
@@ -36,5 +36,5 @@ def recorded_gates(config: PreTrainedConfig) -> dict[str, Gates]:
     """Return the gates that a configuration names, by the paths of their attention modules; empty if it names none."""
     found: Any = getattr(config, RECORD_NAME, {})
     if not isinstance(found, dict) or not all(isinstance(each, str) for pair in found.items() for each in pair):
-        raise ValueError(f"{RECORD_NAME} must give the gates of each layer by its path; got {echo(found)}.")
+        raise InputError(RECORD_NAME, expected="an object of spellings of gates by the layers' paths", got=found)
     return {path: Gates.parse(spelling) for path, spelling in found.items()}

@@ -1,10 +1,10 @@
 """Find models and modules inside the wrappers of adapters.
 
-A wrapper is recognised by what it holds: a model under `get_base_model()`, a layer under `base_layer`, or a module
+A wrapper is recognized by its members: a model under `get_base_model()`, a layer under `base_layer`, or a module
 under `original_module` with trained copies under `modules_to_save`.
 """
 
-# Children of a module as they are: `getattr` would ask the wrapper, which hands on to what it wraps.
+# Children of a module itself: `getattr` would give those of the wrapped module, too.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Tell whether an adapter stands around a module inside the model."""
+    """Return whether an adapter stands around a module inside the model."""
     return any(_base_inside(module) is not None for module in model.modules())
 
 

@@ -14,11 +14,11 @@ from tidegate.torch.retrofit import add_gates, merge_gates
 from tidegate.torch.retrofit.probe import probe_inputs
 from tidegate.torch.retrofit.survey import UNFIT, survey_attention
 
-SPELLED = ("bloom", "mpt", "gptj", "falcon", "openai-gpt", "xglm")
+DECOMPOSED = ("bloom", "mpt", "gptj", "falcon", "openai-gpt", "xglm")
 """Types whose attention does not go through transformers' attention function."""
 
 
-@pytest.mark.parametrize("model_type", SPELLED)
+@pytest.mark.parametrize("model_type", DECOMPOSED)
 def test_heads_and_projections_are_found(model_type):
     model = model_types.build(model_type)
     for layer in survey_attention(model, probe_inputs(model)).layers:
@@ -29,7 +29,7 @@ def test_heads_and_projections_are_found(model_type):
 
 
 @pytest.mark.parametrize("gate", ["output:nothing:b0", "value:nothing:b0", "query:nothing:b0"])
-@pytest.mark.parametrize("model_type", SPELLED)
+@pytest.mark.parametrize("model_type", DECOMPOSED)
 def test_a_constant_gate_is_a_scale_of_the_projection_beside_it(model_type, gate):
     """What was found is right: the gate does what a scaled projection does, whose columns it claims to know."""
     model = model_types.build(model_type)

@@ -1,15 +1,15 @@
-"""Find attention that a module spells out itself, without transformers' attention function.
+"""Find attention that a module computes by separate operators, without transformers' attention function.
 
-The pattern is a softmax over keys whose result is multiplied by values, or PyTorch's own attention, and a matrix that
-takes the heads' outputs, side by side, bit by bit. What does not fit it is not attention for the retrofit.
+The pattern is a softmax over keys whose result is multiplied by values, or PyTorch's own attention, and a matrix whose
+input is the heads' outputs, side by side, bit by bit. Attention of another pattern cannot be gated.
 
 Legend: B batch, T query positions, S key positions, W width of a projection, H query heads, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -28,90 +28,82 @@ _OPERANDS = {
     "bmm": ("input", "mat2"),
     _ATTENTION: ("query", "key", "value"),
 }
-"""The operators that are listened to, and the names of their operands, in order."""
+"""The operators that are recorded, and the names of their operands, in order."""
 
 
-def find_spelled_attention(
+def find_decomposed_attention(
     model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
 ) -> tuple[list[AttentionLayout], list[str]]:
-    """Return the layouts of the modules that spell out their attention, in the order in which they run.
+    """Return the layouts of the modules with decomposed attention, in the order in which they run.
 
-    Beside them come the paths of those that attend but hand their heads to no matrix as they are.
+    The second list has the paths of those that attend, but whose heads are not the input of a matrix unchanged.
 
-    run   : sends a small input through the model
-    known : modules whose attention has been found already
+    Args:
+        model: Any model.
+        run: Sends a small input through the model.
+        known: Modules whose attention has been found already.
     """
     names = {
         module: name
         for name, module in model.named_modules()
-        if module not in known and any(map(_projects, module.children()))
+        if module not in known and any(map(_has_weights, module.children()))
     }
     watch = Watch(model, names)
-    with (
-        watch.recording(),
-        _running_modules(model) as running,
-        torch.enable_grad(),
-        _Operators(watch, running) as heard,
-    ):
+    operators = _Operators(watch)
+    with watch.recording(), torch.enable_grad(), ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(module.register_forward_pre_hook(operators.enter))
+            stack.enter_context(module.register_forward_hook(operators.leave, always_call=True))
+        stack.enter_context(operators)
         run()
     found = (trace.layout() for trace in watch.traces.values())
     layouts = [layout for layout in found if layout is not None and layout.output is not None]
     fitting = {layout.name for layout in layouts}
-    return layouts, [trace.name for trace in heard.attending if trace.name not in fitting]
+    return layouts, [trace.name for trace in operators.attending if trace.name not in fitting]
 
 
-def _projects(module: nn.Module) -> bool:
-    """Tell whether a module has weights of a matrix, or of a convolution, at which no gate can stand."""
+def _has_weights(module: nn.Module) -> bool:
+    """Return whether a module has the weights of a matrix, or of a convolution, which cannot be gated."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim >= 2
 
 
-@contextmanager
-def _running_modules(model: nn.Module) -> Generator[list[nn.Module]]:
-    """Keep the list of modules that are running, the innermost last."""
-    running: list[nn.Module] = []
-
-    def enter(module: nn.Module, _args: Any) -> None:
-        running.append(module)
-
-    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-        running.pop()
-
-    handles = [handle for module in model.modules() for handle in _hooks(module, enter, leave)]
-    try:
-        yield running
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _hooks(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
-
-
 class _Operators(TorchFunctionMode):
-    """Listens to the operators that the modules call."""
+    """Records the operators that the modules call."""
 
-    def __init__(self, watch: Watch, running: list[nn.Module]) -> None:
+    def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.watch = watch
-        self.running = running
+        self.running: list[nn.Module] = []
+        """The modules that are running, the innermost last."""
         self.softmax: dict[Trace, tuple[Tensor, Tensor]] = {}
-        """The scores and weights of a softmax that is yet to meet its values."""
+        """The scores and weights of the last softmax of each trace."""
         self.attending: dict[Trace, None] = {}
-        """The traces in which a softmax has met its values, in order."""
+        """The traces in which a softmax was multiplied by values, in order."""
+
+    def enter(self, module: nn.Module, _args: Any) -> None:
+        """Note that a module begins to run."""
+        self.running.append(module)
+
+    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """Note that the innermost module has ended."""
+        self.running.pop()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        trace = self._trace()
         name = getattr(func, "__name__", "")
-        if name in _OPERANDS and trace is not None and not trace.settled and trace.input is not None:
-            self._hear(trace, name, _operands(name, args, kwargs or {}), result)
+        if name in _OPERANDS:
+            owner = next((each for each in reversed(self.running) if any(True for _ in each.children())), None)
+            trace = None if owner is None else self.watch.traces.get(owner)
+            if trace is not None and not trace.settled and trace.input is not None:
+                names = _OPERANDS[name]
+                operands = [*args[: len(names)], *((kwargs or {})[each] for each in names[len(args) :])]
+                self._record(trace, name, operands, result)
         return result
 
-    def _hear(self, trace: Trace, name: str, operands: list[Tensor], result: Tensor) -> None:
+    def _record(self, trace: Trace, name: str, operands: list[Tensor], result: Tensor) -> None:
         if name == "softmax":
             (scores,) = operands
             if scores.ndim >= 3 and scores.is_floating_point():
@@ -126,20 +118,9 @@ class _Operators(TorchFunctionMode):
                 self.attending[trace] = None
                 _record_product(trace, scores, operands[1], result)
 
-    def _trace(self) -> Trace | None:
-        """Return the trace of the innermost running module that has children."""
-        module = next((each for each in reversed(self.running) if any(True for _ in each.children())), None)
-        return None if module is None else self.watch.traces.get(module)
-
-
-def _operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the operands of a call, given by position or by name."""
-    names = _OPERANDS[name]
-    return [*args[: len(names)], *(kwargs[each] for each in names[len(args) :])]
-
 
 def _same_numbers(ours: Tensor, theirs: Tensor) -> bool:
-    """Tell whether two tensors hold the same numbers, in one order, after a change of shape or dtype."""
+    """Return whether two tensors hold the same numbers in the same order, whatever their shapes and dtypes."""
     return ours.numel() == theirs.numel() and bitwise_equal([ours.flatten()], [theirs.to(ours.dtype).flatten()])
 
 

@@ -1,0 +1,150 @@
+"""Check which gates a model and its layers can take."""
+
+# A module that stands in several places: `named_children` gives only the first.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tidegate._validation import InputError
+from tidegate.gate import Gate
+from tidegate.gates import Gates
+from tidegate.torch.retrofit.interface import (
+    STOCK_IMPLEMENTATIONS,
+    calls_interface,
+    implementation_in,
+    stock_implementation,
+)
+from tidegate.torch.retrofit.layer import GATES_NAME
+from tidegate.torch.retrofit.layout import AttentionLayout, Part, Slot
+
+
+def cannot_gate(model: nn.Module, reason: str) -> InputError:
+    """Return the error that says why a model cannot take gates."""
+    hint = f"{reason[:1].upper()}{reason[1:]}."
+    return InputError("model", expected="one that can take these gates", got=type(model).__name__, hint=hint)
+
+
+def require_model(model: PreTrainedModel) -> None:
+    """Raise InputError for a model that cannot take gates, as far as that is known without running it."""
+    if torch.is_inference_mode_enabled():
+        raise cannot_gate(model, "its projections are found by gradients; leave torch.inference_mode() first")
+    if any(weight.is_meta for weight in model.parameters()):
+        raise cannot_gate(
+            model, "some of its weights are on the meta device and have no values; load the whole model onto a device"
+        )
+    if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
+        known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
+        raise cannot_gate(
+            model, f"it uses the attention implementation {name!r}; call model.set_attn_implementation({known}) first"
+        )
+    if hasattr(model.base_model, "set_attention_type"):
+        raise cannot_gate(model, "it exchanges its attention modules as its inputs grow, and gates would be lost")
+
+
+def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:
+    """Return the error for a model that failed on the probe's input."""
+    places: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if calls_interface(type(module)):
+            places.setdefault(module, []).append(path)
+    if shared := next((paths for paths in places.values() if len(paths) > 1), None):
+        return cannot_gate(
+            model,
+            f"one module is {' and '.join(shared)}, so that both write to one place in the cache, and a small made-up "
+            f"input fails ({error}); give each place a copy with a `layer_idx` of its own",
+        )
+    return cannot_gate(model, f"a small made-up input fails: {error}")
+
+
+def require_attention(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
+    """Raise InputError for a model in which the probe reached no attention module."""
+    if layers:
+        return
+    if any(calls_interface(type(module)) for module in model.modules()):
+        raise cannot_gate(model, "a small made-up input reaches none of its attention modules")
+    raise cannot_gate(
+        model,
+        "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS, and none takes a softmax "
+        "over keys, multiplies it by values and passes the heads to an output projection unchanged",
+    )
+
+
+def require_fitting(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
+    """Raise InputError for gates whose site or source a layer does not have."""
+    for layer in layers:
+        if GATES_NAME in dict(layer.module.named_children()):
+            raise cannot_gate(
+                model, f"the module {layer.name} has a child {GATES_NAME!r} already; call remove_gates(model) first"
+            )
+        for gate in gates:
+            if (reason := next(_obstacles(model, layer, gate), None)) is not None:
+                raise cannot_gate(model, f"the gate {gate} does not fit {layer.name}, where {reason}")
+
+
+def _obstacles(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> Iterator[str]:
+    """Yield the reasons why a gate does not fit; all but the first one assume that those before do not hold."""
+    if layer.cross and gate.needs_self_attention:
+        yield f"attention goes to something else than the input, and a key's position has no {gate.reads}"
+    yield from _missing_parts(layer, gate)
+    yield from _conflicts(layer, gate)
+    hooked: dict[str, Slot | None] = {kind: part.slot for kind, part in layer.parts.items()}
+    hooked |= {"dense": layer.output} | ({} if layer.in_function else {"output": layer.output})
+    for slot in (hooked.get(gate.site), hooked.get(gate.reads)):
+        places = [] if slot is None else find_places(model, lambda child, own=slot.module: child is own)
+        if len(places) > 1:
+            yield f"one module is {' and '.join(places)}; give each place a copy of its own"
+
+
+def _missing_parts(layer: AttentionLayout, gate: Gate) -> Iterator[str]:
+    parts: dict[str, Part] = {**layer.parts}
+    site, reads = gate.site, gate.reads
+    for needed in (site, reads):
+        if needed in ("query", "key", "value") and needed not in parts:
+            yield f"no single projection gives the {needed} with columns for each head, as wide as the heads' outputs"
+        if needed == site in parts and parts[site].spans_cache and reads not in ("nothing", site):
+            article = "an" if reads == "input" else "a"
+            yield (
+                f"the {site} is recomputed from the cache for all its positions, and only the current one has "
+                f"{article} {reads} to read"
+            )
+    if site == "dense" and layer.output is None:
+        yield "no projection takes the attention output unchanged"
+    if "output" in (site, reads) and not layer.in_function and layer.output is None:
+        yield (
+            "no projection takes the attention output unchanged, and the model depends on the name of its attention "
+            "implementation, so that no gate can act inside that"
+        )
+
+
+def _conflicts(layer: AttentionLayout, gate: Gate) -> Iterator[str]:
+    parts: dict[str, Part] = {**layer.parts}
+    own, other = parts.get(gate.site), parts.get(gate.reads)
+    if own is None:
+        if other is not None and other.spans_cache:
+            yield f"the {gate.reads} is recomputed for all positions of the cache, and not only for the current one"
+        return
+    if twin := next((kind for kind, part in parts.items() if kind != gate.site and _overlap(own, part)), None):
+        yield f"the {gate.site} and the {twin} are the same numbers, and a gate on one would act on both"
+    if other is not None and own.order < other.order:
+        yield f"the {gate.site} is projected before the {gate.reads} is there to read"
+
+
+def _overlap(ours: Part, theirs: Part) -> bool:
+    columns = ({column for head in part.columns.heads() for column in head} for part in (ours, theirs))
+    return ours.slot == theirs.slot and not set.isdisjoint(*columns)
+
+
+def find_places(model: nn.Module, matches: Callable[[nn.Module], bool]) -> list[str]:
+    """List the paths of the modules that match, a module in several places once for each; a loop counts once."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, owner in model.named_modules()
+        for name, child in owner._modules.items()
+        if child is not None and matches(child)
+    ]
