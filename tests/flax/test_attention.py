@@ -154,18 +154,10 @@ def test_a_layer_that_compares_positions_refuses_a_context(options):
         shapes(lambda x, context: layer(x, context=context), sample(2, 5, 24), sample(2, 7, 24))
 
 
-def test_a_context_needs_no_cache():
-    layer = make("g1", causal=False)
-    with rejects("cache"):
-        shapes(lambda x: layer(x, context=x, cache=layer.cache(2, 5)), sample(2, 5, 24))
-
-
-@pytest.mark.parametrize("given", ["cache", "context"])
-def test_segment_ids_are_for_whole_rows(given):
+def test_segment_ids_are_for_whole_rows():
     layer, x, ids = make("g1", causal=False), sample(2, 5, 24), np.zeros((2, 5), int)
-    other = {"cache": layer.cache(2, 5)} if given == "cache" else {"context": x}
     with rejects("segment_ids", hint="Use mask"):
-        shapes(lambda x: layer(x, segment_ids=ids, **other), x)
+        shapes(lambda x: layer(x, segment_ids=ids, context=x), x)
 
 
 def test_a_misspelt_argument_is_refused():

@@ -5,7 +5,7 @@ import pytest
 from closeness import assert_close
 from covers import axis, over
 from errors import rejects
-from jax_layers import COMBINED, every_precision, largest_gap, make, opening, quick_jit, sample
+from jax_layers import COMBINED, every_precision, largest_gap, make, quick_jit, sample
 from torch_layers import OPTIONS
 
 from tidegate import HeadShape
@@ -138,15 +138,11 @@ def test_a_half_precision_cache_serves_a_float32_layer(dtype):
 def test_a_cache_that_overflows_says_how_much_is_needed():
     layer = make("bma")
     cache = layer.cache(2, 5)._replace(length=np.int32(3))
-    message = "cache has room for max_length=5 positions; 6 are needed. Make it longer."
-    with pytest.raises(ValueError, match=opening(message)):
+    with rejects("cache") as caught:
         jax.eval_shape(lambda x: layer(x, cache=cache), sample(2, 3, 24))
-
-
-def test_more_than_the_whole_room_is_refused_while_the_length_is_traced():
-    layer = make("bma")
-    message = "cache has room for max_length=5 positions; 6 are needed. Make it longer."
-    with pytest.raises(ValueError, match=opening(message)):
+    assert (caught.value.expected, caught.value.got) == ("one with room for 6 positions", "max_length=5")
+    # More than the whole room is noticed while the length is traced, too.
+    with rejects("cache"):
         jax.eval_shape(lambda x, cache: layer(x, cache=cache), sample(2, 6, 24), layer.cache(2, 5))
 
 
@@ -154,10 +150,7 @@ def test_more_than_the_whole_room_is_refused_while_the_length_is_traced():
 def test_another_batch_or_layer_needs_another_cache(batch, num_kv_heads):
     layer = make("bma", num_kv_heads=num_kv_heads)
     cache = init_cache(SHAPE, batch=2, max_length=5)
-    message = (
-        f"cache holds a batch of 2 with 2 heads; got {batch} with {num_kv_heads}. Start a new cache for another batch."
-    )
-    with pytest.raises(ValueError, match=opening(message)):
+    with rejects("cache", hint="Start a new cache"):
         jax.eval_shape(lambda x: layer(x, cache=cache), sample(batch, 3, 24))
 
 

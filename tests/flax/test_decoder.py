@@ -24,6 +24,7 @@ from tidegate.config import TransformerConfig
 from tidegate.flax import (
     apply_block,
     apply_model,
+    apply_model_cached,
     cast_params,
     init_caches,
     init_model,
@@ -34,7 +35,9 @@ from tidegate.flax.block import drop
 from tidegate.flax.feedforward import init_feedforward
 from tidegate.tensors.rotary import Rotary
 
-apply = jit_quickly(apply_model, static_argnames=("config", "num_logits"))
+apply, apply_cached = (
+    jit_quickly(function, static_argnames=("config", "num_logits")) for function in (apply_model, apply_model_cached)
+)
 
 
 def named(tree):
@@ -235,7 +238,7 @@ def test_tokens_in_chunks_with_caches_equal_all_at_once(model, arrange):
     caches = stack_layers(caches) if arrange is with_stacked_blocks else caches
     chunks = []
     for chunk in (tokens[:, :3], tokens[:, 3:6], tokens[:, 6:]):
-        logits, caches = apply(arrange(params), chunk, config=config, caches=caches)
+        logits, caches = apply_cached(arrange(params), chunk, config=config, caches=caches)
         chunks.append(logits)
     assert_close(np.concatenate(chunks, axis=1), logits_of_torch(tokens, **options))
 
@@ -337,7 +340,7 @@ REFUSED = [
     ({"positions": jnp.arange(2)}, "^positions must be"),
     ({"num_logits": 0}, "^num_logits must be"),
     ({"tokens": sample(1, 17)}, "^tokens must be at most max_length=16"),
-    ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must have shape \(2, 3\)"),
+    ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must be of shape \(2, 3\)"),
     ({"caches": []}, "^caches must be"),
     ({"mask": jnp.ones((5, 5), bool)}, "^mask must be"),
 ]
@@ -357,26 +360,26 @@ def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one()
         apply_model(params, [[1]], config)
     (cache, _) = init_caches(config, batch=1, max_length=2)
     with pytest.raises(TypeError, match=r"^caches must be stacked if the blocks are, and only then"):
-        apply_model(params, sample(1, 1), config, caches=cache)
+        apply_model_cached(params, sample(1, 1), config, caches=cache)
     with pytest.raises(TypeError, match=r"^caches must be a list of KVCache; got dict\. Make it with init_caches\.$"):
-        apply_model(params, sample(1, 1), config, caches={0: cache})
+        apply_model_cached(params, sample(1, 1), config, caches={0: cache})
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_what_makes_no_sense_is_refused_by_name_while_tracing(arguments, message):
     config = TransformerConfig(**SIZES | {"max_length": 16}, positions="learned")
     given = {"tokens": sample(2, 3)} | arguments
-    tokens = given.pop("tokens")
+    tokens, function = given.pop("tokens"), apply_model_cached if "caches" in given else apply_model
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda: apply_model(init_model(jax.random.key(0), config), tokens, config, **given))
+        jax.eval_shape(lambda: function(init_model(jax.random.key(0), config), tokens, config, **given))
 
 
 def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
     config, params = make(positions="learned", max_length=16, num_layers=1)
     caches = init_caches(config, batch=1, max_length=20, dtype=jnp.float64)
-    _, caches = apply(params, sample(1, 16), config=config, caches=caches)
+    _, caches = apply_cached(params, sample(1, 16), config=config, caches=caches)
     with rejects("tokens", hint="positions='rotary'"):
-        apply_model(params, sample(1, 1), config, caches=caches)
+        apply_model_cached(params, sample(1, 1), config, caches=caches)
 
 
 def test_caches_are_stacked_like_the_blocks():
@@ -384,9 +387,9 @@ def test_caches_are_stacked_like_the_blocks():
     caches = init_caches(config, batch=1, max_length=3, dtype=jnp.float64)
     for blocks, held in ((params, stack_layers(caches)), (with_stacked_blocks(params), caches)):
         with pytest.raises(TypeError, match="caches must be stacked if the blocks are, and only then"):
-            apply_model(blocks, sample(1, 2), config, caches=held)
+            apply_model_cached(blocks, sample(1, 2), config, caches=held)
     with rejects("caches"):
-        apply_model(with_stacked_blocks(params), sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
+        apply_model_cached(with_stacked_blocks(params), sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
 
 
 def test_stacking_and_unstacking_are_inverse():
@@ -398,7 +401,7 @@ def test_stacking_and_unstacking_are_inverse():
 
 
 def test_an_unknown_feedforward_is_refused():
-    with pytest.raises(ValueError, match="kind must be 'swiglu' or 'gelu'; got 'relu'"):
+    with rejects("kind"):
         init_feedforward(jax.random.key(0), 4, 8, kind="relu")
 
 

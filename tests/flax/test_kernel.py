@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from closeness import assert_close, naming
 from covers import axis, over
+from errors import rejects
 from jax_keys import key
-from jax_layers import every_precision, largest_gap, opening, quick_jit, rounding, sample
+from jax_layers import every_precision, largest_gap, quick_jit, rounding, sample
 
 from tidegate.flax import kernel
 from tidegate.flax.kernel import attend
@@ -405,8 +406,7 @@ def test_dropout_keeps_the_dtype(dtype):
 
 
 def test_dropout_needs_a_key():
-    message = "dropout needs a source of randomness; give a key, or be deterministic."
-    with pytest.raises(ValueError, match=opening(message)):
+    with rejects("dropout_key"):
         attended(*heads(), dropout=0.5)
 
 

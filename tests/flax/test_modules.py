@@ -210,7 +210,7 @@ def test_the_dtype_is_that_of_the_computation():
 def test_dropout_is_asked_for_and_has_a_key(params):
     layer = GatedAttention(4, 24, dropout_rate=0.5, params=params, rngs=nnx.Rngs(0))
     x = normal(1, 3, 24)
-    with pytest.raises(ValueError, match=r"deterministic must be given where there is dropout \(0.5\)"):
+    with rejects("deterministic"):
         layer(x)
     plain = layer(x, deterministic=True)
     assert not np.array_equal(layer(x, deterministic=False), layer(x, deterministic=False))
@@ -228,7 +228,7 @@ def test_a_layer_may_keep_no_keys(params):
         4, 24, dropout_rate=0.5, deterministic=False, keep_rngs=False, params=params, rngs=nnx.Rngs(0)
     )
     assert not jax.tree.leaves(nnx.state(layer, nnx.RngState))
-    with pytest.raises(ValueError, match="rngs must be given to the call of a module that keeps none"):
+    with rejects("rngs"):
         layer(normal(1, 3, 24))
     assert layer(normal(1, 3, 24), rngs=nnx.Rngs(0)).shape == (1, 3, 24)
 
@@ -393,14 +393,14 @@ X = jnp.zeros((2, 3, 24))
 REFUSED = [
     (ValueError, {"inputs_q": jnp.zeros((2, 3, 8))}, "^x must be "),
     (ValueError, {"inputs_k": X + 1}, "^gate must be .*, got 'bma'"),
-    (ValueError, {"inputs_v": X}, "inputs_v must be None or the array that inputs_k is.* Got None for inputs_k"),
-    (ValueError, {"inputs_k": X, "inputs_v": X + 1}, "inputs_v must be None .* Got another array for inputs_k"),
+    (ValueError, {"inputs_v": X}, "inputs_v must be None or the array that inputs_k is"),
+    (ValueError, {"inputs_k": X, "inputs_v": X + 1}, "inputs_v must be None or the array that inputs_k is"),
     (
         TypeError,
         {"mask": nnx.make_causal_mask(X[..., 0])},
         "mask must be bool, .* got float32. Make it with dtype=bool",
     ),
-    (ValueError, {"decode": True}, "decode needs a cache, and there is none. Call init_cache first"),
+    (ValueError, {"decode": True}, "decode must be False without a cache.* Call init_cache first"),
 ]
 
 
@@ -412,11 +412,9 @@ def test_what_makes_no_sense_is_refused_by_name(params, error, arguments, messag
 
 
 def test_widths_that_heads_do_not_divide_are_refused():
-    with pytest.raises(
-        ValueError, match="in_features must be a multiple of num_heads; got in_features=10, num_heads=4"
-    ):
+    with rejects("in_features"):
         GatedAttention(4, 10, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="qkv_features must be a multiple of num_heads; got qkv_features=9"):
+    with rejects("qkv_features"):
         GatedAttention(4, 24, 9, rngs=nnx.Rngs(0))
 
 
@@ -429,13 +427,13 @@ def test_parameters_that_do_not_fit_are_refused():
 
 
 def test_an_axis_needs_its_mesh(params):
-    with pytest.raises(ValueError, match=r"mesh_axis must be an axis of the mesh, which has \(\); got 'model'"):
+    with rejects("mesh_axis", hint="jax.set_mesh"):
         GatedAttention(4, 24, mesh_axis="model", params=params, rngs=nnx.Rngs(0))
 
 
 def test_an_axis_is_one_whose_shardings_jax_finds_out(params):
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Explicit,))
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"'model' is Explicit. Make the mesh with jax.make_mesh"):
+    with jax.set_mesh(mesh), rejects("mesh_axis", hint="jax.make_mesh"):
         GatedAttention(4, 24, mesh_axis="model", params=params, rngs=nnx.Rngs(0))
 
 

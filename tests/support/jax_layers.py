@@ -13,7 +13,7 @@ import torch_layers
 from layers import EXOTIC, TOGETHER
 
 from tidegate import Gates
-from tidegate.flax import AttentionConfig, gated_attention, init_cache
+from tidegate.flax import AttentionConfig, attend_cached, gated_attention, init_cache
 from tidegate.torch import GatedAttention
 
 QUICKLY = {
@@ -69,7 +69,8 @@ class Layer:
     is_causal: bool = True
 
     def __call__(self, x, **given):
-        return gated_attention(self.params, x, self.config, is_causal=self.is_causal, **given)
+        attend = attend_cached if "cache" in given else gated_attention
+        return attend(self.params, x, self.config, is_causal=self.is_causal, **given)
 
     def torch_twin(self):
         """The PyTorch layer in float64, with weights rounded to this layer's precision."""

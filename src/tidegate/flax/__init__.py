@@ -1,10 +1,10 @@
 """Gated attention in JAX: pure functions first, then Flax NNX modules over them."""
 
 from tidegate.config import AttentionConfig, Rotary, TransformerConfig
-from tidegate.flax.attention import attention_arrays, gated_attention, init_attention, trace_gates
-from tidegate.flax.block import apply_block, init_block, stack_layers, unstack_layers
+from tidegate.flax.attention import attend_cached, attention_arrays, gated_attention, init_attention, trace_gates
+from tidegate.flax.block import apply_block, apply_block_cached, init_block, stack_layers, unstack_layers
 from tidegate.flax.cache import KVCache, init_cache
-from tidegate.flax.decoder import apply_model, init_caches, init_model
+from tidegate.flax.decoder import apply_model, apply_model_cached, init_caches, init_model
 from tidegate.flax.generate import generate
 from tidegate.flax.models import TransformerBlock, TransformerLM
 from tidegate.flax.modules import GatedAttention
@@ -22,7 +22,10 @@ __all__ = [
     "TransformerConfig",
     "TransformerLM",
     "apply_block",
+    "apply_block_cached",
     "apply_model",
+    "apply_model_cached",
+    "attend_cached",
     "attention_arrays",
     "cast_params",
     "from_torch",

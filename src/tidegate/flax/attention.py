@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict, overload
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,6 @@ class LayerResult(NamedTuple):
     """Every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M); empty unless asked for."""
 
 
-@overload
 def gated_attention(
     params: Params,
     x: Array,
@@ -89,66 +88,67 @@ def gated_attention(
     *,
     context: Array | None = None,
     mask: Array | None = None,
-    cache: None = None,
     positions: Array | None = None,
     segment_ids: Array | None = None,
     is_causal: bool | None = None,
     dropout_key: Array | None = None,
-) -> Array: ...
-@overload
-def gated_attention(
-    params: Params,
-    x: Array,
-    config: AttentionConfig,
-    *,
-    context: Array | None = None,
-    mask: Array | None = None,
-    cache: KVCache,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    is_causal: bool | None = None,
-    dropout_key: Array | None = None,
-) -> tuple[Array, KVCache]: ...
-def gated_attention(
-    params: Params,
-    x: Array,
-    config: AttentionConfig,
-    *,
-    context: Array | None = None,
-    mask: Array | None = None,
-    cache: KVCache | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    is_causal: bool | None = None,
-    dropout_key: Array | None = None,
-) -> Array | tuple[Array, KVCache]:
-    """Attend with the gates of the configuration: (B, T, M), and with a cache the cache that holds the new positions.
+) -> Array:
+    """Attend with the gates of the configuration: (B, T, M).
 
-    params      : as `init_attention` gives them
-    x           : (B, T, M)
-    config      : the layer's options; static
-    context     : (B, S, M) for cross-attention, in a layer that is not causal; None attends to x
-    mask        : bool (True = attend) or additive float, broadcasting to (B, H, T, S); S is the room of a cache. A row
-                  that may see nothing gives 0 (through the output projection: its bias)
-    cache       : continues from the positions that it holds
-    positions   : (T,) or (B, T) for the rotary embedding; None continues from the cache
-    segment_ids : (B, T) ids of packed documents, which never attend across
-    is_causal   : whether a query sees no later position; None asks the configuration
-    dropout_key : for the dropout of the weights; None drops nothing
+    Args:
+        params: As `init_attention` gives them.
+        x: (B, T, M).
+        config: The layer's options; static.
+        context: (B, S, M) for cross-attention, in a layer that is not causal; None attends to x.
+        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S). A row that may see nothing gives 0
+            (through the output projection: its bias).
+        positions: (T,) or (B, T) for the rotary embedding; None counts from 0.
+        segment_ids: (B, T) ids of packed documents, which never attend across.
+        is_causal: Whether a query sees no later position; None asks the configuration.
+        dropout_key: For the dropout of the weights; None drops nothing.
     """
-    result = run_attention(
+    return run_attention(
         params,
         x,
         config,
         context=context,
         mask=mask,
-        cache=cache,
         positions=positions,
         segment_ids=segment_ids,
         is_causal=is_causal,
         dropout_key=dropout_key,
+    ).output
+
+
+def attend_cached(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    cache: KVCache,
+    *,
+    mask: Array | None = None,
+    positions: Array | None = None,
+    is_causal: bool | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, KVCache]:
+    """Attend to the positions of a cache and to those of x; also return the cache with both.
+
+    The other arguments are those of `gated_attention`: in the mask, S is the room of the cache, and positions count on
+    from it.
+    """
+    require_cache(cache)
+    result = run_attention(
+        params,
+        x,
+        config,
+        mask=mask,
+        cache=cache,
+        positions=positions,
+        is_causal=is_causal,
+        dropout_key=dropout_key,
     )
-    return result.output if result.cache is None else (result.output, result.cache)
+    assert result.cache is not None
+    return result.output, result.cache
 
 
 def trace_gates(

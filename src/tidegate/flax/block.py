@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import Array
 from tidegate._validation import require_num_caches
 from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
-from tidegate.flax.cache import KVCache
+from tidegate.flax.cache import KVCache, require_cache
 from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widen
 from tidegate.flax.initialize import initialize
@@ -47,56 +47,40 @@ def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike =
     return initialize(key, params, init=config.init, num_layers=config.num_layers)
 
 
-@overload
 def apply_block(
     params: Params,
     x_BTM: Array,
     config: StackConfig,
     *,
     mask: Array | None = None,
-    cache: None = None,
     positions: Array | None = None,
     segment_ids: Array | None = None,
     dropout_key: Array | None = None,
-) -> Array: ...
-@overload
-def apply_block(
-    params: Params,
-    x_BTM: Array,
-    config: StackConfig,
-    *,
-    mask: Array | None = None,
-    cache: KVCache,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    dropout_key: Array | None = None,
-) -> tuple[Array, KVCache]: ...
-def apply_block(
-    params: Params,
-    x_BTM: Array,
-    config: StackConfig,
-    *,
-    mask: Array | None = None,
-    cache: KVCache | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    dropout_key: Array | None = None,
-) -> Array | tuple[Array, KVCache]:
-    """Return the stream after this block (B, T, M), and with a cache also the new cache.
+) -> Array:
+    """Return the stream after this block (B, T, M).
 
     The options are those of `gated_attention`; the key serves dropout of the weights and of both branches.
     """
-    result = run_block(
-        params,
-        x_BTM,
-        config,
-        mask=mask,
-        cache=cache,
-        positions=positions,
-        segment_ids=segment_ids,
-        dropout_key=dropout_key,
-    )
-    return result.output if result.cache is None else (result.output, result.cache)
+    return run_block(
+        params, x_BTM, config, mask=mask, positions=positions, segment_ids=segment_ids, dropout_key=dropout_key
+    ).output
+
+
+def apply_block_cached(
+    params: Params,
+    x_BTM: Array,
+    config: StackConfig,
+    cache: KVCache,
+    *,
+    mask: Array | None = None,
+    positions: Array | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, KVCache]:
+    """Return the stream after this block, which continues from a cache, and the cache; see `attend_cached`."""
+    require_cache(cache)
+    result = run_block(params, x_BTM, config, mask=mask, cache=cache, positions=positions, dropout_key=dropout_key)
+    assert result.cache is not None
+    return result.output, result.cache
 
 
 def run_block(
@@ -256,10 +240,8 @@ def _split_for_stack(key: Array, num_layers: int) -> tuple[Array, Array]:
     return own, jax.random.split(blocks, num_layers)
 
 
-def require_caches(caches: Caches | None, num_layers: int, *, scanned: bool) -> None:
-    """Refuse what is no cache for each block, stacked if the blocks are."""
-    if caches is None:
-        return
+def require_caches(caches: Caches, num_layers: int, *, scanned: bool) -> None:
+    """Raise an error unless there is a cache for each block, stacked if the blocks are."""
     if not isinstance(caches, Sequence):
         raise TypeError(f"caches must be a list of KVCache; got {type(caches).__name__}. Make it with init_caches.")
     if isinstance(caches, KVCache) != scanned:

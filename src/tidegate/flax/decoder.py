@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,57 +64,57 @@ class ModelResult(NamedTuple):
     """The gates of each block, as `StackResult` has them."""
 
 
-@overload
 def apply_model(
     params: Params,
     tokens: Array,
     config: TransformerConfig,
     *,
     mask: Array | None = None,
-    caches: None = None,
     positions: Array | None = None,
     segment_ids: Array | None = None,
     num_logits: int | None = None,
     dropout_key: Array | None = None,
-) -> Array: ...
-@overload
-def apply_model(
-    params: Params,
-    tokens: Array,
-    config: TransformerConfig,
-    *,
-    mask: Array | None = None,
-    caches: Caches,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    num_logits: int | None = None,
-    dropout_key: Array | None = None,
-) -> tuple[Array, Caches]: ...
-def apply_model(
-    params: Params,
-    tokens: Array,
-    config: TransformerConfig,
-    *,
-    mask: Array | None = None,
-    caches: Caches | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    num_logits: int | None = None,
-    dropout_key: Array | None = None,
-) -> Array | tuple[Array, Caches]:
-    """Return for each position the logits of the next token (B, T, V), and with caches also the new caches.
+) -> Array:
+    """Return for each position the logits of the next token (B, T, V).
 
-    params      : as `init_model` gives them; the blocks may be stacked, see `stack_layers`
-    tokens      : (B, T) integers from 0, below the vocabulary's size. Others are refused if they are concrete and in
-                  the memory of the host; traced or on another device they give NaN
-    config      : static
-    mask        : bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality; S is the room
-                  of caches
-    caches      : one for each block, as `init_caches` gives them; the tokens continue what they hold
-    positions   : (T,) or (B, T); None counts on from the caches, learned ones anew in each segment
-    segment_ids : (B, T) ids of packed documents, each a run of positions. No document sees another
-    num_logits  : give the logits of that many last positions alone; None gives all
-    dropout_key : for the dropout of the configuration; None drops nothing
+    Args:
+        params: As `init_model` gives them; the blocks may be stacked, see `stack_layers`.
+        tokens: (B, T) integers from 0, below the vocabulary's size. Others raise InputError if they are concrete and in
+            the memory of the host; traced or on another device they give NaN.
+        config: Static.
+        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
+        positions: (T,) or (B, T); None counts, learned ones from 0 in each segment.
+        segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
+        num_logits: Give the logits of that many last positions only; None gives all.
+        dropout_key: For the dropout of the configuration; None drops nothing.
+    """
+    return run_model(
+        params,
+        tokens,
+        config,
+        mask=mask,
+        positions=positions,
+        segment_ids=segment_ids,
+        num_logits=num_logits,
+        dropout_key=dropout_key,
+    ).logits
+
+
+def apply_model_cached(
+    params: Params,
+    tokens: Array,
+    config: TransformerConfig,
+    caches: Caches,
+    *,
+    mask: Array | None = None,
+    positions: Array | None = None,
+    num_logits: int | None = None,
+    dropout_key: Array | None = None,
+) -> tuple[Array, Caches]:
+    """Return the logits of tokens that continue what the caches hold, and the caches with the new positions.
+
+    There is a cache for each block, as `init_caches` gives them. The other arguments are those of `apply_model`: in the
+    mask, S is the room of the caches, and positions count on from them.
     """
     result = run_model(
         params,
@@ -123,11 +123,12 @@ def apply_model(
         mask=mask,
         caches=caches,
         positions=positions,
-        segment_ids=segment_ids,
         num_logits=num_logits,
         dropout_key=dropout_key,
     )
-    return result.logits if result.caches is None else (result.logits, result.caches)
+    if result.caches is None:
+        raise TypeError("caches must be a list of KVCache; got None. Make it with init_caches.")
+    return result.logits, result.caches
 
 
 def run_model(
@@ -150,7 +151,8 @@ def run_model(
     require_vocabulary(tokens, config)
     stacked = isinstance(params["stack"]["blocks"], Mapping)
     require_params(params, _expected_shapes(config, stacked=stacked))
-    require_caches(caches, config.num_layers, scanned=stacked)
+    if caches is not None:
+        require_caches(caches, config.num_layers, scanned=stacked)
     positions = _place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
     x_BTM, new_caches, gates = apply_stack(
         params["stack"],

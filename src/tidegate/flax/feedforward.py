@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate._validation import InputError
 from tidegate.config import FeedForwardKind
 from tidegate.flax.params import Params
 
@@ -29,7 +30,7 @@ def init_feedforward(
     Kernels are LeCun-normal; with them perhaps a `bias` of zeros.
     """
     if kind not in ("swiglu", "gelu"):
-        raise ValueError(f"kind must be 'swiglu' or 'gelu'; got {kind!r}.")
+        raise InputError("kind", expected="'swiglu' or 'gelu'", got=kind)
     sizes = {"up_proj": (d_model, d_ff), "down_proj": (d_ff, d_model)}
     if kind == "swiglu":
         sizes = {"gate_proj": (d_model, d_ff)} | sizes

@@ -16,6 +16,7 @@ from jax import Array
 from jax.core import Tracer
 
 from tidegate._validation import (
+    InputError,
     require_array,
     require_finite_logits,
     require_generation,
@@ -27,7 +28,7 @@ from tidegate._validation import (
 )
 from tidegate.config import TransformerConfig
 from tidegate.flax.block import Caches, stack_layers
-from tidegate.flax.decoder import apply_model, init_caches, require_vocabulary
+from tidegate.flax.decoder import apply_model_cached, init_caches, require_vocabulary
 from tidegate.flax.gate import widen
 from tidegate.flax.params import Params
 
@@ -74,7 +75,8 @@ def generate(
     require_sampling(temperature, top_k, top_p)
     _check_request(prompt, config, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
     if key is None and temperature > 0:
-        raise ValueError(f"key must draw the tokens at temperature={temperature!r}; got None. Give jax.random.key(0).")
+        expected = f"a key that draws the tokens at temperature={temperature!r}"
+        raise InputError("key", expected=expected, got=None, hint="Give jax.random.key(0).")
     sampling = _Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -192,11 +194,11 @@ def _generate(
         positions = None
         if positions_BS is not None:
             positions = jax.lax.dynamic_slice_in_dim(positions_BS, start, tokens.shape[1], axis=1)
-        logits_B1V, caches = apply_model(
+        logits_B1V, caches = apply_model_cached(
             params,
             tokens,
             config,
-            caches=state.caches,
+            state.caches,
             mask=None if mask_BS is None else mask_BS[:, None, None, :],
             positions=positions,
             num_logits=1,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tidegate._validation import InputError
 from tidegate.tensors import softmax
 from tidegate.tensors.attention import attention_weights
 from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
@@ -99,7 +100,7 @@ def attend_plainly(
     weights_BHTS = weights_BHTS.astype(q_BTHD.dtype)
     if dropout > 0:
         if dropout_key is None:
-            raise ValueError("dropout needs a source of randomness; give a key, or be deterministic.")
+            raise InputError("dropout_key", expected="a key where there is dropout", got=None)
         kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights_BHTS.shape)
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
     members = num_heads // groups

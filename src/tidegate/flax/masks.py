@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._validation import require_array, require_mask_shape
+from tidegate._validation import InputError, require_array, require_mask_shape
 from tidegate.flax.cache import KVCache
 
 
@@ -37,7 +37,7 @@ def segment_mask(segment_ids: Array, *, batch: int, num_positions: int) -> Array
     if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
         raise TypeError(f"segment_ids must be integers; got {segment_ids.dtype}.")
     if segment_ids.shape != (batch, num_positions):
-        raise ValueError(f"segment_ids must have shape {(batch, num_positions)}; got {tuple(segment_ids.shape)}.")
+        raise InputError("segment_ids", expected=f"of shape {(batch, num_positions)}", got=tuple(segment_ids.shape))
     return (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tidegate._validation import require_bool, require_sizes
+from tidegate._validation import InputError, require_bool, require_sizes
 from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
@@ -83,7 +83,7 @@ class GatedAttention(SwitchedModule):
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
         require_sizes(num_heads=num_heads, **{name: width})
         if width % num_heads:
-            raise ValueError(f"{name} must be a multiple of num_heads; got {name}={width}, num_heads={num_heads}.")
+            raise InputError(name, expected=f"a multiple of num_heads={num_heads}", got=width)
         stream = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None
         super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
         self.config = config = AttentionConfig(
@@ -229,7 +229,7 @@ class GatedAttention(SwitchedModule):
     def held_cache(self) -> KVCache:
         """Return the cache as the functions take it."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
-            raise ValueError("decode needs a cache, and there is none. Call init_cache first.")
+            raise InputError("decode", expected="False without a cache", got=True, hint="Call init_cache first.")
         return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
 
     def keep(self, cache: KVCache | None, gates: Mapping[GatePath, Array]) -> None:
@@ -245,7 +245,7 @@ class GatedAttention(SwitchedModule):
 
 
 def require_bool_mask(mask: Array | None) -> None:
-    """Refuse a mask that is not bool: a floating one would be 0 and 1 in Flax and added to the scores elsewhere."""
+    """Raise TypeError for a mask that is not bool: a floating one would be 0 and 1 there, added to scores elsewhere."""
     if mask is None:
         return
     require_mask_array(mask)
@@ -259,8 +259,6 @@ def require_bool_mask(mask: Array | None) -> None:
 def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:
     """What is attended to, None being `inputs_q` itself."""
     if inputs_v is not None and inputs_v is not inputs_k:
-        raise ValueError(
-            "inputs_v must be None or the array that inputs_k is: keys, values and their gates read one context. "
-            f"Got {'None' if inputs_k is None else 'another array'} for inputs_k. Leave inputs_v out."
-        )
+        hint = "Keys, values and their gates read one context; leave inputs_v out."
+        raise InputError("inputs_v", expected="None or the array that inputs_k is", hint=hint)
     return None if inputs_k is inputs_q else inputs_k

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
-from tidegate._validation import require_bool
+from tidegate._validation import InputError, require_bool
 from tidegate.flax.params import Params, named_shapes, require_params
 from tidegate.flax.sharding import specs_for
 
@@ -65,16 +65,14 @@ class SwitchedModule(nnx.Module):
             return None
         deterministic = self.deterministic if deterministic is None else deterministic
         if deterministic is None:
-            raise ValueError(
-                f"deterministic must be given where there is dropout ({share}); got None. "
-                "Give it to the module or to the call, or use train() or eval()."
-            )
+            hint = "Give it to the module or to the call, or use train() or eval()."
+            raise InputError("deterministic", expected=f"True or False with dropout {share}", got=None, hint=hint)
         if deterministic:
             return None
         given = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         stream = self.rngs if given is None else given
         if stream is None:
-            raise ValueError("rngs must be given to the call of a module that keeps none (keep_rngs=False); got None.")
+            raise InputError("rngs", expected="given to a call of a module with keep_rngs=False", got=None)
         return stream()
 
 
@@ -101,15 +99,11 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if axis not in kinds:
-        raise ValueError(
-            f"mesh_axis must be an axis of the mesh, which has {mesh.axis_names}; got {axis!r}. "
-            "Build the module under jax.set_mesh(mesh)."
-        )
+        hint = "Build the module under jax.set_mesh(mesh)."
+        raise InputError("mesh_axis", expected=f"an axis of the mesh, of {mesh.axis_names}", got=axis, hint=hint)
     if kinds[axis] != AxisType.Auto:
-        raise ValueError(
-            f"mesh_axis must be an axis whose shardings JAX finds out; {axis!r} is {kinds[axis].name}. "
-            f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
-        )
+        hint = f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
+        raise InputError("mesh_axis", expected="an axis of type Auto", got=f"{axis}: {kinds[axis].name}", hint=hint)
 
     def place(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
         # Arrays from outside the mesh are on one device, from where the variable itself would not fetch them.

@@ -20,6 +20,7 @@ from safetensors.flax import save_file
 
 from tidegate._files import require_shapes, write_tensors
 from tidegate._model_files import Shapes, model_format, read_model_config
+from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
@@ -107,7 +108,7 @@ def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) 
         with safe_open(path, framework="flax") as file:
             state = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}.") from error
+        raise InputError("path", expected="a safetensors file", got=path, hint=f"{error}.") from error
     params = _from_torch(state, config, f"{path} does not fit its own configuration")
     return config, params if dtype is None else jax.tree.map(operator.methodcaller("astype", dtype), params)
 
