@@ -176,7 +176,11 @@ def test_a_save_that_is_broken_off_between_its_files_is_noticed(saved, monkeypat
         (lambda path: edit(path, layers=[]), "gates.json", "layers"),
         (lambda path: edit(path, layers={"a": [{"rank": "2"}]}), "gates.json", "layers.a[0].rank"),
         (lambda path: edit(path, layers={"a": [{"site": "sea"}]}), "gates.json", "layers.a[0].site"),
-        (lambda path: path.write_text(path.read_text().replace("LlamaFor", "MistralFor")), "gates.json", "changed or damaged"),
+        (
+            lambda path: path.write_text(path.read_text().replace("LlamaFor", "MistralFor")),
+            "gates.json",
+            "changed or damaged",
+        ),
     ],
     ids=["missing", "no JSON", "depth", "no object", "version", "a field less", "a list", "rank", "site", "changed"],
 )
