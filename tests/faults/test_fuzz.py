@@ -4,7 +4,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -36,7 +36,6 @@ from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import RecordFile
 from tidegate.lab.training.train import make_optimizer
-from tidegate.report.page import Page
 from tidegate.torch import TransformerLM, load_model, observe, save_model
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.retrofit import add_gates, load_gates, save_gates
@@ -199,7 +198,6 @@ def open_hugging_face_config(folder):
 
 
 GATES = ("bma", "g1+g2", "output:query:head:silu:r8:w12:b1.5:s0.02", "value:value:element:tanh1:add", "none")
-PAGE = Page(title="a", summary="b", sections=(), data={})
 DEPTH = STUDIES["depth"]
 READERS = {
     "Gate.parse": text_reader(Gate.parse, *GATES[:1], *GATES[2:4]),
@@ -210,7 +208,6 @@ READERS = {
     "Gates.from_json": text_reader(Gates.from_json, *(Gates.parse(text).to_json() for text in GATES), form="JSON"),
     "TransformerConfig.from_json": text_reader(TransformerConfig.from_json, TransformerConfig().to_json(), form="JSON"),
     "VisionConfig.from_json": text_reader(VisionConfig.from_json, VisionConfig().to_json(), form="JSON"),
-    "Page.from_json": text_reader(Page.from_json, json.dumps(asdict(PAGE)), form="JSON"),
     "Observation.from_json": Reader(open_observation, form="sealed JSON"),
     "--variants": text_reader(parse_variants, "none,g1,slow=bma@lr=1e-3@clip=2", "none,x=g1@gate_lr=0.5"),
     "--set of a study": text_reader(lambda text: set_options(DEPTH.options, [text]), *settings_of(DEPTH.options)),

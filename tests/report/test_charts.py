@@ -5,7 +5,7 @@ from importlib import resources
 
 import plotly.graph_objects as go
 import pytest
-from pages import SPECIAL, VARIANTS, comparison_page, every_panel, gate_maps, intervals, length_lines, verdicts
+from pages import SPECIAL, VARIANTS, comparison_page, every_panel, intervals, length_lines, verdicts
 
 from tidegate.report.colours import palette_of
 from tidegate.report.embed import embedded_json
@@ -42,15 +42,11 @@ def page_of(*panels):
 
 
 @pytest.mark.parametrize("title", FIGURES)
-def test_plotly_knows_every_option_of_a_figure(title):
+def test_plotly_knows_every_option_of_a_figure_and_the_style_sheet_its_colours(title):
     figure = FIGURES[title]
     assert go.Figure(data=figure["data"], layout=figure["layout"] | figure.get("narrow", {})).data
-
-
-@pytest.mark.parametrize("title", FIGURES)
-def test_colours_are_variables_of_the_style_sheet(title):
     style = resources.files("tidegate.report").joinpath("templates", "style.css").read_text()
-    used = set(re.findall(r"var\((--[\w-]+)\)", json.dumps(FIGURES[title])))
+    used = set(re.findall(r"var\((--[\w-]+)\)", json.dumps(figure)))
     assert used
     assert used <= set(re.findall(r"(--[\w-]+):", style))
 
@@ -68,11 +64,7 @@ def test_a_group_has_one_colour_all_over_the_page():
     colours = [seen[name] for name in VARIANTS]
     assert all(len(colour) == 1 for colour in colours)
     assert len(set.union(*colours)) == len(VARIANTS)
-
-
-def test_the_control_is_neutral():
     assert PALETTE.colour("none") == "var(--control)"
-    assert PALETTE.colour("g1") == "var(--group-0)"
 
 
 def test_two_groups_never_share_both_colour_and_dash():
@@ -143,14 +135,6 @@ def test_a_line_at_zero_and_a_marker_are_drawn_where_they_are_asked_for():
     assert (marker["x0"], marker["x1"], marker["yref"]) == (5.0, 5.0, "paper")
 
 
-def test_a_marker_that_has_no_place_on_its_axis_is_left_out():
-    layout = lines(Series(label="a", group="a", x=(0, 10), y=(1, 2)), log_x=True, marker=0.0, marker_label="m")[
-        "layout"
-    ]
-    assert layout["shapes"] == []
-    assert [note["text"] for note in layout["annotations"]] == ["y"]
-
-
 @pytest.mark.parametrize(("marker", "side"), [(2.0, "left"), (9.0, "right")])
 def test_a_marker_s_label_stands_towards_the_middle(marker, side):
     series = Series(label="a", group="a", x=(0, None, 10), y=(1, 2, 3))
@@ -217,6 +201,7 @@ def test_maps_share_one_scale():
     traces = [figure["data"][0] for figure in map_figures(maps(((0.0, 1.0),), ((2.0, None),)))]
     assert {(trace["zmin"], trace["zmax"]) for trace in traces} == {(0.0, 2.0)}
     assert traces[1]["z"] == [[2.0, None]]
+    assert map_figures(maps(((0.0, 1.0),)))[0]["layout"]["yaxis"]["autorange"] == "reversed"
 
 
 @pytest.mark.parametrize(
@@ -243,10 +228,6 @@ def test_cells_show_their_numbers_where_they_are_wide_enough(columns, has_text, 
     (figure,) = map_figures(panel)
     assert ("texttemplate" in figure["data"][0]) is has_text
     assert map_size(panel) == size
-
-
-def test_rows_of_a_map_run_downwards():
-    assert all(figure["layout"]["yaxis"]["autorange"] == "reversed" for figure in map_figures(gate_maps()))
 
 
 def test_embedded_json_holds_the_value_and_nothing_that_html_reads():

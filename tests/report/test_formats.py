@@ -6,27 +6,24 @@ from tidegate.report.formats import (
     cell_text,
     estimate_digits,
     estimate_text,
-    finite,
     number_text,
     scale_digits,
     slug,
     typographic,
 )
+from tidegate.report.lines import log_ticks, tick_text
 from tidegate.report.page import Column, Estimate
-from tidegate.report.ticks import log_ticks, tick_text
 
 
 @pytest.mark.parametrize(
     ("value", "digits", "signed", "text"),
     [
-        (1234567, None, False, "1,234,567"),
         (1234567.0, None, False, "1,234,567"),
         (0.123456, None, False, "0.1235"),
         (1.25, 1, False, "1.2"),
         (-1234.5, 2, False, "-1,234.50"),
         (0.5, 2, True, "+0.50"),
         (-0.0001, 2, True, "0.00"),
-        (0.0, 3, True, "0.000"),
         (None, 2, False, ""),
         (math.nan, 2, False, ""),
         (-math.inf, None, True, ""),
@@ -40,10 +37,6 @@ def test_text_in_a_cell_stays_as_it_is():
     assert cell_text("1234 ± 5", Column(title="loss", digits=2)) == "1234 ± 5"
 
 
-def test_what_json_does_not_have_is_no_number():
-    assert [finite(value) for value in (1.5, 0, None, math.nan, math.inf)] == [1.5, 0, None, None, None]
-
-
 def test_digits_follow_the_narrowest_interval():
     wide = Estimate(label="wide", value=1.0, low=-5.0, high=7.0)
     narrow = Estimate(label="narrow", value=0.1, low=0.07, high=0.13)
@@ -52,11 +45,10 @@ def test_digits_follow_the_narrowest_interval():
     assert estimate_text(narrow, 3) == "+0.100 [+0.070, +0.130]"
 
 
-def test_an_estimate_without_an_interval_is_written_alone_and_one_without_a_value_not_at_all():
-    assert (
-        estimate_text(Estimate(label="a", value=-0.25), estimate_digits([Estimate(label="a", value=-0.25)])) == "-0.250"
-    )
-    assert estimate_text(Estimate(label="a", value=None), estimate_digits([Estimate(label="a", value=None)])) == ""
+@pytest.mark.parametrize(("value", "text"), [(-0.25, "-0.250"), (None, "")])
+def test_an_estimate_without_an_interval_is_written_alone_and_one_without_a_value_not_at_all(value, text):
+    item = Estimate(label="a", value=value)
+    assert estimate_text(item, estimate_digits([item])) == text
 
 
 @pytest.mark.parametrize(("low", "high", "digits"), [(0, 1, 2), (0, 0.3, 2), (0, 0.05, 3), (-40, 60, 0), (1, 1, 2)])
@@ -89,10 +81,8 @@ def test_a_logarithmic_axis_has_some_ticks_and_not_many_all_within_its_values(to
     ("value", "text"),
     [
         (1024, "1,024"),
-        (32, "32"),
         (20_000, "20k"),
         (5e6, "5M"),
-        (6.4e12, "6.4T"),
         (0.25, "0.25"),
         (2e-7, "2e-07"),
         (0, "0"),

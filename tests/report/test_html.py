@@ -6,11 +6,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from pages import SPECIAL, comparison_page, every_panel, require_policy
+from pages import comparison_page, every_panel, require_policy
 from plotly.offline import get_plotlyjs
 
+from tidegate.report import html as html_module
 from tidegate.report import html_page, write_page
-from tidegate.report import write as write_module
 from tidegate.report.page import Checks, Intervals, Lines, Maps, Page, Prose, Section, Table, Verdicts, Views
 
 PAGE = comparison_page()
@@ -61,9 +61,6 @@ def page_of(*sections, data=None):
 def test_the_whole_page_is_one_small_file_with_plotly_once():
     assert len(HTML.encode()) < LIMIT
     assert HTML.count(get_plotlyjs()) == 1
-
-
-def test_the_same_page_is_the_same_file():
     assert html_page(comparison_page()) == HTML
 
 
@@ -82,13 +79,8 @@ def test_nothing_is_fetched_and_only_named_scripts_run(document):
     assert all(link.startswith(("#", "data:")) for link in links)
 
 
-def test_text_is_text_and_never_markup(document):
+def test_text_is_never_markup_and_json_cannot_end_its_script():
     assert "<b>bold" not in HTML.replace(get_plotlyjs(), "")
-    assert document.all("b") == []
-    assert any(SPECIAL in element["text"] for element in document.all("th"))
-
-
-def test_json_cannot_end_its_script():
     hostile = page_of(data={"x": "</script><script>alert(1)</script><!--"})
     text = html_page(hostile)
     assert "alert(1)</script>" not in text
@@ -103,11 +95,6 @@ def test_every_figure_is_json_without_nan(document):
         raise AssertionError(name)
 
     assert all(json.loads(text, parse_constant=refuse)["data"] for text in figures)
-
-
-def test_the_data_stand_in_the_page(document):
-    (results,) = document.all("script", id="page_data")
-    assert json.loads(results["text"]) == PAGE.data | {"diverged": None}
 
 
 def test_long_data_are_packed_so_that_the_page_stays_small():
@@ -148,13 +135,6 @@ def test_a_violated_check_says_so_and_is_marked(document):
     assert ["violated" in item["text"] for item in violated] == [True]
     (panel,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Checks)]
     assert all(any(check.name in item["text"] for item in document.all("li")) for check in panel.items)
-
-
-def test_cells_carry_the_number_that_they_round(document):
-    (table,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Table)]
-    numbers = [value for row in table.rows for value in row if isinstance(value, int | float)]
-    cells = [float(cell["data-value"]) for cell in document.all("td") if "data-value" in cell]
-    assert cells[: len(numbers)] == numbers
 
 
 def test_one_view_is_shown_and_all_are_there(document):
@@ -206,7 +186,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     def fail(page):
         raise RuntimeError("no page")
 
-    monkeypatch.setattr(write_module, "html_page", fail)
+    monkeypatch.setattr(html_module, "html_page", fail)
     with pytest.raises(RuntimeError, match="no page"):
         write_page(dataclasses.replace(PAGE, title="new"), tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

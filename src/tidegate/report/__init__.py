@@ -1,7 +1,6 @@
 """Pages: panels in, one HTML file that needs no network out, with a Markdown and a JSON twin beside it."""
 
-from tidegate.report.html import html_page
+from tidegate.report.html import html_page, write_page
 from tidegate.report.markdown import markdown_page
-from tidegate.report.write import write_page
 
 __all__ = ["html_page", "markdown_page", "write_page"]

@@ -15,18 +15,18 @@ Figure: TypeAlias = dict[str, Any]
 
 
 def label(text: str) -> str:
-    """Text for plotly, which would read tags, entities and templates in it."""
+    """Return text for plotly, which would read tags, entities and templates in it."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%\u200b{")
 
 
 def plot_numbers(values: Numbers) -> list[float | None]:
-    """Numbers to the seven digits that a chart can show; None where there is none."""
+    """Return numbers to the seven digits that a chart can show; None where there is none."""
     return [None if (number := finite(value)) is None else float(f"{number:.7g}") for value in values]
 
 
 def base_layout(*, height: int) -> dict[str, Any]:
-    """What all charts share."""
+    """Return the layout that all charts share."""
     return {
         "height": height,
         "margin": {"l": 8, "r": 14, "t": 28, "b": 8, "pad": 0},
@@ -44,7 +44,7 @@ def base_layout(*, height: int) -> dict[str, Any]:
 
 
 def axis(*, title: str = "", **options: Any) -> dict[str, Any]:
-    """A quiet axis: hairlines, its labels inside the chart's own width."""
+    """Return a quiet axis: hairlines, its labels inside the chart's own width."""
     return {
         "title": {"text": label(title), "standoff": 8, "font": {"size": 12}},
         "automargin": True,
@@ -58,12 +58,12 @@ def axis(*, title: str = "", **options: Any) -> dict[str, Any]:
 
 
 def horizontal_line(y: float) -> dict[str, Any]:
-    """A line across the chart."""
+    """Return a line across the chart."""
     return _line(x0=0, x1=1, xref="paper", y0=y, y1=y, yref="y")
 
 
 def vertical_line(x: float, *, dash: str = "solid") -> dict[str, Any]:
-    """A line from bottom to top."""
+    """Return a line from bottom to top."""
     return _line(x0=x, x1=x, xref="x", y0=0, y1=1, yref="paper", dash=dash)
 
 

@@ -13,7 +13,7 @@ _MOST_DIGITS = 6
 
 
 def number_text(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
-    """A number with separators of thousands and a given number of decimals; empty where there is none.
+    """Return a number with separators of thousands and a given number of decimals; empty where there is none.
 
     Without digits a whole number has no decimals, and any other has four significant digits. Zero carries no sign.
     """
@@ -30,19 +30,19 @@ def number_text(value: float | None, digits: int | None = None, *, signed: bool 
 
 
 def cell_text(value: CellValue, column: Column) -> str:
-    """A cell of a table: text as it is, numbers as the column says."""
+    """Return a cell of a table: text as it is, numbers as the column says."""
     if isinstance(value, str):
         return value
     return number_text(value, column.digits, signed=column.signed)
 
 
 def heading(column: Column) -> str:
-    """A column's title with its unit."""
+    """Return a column's title with its unit."""
     return f"{column.title} ({column.unit})" if column.unit else column.title
 
 
 def estimate_digits(items: Iterable[Estimate]) -> int:
-    """Decimals that give the narrowest interval's half width two significant digits, or the smallest value three."""
+    """Return decimals for two significant digits of the narrowest half width, or three of the smallest value."""
     items = list(items)
     widths = [(item.high - item.low) / 2 for item in items if item.low is not None and item.high is not None]
     if widths := [width for width in widths if math.isfinite(width) and width > 0]:
@@ -52,25 +52,25 @@ def estimate_digits(items: Iterable[Estimate]) -> int:
 
 
 def estimate_text(item: Estimate, digits: int) -> str:
-    """An estimate and its interval, as `-0.012 [-0.020, -0.004]`; without a value, empty."""
+    """Return an estimate and its interval as `-0.012 [-0.020, -0.004]`; without a value, empty."""
     value = number_text(item.value, digits, signed=True)
     low, high = number_text(item.low, digits, signed=True), number_text(item.high, digits, signed=True)
     return f"{value} [{low}, {high}]" if value and low and high else value
 
 
 def scale_digits(low: float, high: float) -> int:
-    """Decimals that tell about a hundred values of a scale apart."""
+    """Return decimals that separate about a hundred values of a scale."""
     span = high - low
     return min(max(2 - math.ceil(math.log10(span)), 0), _MOST_DIGITS) if span > 0 else 2
 
 
 def typographic(text: str) -> str:
-    """The text with a minus sign for each hyphen that stands before a digit and after neither letter nor digit."""
+    """Return the text with a minus sign for each hyphen before a digit and after neither letter nor digit."""
     return re.sub(r"(?<![\w-])-(?=[\d.])", "\u2212", text)
 
 
 def slug(title: str) -> str:
-    """A title as the name of a place on the page: letters, digits and hyphens. Other names there have underscores."""
+    """Return a title as a name on the page: letters, digits and hyphens. Other names there have underscores."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
 
 

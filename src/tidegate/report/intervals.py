@@ -33,7 +33,7 @@ class Whisker:
 
 
 def whisker(item: Estimate, items: Sequence[Estimate]) -> Whisker | None:
-    """The item's interval on the scale of all items, zero included; None without a value.
+    """Return the item's interval on the scale of all items, zero included; None without a value.
 
     An estimate without an interval is an interval of no width.
     """
@@ -56,6 +56,15 @@ def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
     start, stop = _extent(items, margin)
     pad = 0.04 * ((stop - start) or 1.0)
     words = [note for row, item in enumerate(items) for note in _words(item, row, digits)]
+    # Numbers stand below their interval on screens too narrow for names and numbers side by side.
+    narrow = [note if note["xanchor"] == "left" else {**note, "yanchor": "top", "yshift": -5} for note in words]
+    fill = {"fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"}
+    # A piece of the band behind each interval; the words between them stay free of it.
+    bands = [
+        {"type": "rect", "x0": -margin, "x1": margin, "y0": row - _HALF_BAND, "y1": row + _HALF_BAND, **fill}
+        for row in range(len(items))
+        if margin
+    ]
     return {
         "data": [_trace(item, row, palette, digits) for row, item in enumerate(items)],
         "layout": {
@@ -70,13 +79,13 @@ def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
                 tickcolor="var(--line)",
             ),
             "yaxis": axis(range=[len(items) - 0.5, -0.75], visible=False, fixedrange=True),
-            "shapes": [*_bands(margin, len(items)), vertical_line(0.0)],
+            "shapes": [*bands, vertical_line(0.0)],
             "annotations": words,
             "hovermode": "closest",
             "dragmode": False,
             "margin": {"l": 14, "r": 14, "t": 4, "b": 8},
         },
-        "narrow": {"height": _TALL_ROW * len(items) + 60, "annotations": [_put_below(note) for note in words]},
+        "narrow": {"height": _TALL_ROW * len(items) + 60, "annotations": narrow},
     }
 
 
@@ -85,17 +94,6 @@ def _extent(items: Sequence[Estimate], margin: float = 0.0) -> tuple[float, floa
     for item in items:
         numbers += [number for number in map(finite, (item.value, item.low, item.high)) if number is not None]
     return min(numbers), max(numbers)
-
-
-def _bands(margin: float, rows: int) -> list[dict[str, Any]]:
-    """A piece of the band behind each interval; the words between them stay free of it."""
-    if not margin:
-        return []
-    fill = {"fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"}
-    return [
-        {"type": "rect", "x0": -margin, "x1": margin, "y0": row - _HALF_BAND, "y1": row + _HALF_BAND, **fill}
-        for row in range(rows)
-    ]
 
 
 def _trace(item: Estimate, row: int, palette: Palette, digits: int) -> dict[str, Any]:
@@ -123,8 +121,3 @@ def _words(item: Estimate, row: int, digits: int) -> list[dict[str, Any]]:
         {"text": f"<b>{label(name)}</b>", "x": 0, "xanchor": "left", "font": ink, **place},
         {"text": label(words), "x": 1, "xanchor": "right", **place},
     ]
-
-
-def _put_below(note: dict[str, Any]) -> dict[str, Any]:
-    """Move numbers below their interval, for screens too narrow for names and numbers side by side."""
-    return note if note["xanchor"] == "left" else {**note, "yanchor": "top", "yshift": -5}

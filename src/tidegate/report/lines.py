@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidegate._json import finite
 from tidegate.report.charts import Figure, axis, base_layout, horizontal_line, label, plot_numbers, vertical_line
 from tidegate.report.colours import Palette
 from tidegate.report.page import Lines, Numbers, Series
-from tidegate.report.ticks import log_ticks, tick_text
 
 _HEIGHT = 370
 _MOST_TICKS = 12
+_FEW_TICKS = 9
+"""Up to so many different values of a logarithmic axis each has its own tick."""
 _FEW_POINTS = 14
 """Up to so many points a line shows them."""
 _LEGEND = {
@@ -33,7 +34,13 @@ def lines_figure(panel: Lines, palette: Palette) -> Figure:
     """Draw the panel as a figure. Only bold lines are in the legend, and a click there hides their whole group."""
     bold = [series for series in panel.series if not series.faint]
     traces = [_band(series, palette) for series in panel.series if series.low is not None and series.high is not None]
-    traces += [_faint(lines, palette) for lines in _alike([series for series in panel.series if series.faint])]
+    # Nobody can point at faint lines, and a trace of each is slow: one trace for the lines of a group, and one for its
+    # single points.
+    faint: dict[tuple[str, bool], list[Series]] = {}
+    for series in panel.series:
+        if series.faint:
+            faint.setdefault((series.group, len(series.x) > 1), []).append(series)
+    traces += [_faint(lines, palette) for lines in faint.values()]
     turns: Counter[str] = Counter()
     for series in bold:
         traces.append(_bold(series, palette, turns[series.group]))
@@ -44,12 +51,16 @@ def lines_figure(panel: Lines, palette: Palette) -> Figure:
 def _layout(panel: Lines, bold: list[Series]) -> dict[str, Any]:
     has_legend = len(bold) > 1
     same_x = len({series.x for series in bold}) == 1
+    y_axis = axis(exponentformat="power", minexponent=5, hoverformat=".4~g")
+    shapes = [horizontal_line(0.0)] if panel.zero_line else []
+    if panel.marker is not None:
+        shapes.append(vertical_line(panel.marker, dash="dot"))
     return {
         **base_layout(height=_HEIGHT),
         "xaxis": _x_axis(panel),
-        "yaxis": _y_axis(panel),
+        "yaxis": y_axis | _scale([series.y for series in panel.series], logarithmic=panel.log_y),
         "hovermode": "x unified" if same_x else "closest",
-        "shapes": _shapes(panel),
+        "shapes": shapes,
         "annotations": [_y_label(panel.y_label), *_marker_label(panel)],
         "showlegend": has_legend,
         "legend": _LEGEND,
@@ -60,8 +71,9 @@ def _layout(panel: Lines, bold: list[Series]) -> dict[str, Any]:
 
 def _x_axis(panel: Lines) -> dict[str, Any]:
     values = [series.x for series in panel.series]
+    numbers = {x for series in values for x in series if x is not None}
     # Tokens and FLOPs are read in millions and tera; small numbers would become micro and nano.
-    is_large = any(x is not None and x >= 1e4 for numbers in values for x in numbers)
+    is_large = any(x >= 1e4 for x in numbers)
     options = axis(
         title=panel.x_label,
         showgrid=False,
@@ -73,19 +85,10 @@ def _x_axis(panel: Lines) -> dict[str, Any]:
         spikethickness=-1,
     )
     # A few numbered things, such as layers: there is nothing between two of them.
-    if not panel.log_x and _is_short_count(values):
+    is_count = bool(numbers) and all(x == round(x) for x in numbers) and max(numbers) - min(numbers) <= _MOST_TICKS
+    if is_count and not panel.log_x:
         options["dtick"] = 1
     return options | _scale(values, logarithmic=panel.log_x)
-
-
-def _is_short_count(values: list[Numbers]) -> bool:
-    numbers = {x for series in values for x in series if x is not None}
-    return bool(numbers) and all(x == round(x) for x in numbers) and max(numbers) - min(numbers) <= _MOST_TICKS
-
-
-def _y_axis(panel: Lines) -> dict[str, Any]:
-    options = axis(exponentformat="power", minexponent=5, hoverformat=".4~g")
-    return options | _scale([series.y for series in panel.series], logarithmic=panel.log_y)
 
 
 def _scale(values: list[Numbers], *, logarithmic: bool) -> dict[str, Any]:
@@ -98,11 +101,33 @@ def _scale(values: list[Numbers], *, logarithmic: bool) -> dict[str, Any]:
     return {"rangemode": "tozero"} if known and 0 <= min(known) < 0.1 * max(known) else {}
 
 
-def _shapes(panel: Lines) -> list[dict[str, Any]]:
-    shapes = [horizontal_line(0.0)] if panel.zero_line else []
-    if panel.marker is not None and _position(panel.marker, panel) is not None:
-        shapes.append(vertical_line(panel.marker, dash="dot"))
-    return shapes
+def log_ticks(values: Iterable[float | None]) -> list[float]:
+    """Return the ticks of a logarithmic axis over these values; those that are not positive have no place on it.
+
+    Plotly's own are powers of ten, too few for a narrow range. A few different values are their own ticks; a narrow
+    range has round numbers at equal steps, a wider one 1, 2 and 5 in each decade, a wide one powers of ten.
+    """
+    numbers = sorted({value for value in values if value is not None and 0 < value < math.inf})
+    if len(numbers) <= _FEW_TICKS:
+        return numbers
+    low, high = numbers[0], numbers[-1]
+    decades = math.log10(high / low)
+    if decades < 0.7:
+        rough = (high - low) / 6
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+        return [round(k * step, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    digits = (1, 2, 5) if decades < 3 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [tick for power in exponents for digit in digits if low <= (tick := digit * 10.0**power) <= high]
+
+
+def tick_text(value: float) -> str:
+    """Return the text of a tick: separators up to ten thousand, then k, M, G, T, P, E."""
+    if not 1e4 <= abs(value) < 1e21:
+        return f"{value:,.6g}" if 1e-4 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+    power = math.floor(math.log10(abs(value)) / 3)
+    return f"{value / 1000.0**power:.4g}{'kMGTPE'[power - 1]}"
 
 
 def _y_label(text: str) -> dict[str, Any]:
@@ -120,15 +145,17 @@ def _y_label(text: str) -> dict[str, Any]:
 
 
 def _marker_label(panel: Lines) -> Iterator[dict[str, Any]]:
-    marker = _position(panel.marker, panel)
-    if marker is None or not panel.marker_label:
+    """Label the marker, towards the middle of the chart."""
+    if panel.marker is None or not panel.marker_label:
         return
-    places = [_position(x, panel) for series in panel.series for x in series.x]
-    known = [marker, *(place for place in places if place is not None)]
-    right = 2 * marker > min(known) + max(known)
+    known = [panel.marker, *(x for series in panel.series for x in series.x if x is not None)]
+    if panel.log_x:
+        # Plotly counts the places of words by powers of ten there.
+        known = [math.log10(x) for x in known if x > 0]
+    right = 2 * known[0] > min(known) + max(known)
     yield {
         "text": label(panel.marker_label),
-        "x": marker,
+        "x": known[0],
         "xanchor": "right" if right else "left",
         "xshift": -5 if right else 5,
         "y": 1,
@@ -139,24 +166,8 @@ def _marker_label(panel: Lines) -> Iterator[dict[str, Any]]:
     }
 
 
-def _position(x: float | None, panel: Lines) -> float | None:
-    """Where x is along its axis, as plotly counts for words: by powers of ten on a logarithmic one."""
-    x = finite(x)
-    if x is None or not panel.log_x:
-        return x
-    return math.log10(x) if x > 0 else None
-
-
-def _alike(faint: list[Series]) -> list[list[Series]]:
-    """Gather the lines of each group, and its single points: nobody can point at them, and a trace of each is slow."""
-    gathered: dict[tuple[str, bool], list[Series]] = {}
-    for series in faint:
-        gathered.setdefault((series.group, len(series.x) > 1), []).append(series)
-    return list(gathered.values())
-
-
 def _faint(lines: list[Series], palette: Palette) -> dict[str, Any]:
-    """One trace of all these lines, parted by None."""
+    """Return one trace of all these lines, separated by None."""
     first = lines[0]
     x, y = list(first.x), list(first.y)
     for series in lines[1:]:
@@ -197,13 +208,25 @@ def _trace(series: Series) -> dict[str, Any]:
 
 
 def _band(series: Series, palette: Palette) -> dict[str, Any]:
-    x, y = _outline(series)
+    """Return the band as a closed outline of each stretch without gaps, separated by None."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    stretch: list[tuple[float, float, float]] = []
+    points = zip(series.x, series.low or (), series.high or (), strict=True)
+    for place, low, high in (*(map(finite, point) for point in points), (None, None, None)):
+        if place is not None and low is not None and high is not None:
+            stretch.append((place, low, high))
+        elif stretch:
+            places, lows, highs = zip(*stretch, strict=True)
+            x += [*([None] if x else []), *places, *reversed(places)]
+            y += [*([None] if y else []), *lows, *reversed(highs)]
+            stretch = []
     return {
         "type": "scatter",
         "name": label(series.label),
         "legendgroup": label(series.group),
-        "x": plot_numbers(x),
-        "y": plot_numbers(y),
+        "x": plot_numbers(tuple(x)),
+        "y": plot_numbers(tuple(y)),
         "fill": "toself",
         "fillcolor": palette.colour(series.group),
         "line": {"width": 0, "color": palette.colour(series.group)},
@@ -212,28 +235,3 @@ def _band(series: Series, palette: Palette) -> dict[str, Any]:
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-def _outline(series: Series) -> tuple[Numbers, Numbers]:
-    """Outline the band, with a closed outline for each stretch without gaps, parted by None."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for stretch in _stretches(series):
-        if x:
-            x.append(None)
-            y.append(None)
-        places, lows, highs = zip(*stretch, strict=True)
-        x += [*places, *reversed(places)]
-        y += [*lows, *reversed(highs)]
-    return tuple(x), tuple(y)
-
-
-def _stretches(series: Series) -> list[list[tuple[float, float, float]]]:
-    stretches: list[list[tuple[float, float, float]]] = [[]]
-    for x, low, high in zip(series.x, series.low or (), series.high or (), strict=True):
-        x, low, high = finite(x), finite(low), finite(high)
-        if x is None or low is None or high is None:
-            stretches.append([])
-        else:
-            stretches[-1].append((x, low, high))
-    return [stretch for stretch in stretches if stretch]

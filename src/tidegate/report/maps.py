@@ -25,12 +25,12 @@ class ColourScale:
     digits: int
 
     def text(self, value: float) -> str:
-        """A value of the scale, in writing."""
+        """Return a value of the scale as text."""
         return typographic(number_text(value, self.digits))
 
 
 def colour_scale(panel: Maps) -> ColourScale:
-    """The scale's ends, from the panel or from its numbers; zero is the middle of a diverging scale.
+    """Return the scale, its ends from the panel or from its numbers; zero is the middle of a diverging scale.
 
     Without any number it runs from 0 to 1, and around a single number by a half to each side.
     """
@@ -48,7 +48,7 @@ def colour_scale(panel: Maps) -> ColourScale:
 
 
 def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
-    """How much room each map wants, by the columns of the widest."""
+    """Return how much room each map wants, by the columns of the widest."""
     columns = max((len(row) for map_ in panel.maps for row in map_.values), default=0)
     # Names of columns are longer than their numbers.
     columns += 4 * bool(panel.column_names)
@@ -56,17 +56,18 @@ def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
 
 
 def map_figures(panel: Maps) -> list[Figure]:
-    """A figure for each map; rows run downwards."""
+    """Return a figure for each map; rows run downwards."""
     scale = colour_scale(panel)
     return [_figure(map_, panel, scale) for map_ in panel.maps]
 
 
 def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
     rows, columns = len(map_.values), max(map(len, map_.values), default=0)
+    cell_height = 34 if rows <= 6 else 24 if rows <= 12 else 18
     return {
         "data": [_heatmap(map_, panel, scale, columns)],
         "layout": {
-            **base_layout(height=_cell_height(rows) * rows + 52),
+            **base_layout(height=cell_height * rows + 52),
             "xaxis": _index_axis(panel.column_label, columns, panel.column_names),
             "yaxis": {**_index_axis(panel.row_label, rows, panel.row_names), "autorange": "reversed"},
             "dragmode": False,
@@ -81,6 +82,7 @@ def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[s
     # The names on the axes stand for the numbers of rows and columns.
     row, column = ("%{customdata[0]}", "%{customdata[1]}") if panel.row_names else ("%{y}", "%{x}")
     place = f"{label(panel.row_label)} {row}, {label(panel.column_label)} {column}"
+    names = [[[label(row), label(column)] for column in panel.column_names] for row in panel.row_names]
     last = len(scale.stops) - 1
     return {
         "type": "heatmap",
@@ -93,14 +95,10 @@ def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[s
         "xgap": 1.5,
         "ygap": 1.5,
         "hoverongaps": False,
-        **({"customdata": _names(panel)} if panel.row_names else {}),
+        **({"customdata": names} if panel.row_names else {}),
         "hovertemplate": f"{place}<br>{label(panel.value_label)} <b>{number}</b><extra></extra>",
         **({"texttemplate": number, "textfont": {"size": 11}} if columns <= _COLUMNS_WITH_TEXT else {}),
     }
-
-
-def _names(panel: Maps) -> list[list[list[str]]]:
-    return [[[label(row), label(column)] for column in panel.column_names] for row in panel.row_names]
 
 
 def _index_axis(title: str, count: int, names: tuple[str, ...]) -> dict[str, Any]:
@@ -113,7 +111,3 @@ def _index_axis(title: str, count: int, names: tuple[str, ...]) -> dict[str, Any
         showgrid=False,
         fixedrange=True,
     )
-
-
-def _cell_height(rows: int) -> int:
-    return 34 if rows <= 6 else 24 if rows <= 12 else 18

@@ -1,18 +1,17 @@
-"""What a page shows, as data: every page is a list of these, and they go through JSON and back.
+"""What a page shows, as data: every page is a list of these.
 
 Whoever has something to show builds panels; `tidegate.report` draws them and knows nothing else.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from tidegate._json import decode, parse_json
+from tidegate._validation import InputError
 from tidegate._verdict import VerdictWord
 
 CheckState: TypeAlias = Literal["holds", "violated", "warning", "note"]
@@ -88,7 +87,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"rows of a Table have {len(self.columns)} cells, one a column; got {len(row)}.")
+                raise InputError("Table.rows", expected=f"of {len(self.columns)} cells, one a column", got=len(row))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,7 @@ class Series:
         for name in ("y", "low", "high"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.x):
-                raise ValueError(f"{name} of the Series {self.label!r} has {len(values)} numbers; x has {len(self.x)}.")
+                raise InputError(f"Series.{name}", expected=f"of {len(self.x)} numbers like x", got=len(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,10 +167,14 @@ def layer_head_maps(
 ) -> Maps:
     """Return maps of one quantity by layer and head, one for each label; cells are empty where a layer has fewer heads.
 
-    maps      : rows by layer, a number for each head
-    when      : added to the description, as in ", at the end of the training"
-    from_zero : whether 0 is the lower end of the colour scale
+    Args:
+        title: Of the panel.
+        name: Of the quantity.
+        maps: Rows by layer, a number for each head.
+        when: Added to the description, as in ", at the end of the training".
+        from_zero: Whether 0 is the lower end of the colour scale.
     """
+    width = {label: max(map(len, rows)) for label, rows in maps.items()}
     means = "; ".join(
         f"{label}: " + ", ".join(f"layer {place} {format_number(mean_of_known(row))}" for place, row in enumerate(rows))
         for label, rows in maps.items()
@@ -182,7 +185,10 @@ def layer_head_maps(
         row_label="layer",
         column_label="head",
         value_label=name,
-        maps=tuple(Map(label=label, values=_fill_rows(rows)) for label, rows in maps.items()),
+        maps=tuple(
+            Map(label=label, values=tuple((*row, *[None] * (width[label] - len(row))) for row in rows))
+            for label, rows in maps.items()
+        ),
         low=0.0 if from_zero else None,
     )
 
@@ -196,11 +202,6 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 def format_number(value: float | None) -> str:
     """Format a number with three digits, for a sentence."""
     return "nothing" if value is None else f"{value:.3g}"
-
-
-def _fill_rows(rows: Sequence[Numbers]) -> tuple[Numbers, ...]:
-    width = max(map(len, rows))
-    return tuple((*row, *[None] * (width - len(row))) for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,12 +284,3 @@ class Page:
     data: dict[str, Any]
     """What the page was made from, as JSON: it is written to `results.json` and can be saved from the page."""
     footer: str = ""
-
-    def to_json(self) -> str:
-        """As a JSON object; `from_json` reads it back."""
-        return json.dumps(asdict(self), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; an unknown field or kind is refused."""
-        return decode(cls, parse_json(text))

@@ -35,12 +35,16 @@ def format_rows(table: Table) -> list[list[Cell]]:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Whether each column is one of numbers, be it as text such as `1.25 ± 0.01`; a column without any cell is not."""
-    return [_is_numeric([row[place] for row in table.rows]) for place in range(len(table.columns))]
+    """Return for each column whether it holds numbers, also as text such as `1.25 ± 0.01`; not without any cell."""
+    filled = [[row[place] for row in table.rows if row[place] not in (None, "")] for place in range(len(table.columns))]
+    return [
+        bool(values) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in values)
+        for values in filled
+    ]
 
 
 def estimates_table(items: tuple[Estimate, ...], *, title: str, unit: str, digits: int) -> Table:
-    """Estimates with their intervals as a table."""
+    """Return estimates with their intervals as a table."""
     titles = (heading(Column(title="estimate", unit=unit)), "low", "high")
     numbers = (Column(title=title, digits=digits, signed=True) for title in titles)
     columns = (Column(title=""), *numbers, Column(title="verdict"))
@@ -49,7 +53,7 @@ def estimates_table(items: tuple[Estimate, ...], *, title: str, unit: str, digit
 
 
 def map_table(map_: Map, panel: Maps, *, digits: int) -> Table:
-    """A map of a panel as a table, rows and columns by their names, or counted from 0."""
+    """Return a map of a panel as a table, rows and columns by their names, or counted from 0."""
     width = max(map(len, map_.values), default=0)
     names = panel.column_names or tuple(map(str, range(width)))
     columns = [Column(title=f"{panel.column_label} {name}", digits=digits) for name in names[:width]]
@@ -74,8 +78,3 @@ def _best(column: Column, values: list[CellValue]) -> float | None:
     if column.better is None or len(set(numbers)) < 2:
         return None
     return min(numbers) if column.better == "low" else max(numbers)
-
-
-def _is_numeric(values: list[CellValue]) -> bool:
-    filled = [value for value in values if value not in (None, "")]
-    return bool(filled) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in filled)

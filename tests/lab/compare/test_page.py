@@ -12,7 +12,6 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Record
 from tidegate.report import html_page, markdown_page
-from tidegate.report.page import Page
 
 SECTIONS = [
     "Verdicts",
@@ -78,10 +77,6 @@ def column_titles(lines):
 class TestPage:
     def test_has_every_section_in_its_order(self, compared):
         assert titles(page_of(compared)) == SECTIONS
-
-    def test_goes_through_json_and_back(self, compared):
-        page = page_of(compared)
-        assert Page.from_json(page.to_json()).sections == page.sections
 
     def test_is_written_in_html_and_markdown_with_its_numbers(self, compared):
         page, summary = page_of(compared), summarise(compared)

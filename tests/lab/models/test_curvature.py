@@ -6,11 +6,10 @@ from torch import nn
 
 from tidegate.geometry import GeometryError, input_chart, sectional_curvature
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.curvature_panels import curvature_page, curvature_panels
+from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.models.language_models import LanguageModel, load_language_model, token_windows
 from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training.measurements import Sampling
-from tidegate.report.page import Page
 from tidegate.torch import TransformerConfig, TransformerLM, VisionConfig, VisionTransformer, save_model
 
 TINY = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
@@ -179,12 +178,10 @@ def test_a_sample_has_at_least_one_of_each(option):
         Sampling(**{option: 0})
 
 
-def test_panels_show_models_side_by_side_and_go_through_json(saved, text):
+def test_panels_show_models_side_by_side(saved, text):
     model = load_language_model(saved)
     measured = model_curvature(model, token_windows(model, text, length=8, count=1), FEW)
     views, table = curvature_panels({"one": measured, "other": measured})
     assert [series.label for series in views.views[0].panel.series] == ["one", "other"]
     assert len(table.rows) == 4
-    page = curvature_page(measured, command="tidegate curvature")
-    assert Page.from_json(page.to_json()).sections == page.sections
     assert curvature_panels({}) == ()
