@@ -34,7 +34,7 @@ from peers import llama
 from torch.nn import functional as F
 
 from tidegate.lab.compare.single import single_run
-from tidegate.lab.compare.variants import Variant
+from tidegate.lab.compare.variants import parse_variant
 from tidegate.lab.training.events import Interrupted, RunEvent
 from tidegate.lab.training.machine import matrix_flops
 from tidegate.lab.training.model import build_model
@@ -76,7 +76,7 @@ _ARENA_MAX = -8
 def run_of(preset: str, name: str) -> Run:
     """The run that the command makes of a preset and these options."""
     variant, engine = OURS[name]
-    return single_run(Variant.parse(variant), SIZES[preset], engine=engine)
+    return single_run(parse_variant(variant), SIZES[preset], engine=engine)
 
 
 class Trainer:

@@ -87,7 +87,7 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, corpus):
     _, folder = compared
     done = invoke("compare", "--data", corpus, "--variants", "none,g1", "--out", folder, *QUICK)
     assert done.exit_code == 2
-    assert "holds another comparison" in done.stderr
+    assert "--out must be a folder without another comparison" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,13 @@ BAD = {
     "corpus shorter than a window": (["--data", "{short}"], "--length"),
     "unknown gate": (["--variants", "none,gibberish"], "gibberish"),
     "one variant": (["--variants", "none"], "at least two"),
-    "a name twice": (["--variants", "none,none"], "Name them apart"),
+    "a name twice": (["--variants", "none,none"], "--variants must be of different names"),
     "unknown option of a variant": (["--variants", "none,bma@speed=3"], "speed"),
-    "an option that is no number": (["--variants", "none,bma@lr=fast"], "must be a finite number"),
-    "seeds 0": (["--seeds", "0"], "--seeds must be at least 1"),
+    "an option that is no number": (
+        ["--variants", "none,bma@lr=fast"],
+        "--variants must be given a finite number for lr",
+    ),
+    "seeds 0": (["--seeds", "0"], "--seeds must be between 1 and"),
     "no tokens": (["--tokens", "0"], "--tokens must be at least 1"),
     "fewer than no retries": (["--retries", "-1"], "--retries must be a whole number of at least 0; got -1"),
     "a folder that is a file": (["--out", "{file}"], "is a file"),
@@ -144,19 +147,28 @@ BAD = {
     "rates that nothing tries": (["--rates", "1,2"], "--rates must be left out without --tune"),
     "rates that are none": (["--tune", "--rates", "1,fast"], "--rates must be different numbers above 0"),
     "starts that are none": (["--map", "--starts", "0.02,warm"], "--starts must be different ones"),
-    "a start of 0": (["--map", "--starts", "0"], "each fan-in, torch or a standard deviation above 0"),
+    "a start of 0": (
+        ["--map", "--starts", "0"],
+        "--starts must be different ones of fan-in, torch and standard deviations above 0",
+    ),
     "a start below 0": (["--tune", "--starts", "0.02,-1"], "--starts must be different ones"),
     "a search for nothing": (["--search", "stepwise"], "--search must be left out without --tune"),
-    "a start of its own on a map": (["--map", "--variants", "none,g1@init=torch"], "lr or init is set for g1@init"),
-    "an option twice": (["--variants", "none,g1@lr=1@lr=2"], "has lr twice"),
-    "two placebos": (["--variants", "none,g1@placebo=constant@placebo=shuffled"], "has placebo twice"),
-    "two widths": (["--variants", "none@params=g1@d_ff=8,g1"], "has its width by d_ff and by params"),
-    "parameters matched twice": (["--match", "params", "--variants", "none,none@params=g1,g1"], "--match params gives"),
+    "a start of its own on a map": (["--map", "--variants", "none,g1@init=torch"], "Leave lr and init out there"),
+    "an option twice": (["--variants", "none,g1@lr=1@lr=2"], "--variants must be of one lr each"),
+    "two placebos": (
+        ["--variants", "none,g1@placebo=constant@placebo=shuffled"],
+        "--variants must be of one placebo each",
+    ),
+    "two widths": (["--variants", "none@params=g1@d_ff=8,g1"], "Leave d_ff or params"),
+    "parameters matched twice": (
+        ["--match", "params", "--variants", "none,none@params=g1,g1"],
+        "without params where match is",
+    ),
     "parameters of a widened one": (
         ["--variants", "none,wide=none@params=mid,mid=g1@params=none"],
-        "must name another variant, one without params",
+        "a variant without params as params of wide",
     ),
-    "one sequence to shuffle": (["--data", "{one-sequence}"], "of this data a single one is held out. Give more"),
+    "one sequence to shuffle": (["--data", "{one-sequence}"], "Give more data"),
     "a start twice": (["--map", "--starts", "0.02,0.02"], "--starts must be different ones"),
     "a map of some points": (["--map", "--search", "stepwise"], "--search must be grid with --map"),
     "settings of no folder": (["--settings", "nowhere"], "--settings must be a folder with the records"),
@@ -301,7 +313,10 @@ def test_given_runs_are_compared_like_any_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("block=seed", "blocks counted from 0"), ("seed=seed", "--seeds must be left out with --runs")],
+    [
+        ("block=seed", "--runs must be one of each variant in each block"),
+        ("seed=seed", "--seeds must be left out with --runs"),
+    ],
 )
 def test_given_runs_that_are_no_design_or_options_that_are_not_read_are_refused(change, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

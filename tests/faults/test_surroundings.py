@@ -12,7 +12,7 @@ import pytest
 import victims
 from lab_runs import LENGTH, executed, patch_miniatures, records_of, request_of, run_of, text_of, timeless
 
-from tidegate.lab.compare.run import CHECKPOINTS, Failed, compare
+from tidegate.lab.compare.run import CHECKPOINTS, RunsFailedError, compare
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress, ignore
 from tidegate.lab.training.executors import serial
@@ -30,17 +30,17 @@ def request_and_expected(tmp_path_factory):
         return request, compare_in(folder / "out", request, patch)
 
 
-def compare_in(out, request, patch, tell=ignore):
+def compare_in(out, request, patch, on_event=ignore):
     patch_miniatures(patch)
     # A checkpoint after each step, so that there is a previous one.
     patch.setattr(serial, "RunContext", partial(RunContext, checkpoint_seconds=0.0))
-    return records_of(compare(request, out, executor=serial.SerialExecutor(), tell=tell))
+    return records_of(compare(request, out, executor=serial.SerialExecutor(), on_event=on_event))
 
 
 @pytest.fixture
 def comparison(request_and_expected, monkeypatch):
     """A function that does the comparison in a folder, from wherever it stands, and returns its records."""
-    return lambda out, tell=ignore: compare_in(out, request_and_expected[0], monkeypatch, tell)
+    return lambda out, on_event=ignore: compare_in(out, request_and_expected[0], monkeypatch, on_event)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(
     with monkeypatch.context() as patch:
         fault_points.ask_for(patch, point)
         with pytest.raises(
-            (OSError, Failed), match=r"could not be written: No space left on device.* are free\. Make room"
+            (OSError, RunsFailedError), match=r"could not be written: No space left on device.* are free\. Make room"
         ):
             comparison(out)
     assert comparison(out) == expected
@@ -85,7 +85,7 @@ def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, exp
     ballast = small_disk / "ballast"
     for kilobytes in (1000, 900, 750):
         ballast.write_bytes(bytes(1024 * kilobytes))
-        with pytest.raises((OSError, Failed), match="No space left on device"):
+        with pytest.raises((OSError, RunsFailedError), match="No space left on device"):
             comparison(small_disk / "out")
     ballast.unlink()
     assert comparison(small_disk / "out") == expected
@@ -121,7 +121,7 @@ def test_a_folder_that_vanishes_is_named_and_no_record_is_lost_in_silence(
 
     # Checkpoints would make the folder anew; a new file of records there would lack the plan and all before.
     with pytest.raises(OSError, match=str(out)):
-        comparison(out, tell=remove)
+        comparison(out, on_event=remove)
     assert removed
     assert comparison(out) == expected
     report(tried=1, outcome="the error names the folder; the same command does it anew, to the same records")
@@ -159,7 +159,7 @@ def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, e
             ):
                 comparison(out)
 
-    records = comparison(out, tell=disturb)
+    records = comparison(out, on_event=disturb)
     assert refused
     assert records == expected
     report(tried=1, outcome="the second is refused; the first is unharmed")

@@ -38,5 +38,5 @@ def compared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         lab_runs.patch_miniatures(patch, layers=True)
         request = lab_runs.request_of(lab_runs.text_of(folder), "none,g1,bma-query", command="tidegate compare")
-        lines = compare(request, folder / "out", executor=SerialExecutor(), tell=lambda _: None)
+        lines = compare(request, folder / "out", executor=SerialExecutor(), on_event=lambda _: None)
     return tuple(lines)

@@ -31,7 +31,7 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
         Run(
             variant=variant.name,
             block=block,
-            seed=variant.first_seed + block,
+            seed=variant.overrides.get("first_seed", 0) + block,
             model=size.model(task, data, variant.gates),
             task=task,
             training=replace(size.training(task), **options),
@@ -41,7 +41,7 @@ def lines_of(task, variants="none,bma", *, num_seeds=3, size=SIZE, command="tide
     ]
     plan = Plan(
         command=command,
-        variants=tuple(variant.plan() for variant in parsed),
+        variants=parsed,
         control=parsed[0].name,
         num_seeds=num_seeds,
         match="tokens",

@@ -167,7 +167,7 @@ def main():
             request,
             folder / "out",
             executor=ProcessExecutor(num_processes),
-            tell=lambda event: print(event, flush=True),
+            on_event=lambda event: print(event, flush=True),
         )
     except KeyboardInterrupt:
         sys.exit(130)

@@ -110,14 +110,14 @@ def small_comparison(folder, out, num_seeds, steps):
     """Two variants, run one after another, with a checkpoint every few steps."""
     use_miniatures()
     serial.RunContext = functools.partial(RunContext, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
-    compare(_request(folder, num_seeds, steps), out, executor=serial.SerialExecutor(), tell=ignore)
+    compare(_request(folder, num_seeds, steps), out, executor=serial.SerialExecutor(), on_event=ignore)
 
 
 def comparison_in_processes(folder, out, num_seeds, steps):
     """The same, in two processes, whose runs are retried when one is killed; `events_path` tells what happened."""
     use_miniatures()
     executor = ProcessExecutor(2, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
-    compare(_request(folder, num_seeds, steps), out, executor=executor, tell=_EventLog(events_path(out)).add)
+    compare(_request(folder, num_seeds, steps), out, executor=executor, on_event=_EventLog(events_path(out)).add)
 
 
 def events_path(out):

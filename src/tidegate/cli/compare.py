@@ -177,7 +177,7 @@ def compare(options: CompareOptions) -> None:
         # Output is not a terminal: do not wrap.
         console.width = _WIDE
     from tidegate.lab.compare.page import comparison_page
-    from tidegate.lab.compare.run import Failed
+    from tidegate.lab.compare.run import RunsFailedError
     from tidegate.lab.compare.run import compare as run_comparison
     from tidegate.lab.compare.summary import summarise
     from tidegate.lab.training.executors.attempts import RETRIES
@@ -197,11 +197,11 @@ def compare(options: CompareOptions) -> None:
         require_apart(out, options.data)
         examples = "images" if request.task.kind == "image" else "tokens"
         with display(console, quiet=options.quiet, examples=examples) as shown:
-            lines = run_comparison(request, out, executor=runner, tell=shown.show)
+            lines = run_comparison(request, out, executor=runner, on_event=shown.show)
         summary = summarise(lines)
         page = comparison_page(summary)
         written = write_page(page, out)
-    except Failed as problem:
+    except RunsFailedError as problem:
         stop(f"{problem} See {records_path(out)}; rerun the same command to retry them.", code=FAILED)
     except KeyboardInterrupt:
         stop_interrupted(command, begun=RecordFile(records_path(out)).has_lines())
@@ -214,7 +214,7 @@ def _request(options: CompareOptions, command: str) -> Request:
     """Return the request for what the options say."""
     from tidegate.lab.compare.placebos import with_constants
     from tidegate.lab.compare.presets import PRESETS
-    from tidegate.lab.compare.request import Request, grid_of
+    from tidegate.lab.compare.request import Request, parse_grid
     from tidegate.lab.compare.settings import find_settings
     from tidegate.lab.compare.variants import parse_variants
     from tidegate.lab.judging import MARGIN
@@ -231,9 +231,9 @@ def _request(options: CompareOptions, command: str) -> Request:
         length=options.length or PRESETS[options.task][options.preset].length,
         final_tokens=options.final_tokens,
     )
-    is_searched = options.tune or options.map_
-    grid = grid_of(options.rates, options.starts, search=options.search, chooses=options.tune) if is_searched else None
-    plans = [variant.plan() for variant in variants]
+    grid = None
+    if options.tune or options.map_:
+        grid = parse_grid(options.rates, options.starts, search=options.search, chooses=options.tune)
     return Request(
         variants=variants,
         task=task,
@@ -242,7 +242,7 @@ def _request(options: CompareOptions, command: str) -> Request:
         budget=options.tokens,
         match=options.match,
         grid=grid,
-        settings=find_settings(options.settings, plans, task, options.preset, grid),
+        settings=find_settings(options.settings, variants, task, options.preset, grid),
         device=options.device or ("cuda" if options.gpus_per_run else "cpu"),
         margin=MARGIN if options.margin is None else options.margin,
         command=command,
@@ -317,14 +317,14 @@ def _request_of_runs(options: CompareOptions, command: str) -> Request:
     """Return the request for given runs: their variants in order, the first the baseline."""
     from tidegate.gates import Gates
     from tidegate.lab.compare.request import Request
-    from tidegate.lab.compare.variants import Variant
     from tidegate.lab.judging import MARGIN
+    from tidegate.lab.training.records import Variant
 
     for item in fields(options):
         if item.name not in {*_WITH_RUNS, "as_json", "quiet"} and getattr(options, item.name) != item.default:
             raise InputError(item.name, expected="left out with --runs", hint="The runs decide it.")
     runs = _call_function(cast("str", options.runs))
-    variants = {run.variant: Variant(name=run.variant, gates=Gates.parse(run.model.gate)) for run in runs}
+    variants = {run.variant: Variant(name=run.variant, gate=str(Gates.parse(run.model.gate))) for run in runs}
     if len(variants) < 2:
         raise InputError("runs", expected="a function that returns runs of several variants", got=list(variants))
     first = runs[0]

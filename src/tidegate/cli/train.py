@@ -189,11 +189,11 @@ def _size(options: TrainOptions) -> ModelSize:
 def _run(options: TrainOptions) -> Run:
     """Return the run for what the options say."""
     from tidegate.lab.compare.single import single_run
-    from tidegate.lab.compare.variants import Variant
+    from tidegate.lab.compare.variants import parse_variant
 
     engine = ("precision", "compile", "accumulate", "optimizer", "device")
     return single_run(
-        Variant.parse(options.gate),
+        parse_variant(options.gate),
         _size(options),
         data=options.data,
         field=options.field,

@@ -3,15 +3,17 @@ from dataclasses import replace
 import pytest
 import torch
 from covers import axis, over
-from lab_runs import model_of, run_of
+from errors import rejects
+from lab_runs import cost_of, model_of, request_of, run_of
 
 from tidegate.config import VisionConfig
 from tidegate.gates import Gates
-from tidegate.lab.compare.design import match_flops, match_parameters, match_time, num_parameters
+from tidegate.lab.compare.design import match_parameters, match_steps, num_parameters
 from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.tasks.catalogue import task_of
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.model import build_model, training_flops
+from tidegate.lab.training.records import Costs
 
 GATES = ("none", "g1", "bma", "bma-query")
 SIZES = axis({f"{kind} {name}": (kind, name) for kind in PRESETS for name in PRESETS[kind]}, "lm tiny")
@@ -59,25 +61,32 @@ def test_shared_weights_keep_shared_leading_slices():
         assert torch.equal(weight[common], other[name][common]), name
 
 
-def test_what_cannot_be_made_thin_enough_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"cannot bring the gate g1 down to 100 parameters.*Use a larger preset"):
+def test_a_model_that_cannot_be_made_thin_enough_is_an_error():
+    with rejects("match", hint="Use a larger preset"):
         match_parameters(model_of("g1"), 100)
 
 
 TASK = RecallTask()
 
 
-@pytest.mark.parametrize("gate", [*GATES, "g1+bma"])
+def matched(runs, match, **ratios):
+    """The runs, the first the control, matched by measured costs."""
+    costs = Costs(request="", items=tuple(cost_of(name, ratio) for name, ratio in ratios.items()), environment={})
+    return match_steps(request_of(TASK, ",".join(runs), match=match), runs, costs)
+
+
+@pytest.mark.parametrize("gate", [*GATES[1:], "g1+bma"])
 @pytest.mark.parametrize("steps", [1, 10, 1024])
 def test_flops_are_matched_to_within_a_step(gate, steps):
-    control, run = (run_of(TASK, gate=name, steps=steps) for name in ("none", gate))
-    wanted, each = (training_flops(build_model(own.model)) for own in (control, run))
-    matched = match_flops(run, control)
-    assert abs(matched.training.steps * each - steps * wanted) <= max(each / 2, each - wanted)
-    assert replace(matched, training=run.training) == run
+    runs = {name: run_of(TASK, gate=name, steps=steps) for name in ("none", gate)}
+    found = matched(runs, "flops")
+    wanted, each = (training_flops(build_model(own.model)) for own in runs.values())
+    assert abs(found[gate].training.steps * each - steps * wanted) <= max(each / 2, each - wanted)
+    assert found["none"] == runs["none"]
+    assert replace(found[gate], training=runs[gate].training) == runs[gate]
 
 
-@pytest.mark.parametrize(("ratio", "steps"), [(1.0, 100), (1.25, 80), (2.0, 50), (0.5, 200), (1000.0, 1)])
-def test_time_is_matched_by_the_ratio_that_was_measured(ratio, steps):
-    control = run_of(TASK, steps=100)
-    assert match_time(run_of(TASK, steps=100), control, time_ratio=ratio).training.steps == steps
+def test_time_is_matched_by_the_ratio_that_was_measured():
+    ratios = {"none": 1.0, "g1": 1.25, "g2": 2.0, "g3": 0.5, "g4": 1000.0}
+    found = matched({name: run_of(TASK, steps=100) for name in ratios}, "time", **ratios)
+    assert [run.training.steps for run in found.values()] == [100, 80, 50, 200, 1]

@@ -11,7 +11,7 @@ ONE_SHUFFLED = "one-noise=output:input:twosigmoid@placebo=shuffled"
 
 
 def placebos(text, name):
-    plans = [variant.plan() for variant in parse_variants(text)]
+    plans = parse_variants(text)
     variant = next(plan for plan in plans if plan.name == name)
     return placebos_of(variant, plans, control=plans[0].name)
 

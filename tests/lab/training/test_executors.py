@@ -300,7 +300,7 @@ def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
 def finished_here(folder, variants, *, num_seeds, steps, out="out"):
     """The same comparison in this process, from wherever it stands."""
     request = request_of(text_of(folder), variants, num_seeds=num_seeds, budget=steps * 4 * lab_runs.LENGTH)
-    return records_of(compare(request, folder / out, executor=SerialExecutor(), tell=lambda _: None))
+    return records_of(compare(request, folder / out, executor=SerialExecutor(), on_event=lambda _: None))
 
 
 def members(session):
@@ -364,7 +364,7 @@ class TestAComparisonInProcesses:
         wait_for_the_end_of(process.pid)
         folder, asked = tmp_path / "out" / CHECKPOINTS, Asked()
         with pytest.raises(KeyboardInterrupt):
-            compare(request, tmp_path / "out", executor=asked, tell=lambda _: None)
+            compare(request, tmp_path / "out", executor=asked, on_event=lambda _: None)
         assert sum(len(pickle.dumps(run)) for run in asked.runs.values()) > 65_536
         stopped = [asked.runs[file.stem] for file in folder.iterdir() if file.stem in asked.runs]
         assert 1 <= len(stopped) <= 2

@@ -21,13 +21,13 @@ from tidegate.lab.training.records import (
     Plan,
     Record,
     RecordFile,
-    VariantPlan,
+    Variant,
     last_costs,
 )
 
 PLAN = Plan(
     command="tidegate compare",
-    variants=(VariantPlan(name="none", gate="none"), VariantPlan(name="low", gate="bma", overrides={"lr": 1e-3})),
+    variants=(Variant(name="none", gate="none"), Variant(name="low", gate="bma", overrides={"lr": 1e-3})),
     control="none",
     num_seeds=3,
     match="tokens",

@@ -10,22 +10,23 @@ from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.page import comparison_page
 from tidegate.lab.compare.presets import PRESETS, Preset
 from tidegate.lab.compare.request import Request
-from tidegate.lab.compare.run import Failed, compare
+from tidegate.lab.compare.run import RunsFailedError, compare
 from tidegate.lab.compare.summary import Summary, VariantSummary, summarise
-from tidegate.lab.compare.variants import Variant, parse_variants
-from tidegate.lab.training.records import records_path
+from tidegate.lab.compare.variants import parse_variant, parse_variants
+from tidegate.lab.training.records import Variant, records_path
 
 __all__ = [
     "PRESETS",
-    "Failed",
     "Preset",
     "Request",
+    "RunsFailedError",
     "Summary",
     "Variant",
     "VariantSummary",
     "compare",
     "comparison_page",
     "fairness_checks",
+    "parse_variant",
     "parse_variants",
     "records_path",
     "summarise",

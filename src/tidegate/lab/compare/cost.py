@@ -24,6 +24,7 @@ from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.decoder import TransformerLM
 
 _ROUNDS = 15
+_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 _PEAKS_RESET = Path("/proc/self/clear_refs")
 """Written to, it resets the peak of memory that the system keeps for a process."""
 
@@ -31,8 +32,11 @@ _PEAKS_RESET = Path("/proc/self/clear_refs")
 def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
     """Measure time, memory and decoding of one run of each variant, in turns, so that noise falls on all alike.
 
-    runs    : one of each variant; all that is timed is a step of it
-    request : what the costs are recorded under
+    Args:
+        runs: One of each variant; all that is timed is a step of it.
+        control: The variant whose step times are the unit.
+        request: The hash of the request, under which the costs are recorded.
+        rounds: Rounds of timed steps.
     """
     keep_freed_memory()
     torch.set_num_threads(runs[control].training.num_threads)
@@ -40,47 +44,38 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
     seconds = _in_turns(steps, rounds)
     decoding = {name: step for name, run in runs.items() if (step := _decoding_step(run)) is not None}
     decoded = _in_turns(decoding, 4 * rounds)
-    return Costs(
-        request=request,
-        items=tuple(
-            _cost(name, run, seconds, control=control, decoded=decoded.get(name)) for name, run in runs.items()
-        ),
-        environment=environment(),
-    )
+    items: list[Cost] = []
+    for name, run in runs.items():
+        ratios = [own / other for own, other in zip(seconds[name], seconds[control], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        decodes = name in decoded
+        items.append(
+            Cost(
+                variant=name,
+                tokens_per_second=run.training.batch_size * run.task.length / statistics.median(seconds[name]),
+                time_ratio=middle,
+                time_ratio_low=low,
+                time_ratio_high=high,
+                peak_bytes=_peak_bytes(run),
+                decode_milliseconds=1e3 * statistics.median(decoded[name]) if decodes else None,
+                cache_bytes_per_token=_cache_bytes(run) if decodes else None,
+            )
+        )
+    return Costs(request=request, items=tuple(items), environment=environment())
 
 
 def lacks_peaks(costs: Costs) -> bool:
-    """Whether a peak of memory is missing that could be measured here: the process that did it was ended."""
+    """Return whether a peak of memory is missing that could be measured here: the process that did it was ended."""
     return _PEAKS_RESET.exists() and any(cost.peak_bytes is None for cost in costs.items)
 
 
 def measure_missing_peaks(costs: Costs, runs: Mapping[str, Run]) -> Costs:
-    """Measure the peaks of memory that are missing; all other figures stay, as runs may depend on them.
-
-    runs : one of each variant
-    """
+    """Measure the missing peaks of memory, by one run of each variant. Other figures stay: runs may depend on them."""
     items = tuple(
         replace(cost, peak_bytes=_peak_bytes(runs[cost.variant])) if cost.peak_bytes is None else cost
         for cost in costs.items
     )
     return replace(costs, items=items)
-
-
-def _cost(
-    name: str, run: Run, seconds: Mapping[str, list[float]], *, control: str, decoded: list[float] | None
-) -> Cost:
-    ratios = [own / other for own, other in zip(seconds[name], seconds[control], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return Cost(
-        variant=name,
-        tokens_per_second=run.training.batch_size * run.task.length / statistics.median(seconds[name]),
-        time_ratio=middle,
-        time_ratio_low=low,
-        time_ratio_high=high,
-        peak_bytes=_peak_bytes(run),
-        decode_milliseconds=None if decoded is None else 1e3 * statistics.median(decoded),
-        cache_bytes_per_token=None if decoded is None else _cache_bytes(run),
-    )
 
 
 def _step(run: Run) -> Callable[[], object]:
@@ -141,16 +136,15 @@ def _peak_bytes(run: Run) -> int | None:
         return None
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_peak, args=(run, sender))
     # Large blocks go back to the system as soon as they are freed, so that a peak is of what is alive.
     before = os.environ.get(_THRESHOLD)
     os.environ[_THRESHOLD] = "65536"
     try:
-        process = context.Process(target=_measure_peak, args=(run, sender))
         process.start()
     finally:
-        if before is None:
-            del os.environ[_THRESHOLD]
-        else:
+        del os.environ[_THRESHOLD]
+        if before is not None:
             os.environ[_THRESHOLD] = before
     # Otherwise this process, holding the end too, would wait forever for one that died.
     sender.close()
@@ -160,9 +154,6 @@ def _peak_bytes(run: Run) -> int | None:
         return None
     finally:
         process.join()
-
-
-_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 
 
 def _measure_peak(run: Run, sender: multiprocessing.connection.Connection) -> None:

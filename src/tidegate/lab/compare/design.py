@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from tidegate._json import content_hash
+from tidegate._validation import InputError
 from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting
-from tidegate.lab.compare.variants import Variant
-from tidegate.lab.tasks.task import TaskData, TaskFacts
+from tidegate.lab.compare.variants import model_options, training_options
+from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Plan
@@ -24,9 +25,8 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
     """Make the first line of the records: all that decides numbers, and how to ask for it again."""
     data = request.task.load()
     budget = request.budget or PRESETS[request.task.kind][request.preset].budget
-    variants = tuple(variant.plan() for variant in request.variants)
     decisive: dict[str, Any] = {
-        "variants": [asdict(variant) for variant in variants],
+        "variants": [asdict(variant) for variant in request.variants],
         "base": [run.id for run in base.values()],
         "num_seeds": request.num_seeds,
         "match": request.match,
@@ -36,7 +36,7 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
     }
     return Plan(
         command=request.command,
-        variants=variants,
+        variants=request.variants,
         control=request.control.name,
         num_seeds=request.num_seeds,
         match="runs" if request.runs else request.match,
@@ -53,73 +53,66 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
 
 
 def base_runs(request: Request) -> dict[str, Run]:
-    """One run of each variant, its first, as it would be if nothing were matched or tuned."""
+    """Return one run of each variant, its first, as it would be if nothing were matched or tuned."""
     if request.runs:
         # Reversed, so that the first run of a variant is the one that stays.
         return {run.variant: run for run in reversed(request.runs)}
     data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
-    training = preset.training(request.task, request.budget)
-    _require_neighbours(request.variants, data)
+    reading = [variant.name for variant in request.variants if variant.gates.read_other_sequences]
+    if reading and len(data.probe().inputs) < 2:
+        expected = "without shuffled gates, which read the next sequence, where a single sequence is held out"
+        hint = "Give more data, use shorter sequences, or leave the shuffled gates out."
+        raise InputError("variants", expected=expected, got=", ".join(reading), hint=hint)
+    training = replace(preset.training(request.task, request.budget), device=request.device)
     runs: dict[str, Run] = {}
     for variant in request.variants:
         run = Run(
             variant=variant.name,
             block=0,
-            seed=variant.first_seed,
+            seed=int(variant.overrides.get("first_seed", 0)),
             model=preset.model(request.task, data, variant.gates),
             task=request.task,
-            training=replace(training, device=request.device),
+            training=training,
         )
         if request.settings is not None:
-            run = request.settings.setting_of(variant.plan()).given_to(run)
+            run = request.settings.setting_of(variant).given_to(run)
         # What a variant sets for itself wins over what was tuned.
-        runs[variant.name] = replace(
-            run, model=replace(run.model, **variant.model), training=replace(run.training, **variant.training)
-        )
+        model, trained = model_options(variant), training_options(variant)
+        runs[variant.name] = replace(run, model=replace(run.model, **model), training=replace(run.training, **trained))
+    names = {variant.name: variant.overrides.get("params") for variant in request.variants}
     if request.match == "params":
-        target = num_parameters(runs[request.control.name].model)
-        return {name: replace(run, model=match_parameters(run.model, target)) for name, run in runs.items()}
-    targets = {
-        variant.name: num_parameters(runs[variant.params].model)
-        for variant in request.variants
-        if variant.params is not None
+        names = dict.fromkeys(names, request.control.name)
+    # Counted before any of them is widened.
+    targets = {name: num_parameters(runs[str(other)].model) for name, other in names.items() if other is not None}
+    return runs | {
+        name: replace(runs[name], model=match_parameters(runs[name].model, target)) for name, target in targets.items()
     }
-    return {
-        name: replace(run, model=match_parameters(run.model, targets[name])) if name in targets else run
-        for name, run in runs.items()
-    }
-
-
-def _require_neighbours(variants: Sequence[Variant], data: TaskData) -> None:
-    """Refuse variants that read another sequence of the batch if a single one is held out."""
-    reading = [variant.name for variant in variants if variant.gates.read_other_sequences]
-    if reading and len(data.probe().inputs) < 2:
-        raise ValueError(
-            f"{', '.join(reading)}: a shuffled gate reads the next sequence, and of this data a single one is held "
-            "out. Give more with --data, make sequences shorter with --length, or leave the shuffled out."
-        )
 
 
 def match_steps(request: Request, base: dict[str, Run], costs: Costs) -> dict[str, Run]:
     """Give the runs the steps that make them equal in FLOPs or time, if that is asked for."""
     control = base[request.control.name]
+    steps = control.training.steps
     if request.match == "flops":
-        return {name: match_flops(run, control) for name, run in base.items()}
+        with torch.device("meta"):
+            flops = {name: training_flops(build_model(run.model)) for name, run in base.items()}
+        wanted = flops[request.control.name]
+        return {name: _with_steps(run, steps * wanted / flops[name]) for name, run in base.items()}
     if request.match == "time":
         ratios = {cost.variant: cost.time_ratio for cost in costs.items}
-        return {name: match_time(run, control, time_ratio=ratios[name]) for name, run in base.items()}
+        return {name: _with_steps(run, steps / ratios[name]) for name, run in base.items()}
     return base
 
 
 def design_runs(base: Mapping[str, Run], *, num_seeds: int, chosen: Mapping[tuple[str, int], Setting]) -> list[Run]:
-    """Every variant under every seed, block by block, at the settings that were chosen for it there, if any were."""
+    """Return every variant under every seed, block by block, at the settings chosen for it there, if any were."""
     runs = [replace(run, block=block, seed=run.seed + block) for block in range(num_seeds) for run in base.values()]
     settings = ((run, chosen.get((run.variant, run.block))) for run in runs)
     return [run if setting is None else setting.given_to(run) for run, setting in settings]
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """How many numbers a model of this configuration learns, counted without allocating them."""
+    """Return how many numbers a model of this configuration learns, counted without allocating them."""
     with torch.device("meta"):
         return build_model(config).num_parameters()
 
@@ -134,24 +127,11 @@ def match_parameters(config: ModelConfig, target: int) -> ModelConfig:
     thinnest, thicker = (num_parameters(replace(config, d_ff=(width,) + (1,) * (blocks - 1))) for width in (1, 2))
     channels = blocks + round((target - thinnest) / (thicker - thinnest))
     if channels < blocks:
-        raise ValueError(
-            f"match 'params' cannot bring the gate {config.gate} down to {target:,} parameters: with feed-forward "
-            f"layers of one channel it still has {thinnest:,}. Use a larger preset, or match tokens."
-        )
+        expected = f"something else where the gate {config.gate} alone has more parameters than {target:,}"
+        hint = f"Feed-forward layers of one channel leave {thinnest:,}. Use a larger preset, or match tokens."
+        raise InputError("match", expected=expected, got="params", hint=hint)
     width, wider = divmod(channels, blocks)
     return replace(config, d_ff=(width + 1,) * wider + (width,) * (blocks - wider))
-
-
-def match_flops(run: Run, control: Run) -> Run:
-    """Give a run as many steps as cost the control's training FLOPs."""
-    with torch.device("meta"):
-        spent, wanted = (training_flops(build_model(config)) for config in (run.model, control.model))
-    return _with_steps(run, control.training.steps * wanted / spent)
-
-
-def match_time(run: Run, control: Run, *, time_ratio: float) -> Run:
-    """Give a run as many steps as take the control's time, if a step takes `time_ratio` times as long."""
-    return _with_steps(run, control.training.steps / time_ratio)
 
 
 def _with_steps(run: Run, steps: float) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from statistics import fmean, stdev
 
 from tidegate._text import number_of
@@ -28,13 +28,15 @@ _SOUGHT = 0.01
 def forecast(request: Request, base: Mapping[str, Run], costs: Costs) -> str:
     """Say in a few sentences what is about to be done, how long it takes here, and what it can show.
 
-    base  : the first run of each variant
-    costs : how fast each variant trains
+    Args:
+        request: What to compare.
+        base: The first run of each variant.
+        costs: How fast each variant trains.
     """
-    return " ".join((*_work(request, base, costs), *_power(request)))
+    return f"{_work(request, base, costs)} {_power(request)}".rstrip()
 
 
-def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[str]:
+def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> str:
     trials = 0 if request.grid is None else num_trials(request.grid)
     compared = len(request.runs) or request.num_seeds * len(base)
     speeds = {cost.variant: cost.tokens_per_second for cost in costs.items}
@@ -42,53 +44,55 @@ def _work(request: Request, base: Mapping[str, Run], costs: Costs) -> Iterator[s
         (_worth_in_tokens(run) + trials * _worth_in_tokens(as_trial(run))) / speeds[name] for name, run in base.items()
     )
     cores = num_cores()
+    hours, minutes = divmod(max(1, round(seconds / cores / 60)), 60)
+    duration = f"{hours} h {minutes} min" if hours else f"{minutes} min"
     tuned = f"{number_of(trials * request.num_seeds * len(base), 'run')} to tune and " if trials else ""
-    yield (
-        f"This will train {tuned}{number_of(compared, 'run')} to compare, for about {_duration(seconds / cores)} on "
+    return (
+        f"This will train {tuned}{number_of(compared, 'run')} to compare, for about {duration} on "
         f"{number_of(cores, 'core')}."
     )
 
 
 def _worth_in_tokens(run: Run) -> float:
-    """The training tokens of a run and, in as many as take as long, those that it is evaluated on."""
+    """Return the training tokens of a run and, in as many as take as long, those that it is evaluated on."""
     data, options = run.task.load(), run.training
     at_points, at_end = (sum(len(batch.inputs) for batch in batches) for batches in (data.validation(), data.final()))
     rows = options.steps * options.batch_size + _FORWARD_SHARE * (options.num_evaluations * at_points + at_end)
     return rows * run.task.length
 
 
-def _power(request: Request) -> Iterator[str]:
-    """Which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict.
+def _power(request: Request) -> str:
+    """Say which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict.
 
     Judged by each variant's own pairs: equal spreads would show smaller ones, but nobody knows before that they are.
     """
-    plans = [variant.plan() for variant in request.variants if variant is not request.control]
     is_tuned = request.grid is not None and request.grid.chooses
     typical = TUNED_NOISE if is_tuned else TYPICAL_NOISE
     noises: dict[str, float] = {}
-    for plan in plans:
-        known = None if request.settings is None else request.settings.noise_of(plan)
-        noises[plan.name] = typical if known is None else known
-    shown = {name: _difference(noise, request) for name, noise in noises.items()}
+    for variant in request.variants[1:]:
+        known = None if request.settings is None else request.settings.noise_of(variant)
+        noises[variant.name] = typical if known is None else known
+    number = len(noises)
+    shown = {
+        name: detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
+        for name, noise in noises.items()
+    }
     if request.runs or None in shown.values():
-        return
-    sought, seeds = _percent(_SOUGHT), f"{request.num_seeds} seeds"
+        return ""
+    sought, seeds, control = _percent(_SOUGHT), f"{request.num_seeds} seeds", request.control.name
+    needed = {name: _seeds(noise, number, pooled=False) for name, noise in noises.items()}
     if len(set(noises.values())) == 1:
-        first = plans[0].name
-        noise = noises[first]
+        first, noise = next(iter(noises.items()))
         whence = f"as on the standard task{' when it was tuned' * is_tuned}" if noise == typical else "as before"
-        yield (
-            f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, "
-            f"{whence}, {seeds} show one of {_percent(shown[first])} at least 4 times in 5, and one of {sought} needs "
-            f"{_seeds(noise, len(plans), pooled=False)}."
+        return (
+            f"If differences to {control} scatter by {_percent(noise)} of the loss from seed to seed, {whence}, "
+            f"{seeds} show one of {_percent(shown[first])} at least 4 times in 5, and one of {sought} needs "
+            f"{needed[first]}."
         )
-        return
-    parts = (
-        f"{name} {_percent(shown[name])} ({_seeds(noise, len(plans), pooled=False)})" for name, noise in noises.items()
-    )
-    yield (
-        f"By the scatter of earlier runs, {seeds} show these differences to {request.control.name} at least 4 times in "
-        f"5 (in brackets what {sought} needs): {', '.join(parts)}."
+    parts = ", ".join(f"{name} {_percent(shown[name])} ({needed[name]})" for name in noises)
+    return (
+        f"By the scatter of earlier runs, {seeds} show these differences to {control} at least 4 times in 5 (in "
+        f"brackets what {sought} needs): {parts}."
     )
 
 
@@ -109,21 +113,16 @@ def seeds_for_a_verdict(summary: Summary) -> str:
 
 
 def _scatter(variant: VariantSummary, control: VariantSummary) -> float:
-    """Standard deviation between seeds of a variant's difference to the control, as a share of the control's loss."""
+    """Return the deviation between seeds of a variant's difference to the control, as a share of its loss."""
     losses = [(own.loss, other.loss) for own, other in zip(variant.records, control.records, strict=True)]
     pairs = [(own, other) for own, other in losses if own is not None and other is not None]
     return stdev(own - other for own, other in pairs) / fmean(other for _, other in pairs)
 
 
 def num_trials(grid: Grid) -> int:
-    """Runs that tune one variant in one block."""
+    """Return the number of runs that tune one variant in one block."""
     starts, rates = len(grid.starts), len(grid.rates)
     return starts * rates if grid.search == "grid" else starts + rates - 1
-
-
-def _difference(noise: float, request: Request) -> float | None:
-    number = len(request.variants) - 1
-    return detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
 
 
 def _seeds(noise: float, num_comparisons: int, *, pooled: bool) -> str:
@@ -134,9 +133,3 @@ def _seeds(noise: float, num_comparisons: int, *, pooled: bool) -> str:
 def _percent(share: float | None) -> str:
     assert share is not None
     return f"{100 * share:.3g} %"
-
-
-def _duration(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours else f"{minutes} min"

@@ -31,23 +31,17 @@ class Preset:
     """Of images."""
 
     def model(self, task: Task, data: TaskData, gates: Gates) -> ModelConfig:
-        """The configuration of this size for a task."""
+        """Return the configuration of this size for a task."""
         sizes: dict[str, Any] = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": self.num_heads}
         if task.kind == "image":
             size, channels = data.facts["image_size"], data.facts["channels"]
             patch_size = self.patch_size if size % self.patch_size == 0 and size > 8 else 2 if size % 2 == 0 else 1
-            return VisionConfig(
-                gate=gates,
-                **sizes,
-                image_size=size,
-                patch_size=patch_size,
-                channels=channels,
-                num_classes=data.vocab_size,
-            )
+            sizes |= {"image_size": size, "patch_size": patch_size, "channels": channels}
+            return VisionConfig(gate=gates, num_classes=data.vocab_size, **sizes)
         return TransformerConfig(gate=gates, **sizes, vocab_size=data.vocab_size, max_length=task.length)
 
     def training(self, task: Task, budget: int | None = None) -> Training:
-        """The training of this size: as many whole steps as the budget has, at least one."""
+        """Return the training of this size: as many whole steps as the budget has, at least one."""
         per_step = self.batch_size * task.length
         return Training(
             steps=max(1, round((self.budget if budget is None else budget) / per_step)),
@@ -57,16 +51,8 @@ class Preset:
 
 
 def _decoder(name: PresetName, *, budget: int, lr: float) -> Preset:
-    size = SIZES[name]
-    return Preset(
-        d_model=size.d_model,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        length=size.length,
-        batch_size=size.batch_size,
-        budget=budget,
-        lr=lr,
-    )
+    names = ("d_model", "num_layers", "num_heads", "length", "batch_size")
+    return Preset(**{own: getattr(SIZES[name], own) for own in names}, budget=budget, lr=lr)
 
 
 PRESETS: dict[TaskKind, dict[PresetName, Preset]] = {

@@ -1,4 +1,4 @@
-"""What is asked for: variants to compare on a task, at a size, over seeds, and the grid to tune them over."""
+"""The request: variants to compare on a task, at a size, over seeds, and the grid to tune them over."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidegate._text import echo
+from tidegate._validation import InputError
 from tidegate.lab.compare.presets import PresetName
 from tidegate.lab.compare.settings import TunedSettings
-from tidegate.lab.compare.variants import Variant, parse_option
 from tidegate.lab.judging import MARGIN
 from tidegate.lab.tasks.task import Task
 from tidegate.lab.training.machine import require_device
-from tidegate.lab.training.records import Grid, Match, Search
+from tidegate.lab.training.records import Grid, Match, Search, Variant
 from tidegate.lab.training.run import Run
 
 _MOST_SEEDS = 10_000
@@ -45,33 +44,18 @@ class Request:
     """Runs that were made elsewhere; they take the place of all that the request would make."""
 
     def __post_init__(self) -> None:
-        if self.num_seeds < 1:
-            raise ValueError(f"num_seeds must be at least 1; got {self.num_seeds}. Three are needed for a verdict.")
-        if self.num_seeds > _MOST_SEEDS:
-            raise ValueError(f"num_seeds must be at most {_MOST_SEEDS:,}; got {self.num_seeds}.")
+        if not 1 <= self.num_seeds <= _MOST_SEEDS:
+            hint = "A verdict needs at least 3."
+            raise InputError("num_seeds", expected=f"between 1 and {_MOST_SEEDS:,}", got=self.num_seeds, hint=hint)
         if self.budget is not None and not 1 <= self.budget < 2**63:
-            raise ValueError(f"budget must be at least 1 and fit into 64 bits; got {self.budget}.")
+            raise InputError("budget", expected="at least 1 and below 2^63", got=self.budget)
         if not 0 <= self.margin < math.inf:
-            raise ValueError(f"margin must be a finite number of at least 0; got {self.margin}.")
+            raise InputError("margin", expected="a finite number of at least 0", got=self.margin)
         if len(self.variants) < 2:
-            raise ValueError(f"variants must be at least two, the control first; got {len(self.variants)}.")
-        if self.grid is not None and self.settings is not None:
-            raise ValueError(
-                "settings were tuned before, and --tune and --map try the same points for all. Leave one out."
-            )
-        if self.settings is not None and not self.settings.fits(self.task, self.preset):
-            facts = ", ".join(f"{name} {value}" for name, value in self.settings.task.items())
-            raise ValueError(
-                f"settings of {self.settings.source} were tuned on other data or for another size: preset "
-                f"{self.settings.preset}, {facts}. Tune anew with --tune, or leave --settings out."
-            )
-        if self.grid is not None and (own := [v.name for v in self.variants if {"lr", "init"} & set(v.options)]):
-            raise ValueError(
-                f"--tune and --map give all variants the same rates and starts; lr or init is set for "
-                f"{', '.join(own)}. Leave it out there, or leave --tune and --map out."
-            )
-        _require_widths(self.variants, self.match)
-        _require_design(self.runs)
+            raise InputError("variants", expected="at least two, the control first", got=len(self.variants))
+        _check_tuning(self)
+        _check_widths(self.variants, self.match)
+        _check_runs(self.runs)
         require_device(self.device)
 
     @property
@@ -80,11 +64,18 @@ class Request:
         return self.variants[0]
 
 
-def grid_of(rates: str | None, starts: str | None, *, search: Search, chooses: bool) -> Grid:
-    """The grid that the command line describes.
+GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))
+"""The usual grid."""
 
-    rates  : multiples of the learning rate, parted by commas; None takes the usual three
-    starts : values of `init`, parted by commas; None takes the usual three
+
+def parse_grid(rates: str | None, starts: str | None, *, search: Search, chooses: bool) -> Grid:
+    """Return the grid of comma-separated rates and starts.
+
+    Args:
+        rates: Multiples of the learning rate; None takes the usual three.
+        starts: Values of `init`; None takes the usual three.
+        search: As in `Grid`.
+        chooses: As in `Grid`.
     """
     return Grid(
         rates=GRID.rates if rates is None else _parse_rates(rates),
@@ -94,56 +85,65 @@ def grid_of(rates: str | None, starts: str | None, *, search: Search, chooses: b
     )
 
 
-def _parse_starts(starts: str) -> tuple[float | str, ...]:
-    try:
-        found = tuple(parse_option(f"init={start}", starts)[1] for start in starts.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(isinstance(start, str) or start > 0 for start in found) or len(set(found)) < len(found):
-        raise ValueError(
-            "starts must be different ones, each fan-in, torch or a standard deviation above 0, such as "
-            f"0.02,fan-in,torch; got {echo(starts)}."
-        )
-    return found
-
-
 def _parse_rates(rates: str) -> tuple[float, ...]:
+    numbers = [_positive(rate) for rate in rates.split(",")]
+    known = sorted(number for number in numbers if number is not None)
+    if len(set(known)) < len(numbers):
+        raise InputError("rates", expected="different numbers above 0, such as 0.5,1,2", got=rates)
+    return tuple(known)
+
+
+def _parse_starts(starts: str) -> tuple[float | str, ...]:
+    names = [start.strip() for start in starts.split(",")]
+    found = [name if name in ("fan-in", "torch") else _positive(name) for name in names]
+    if None in found or len(set(found)) < len(found):
+        expected = "different ones of fan-in, torch and standard deviations above 0, such as 0.02,fan-in,torch"
+        raise InputError("starts", expected=expected, got=starts)
+    return tuple(start for start in found if start is not None)
+
+
+def _positive(text: str) -> float | None:
+    """Return a finite number above 0; None of any other text."""
     try:
-        numbers = tuple(float(rate) for rate in rates.split(","))
+        number = float(text)
     except ValueError:
-        numbers = ()
-    if not numbers or not all(0 < rate < math.inf for rate in numbers) or len(set(numbers)) < len(numbers):
-        raise ValueError(f"rates must be different numbers above 0, such as 0.5,1,2; got {echo(rates)}.")
-    return tuple(sorted(numbers))
+        return None
+    return number if 0 < number < math.inf else None
 
 
-GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))
-"""What `--tune` tries."""
+def _check_tuning(request: Request) -> None:
+    settings, grid = request.settings, request.grid
+    if grid is not None and settings is not None:
+        raise InputError("settings", expected="None beside a grid", hint="Leave settings or the grid out.")
+    if settings is not None and not settings.fits(request.task, request.preset):
+        facts = ", ".join(f"{name} {value}" for name, value in settings.task.items())
+        got = f"{settings.source}: preset {settings.preset}, {facts}"
+        hint = "Tune on this data, or leave settings out."
+        raise InputError("settings", expected="tuned on the same data for the same preset", got=got, hint=hint)
+    if grid is not None and (own := [v.name for v in request.variants if {"lr", "init"} & set(v.overrides)]):
+        hint = "Leave lr and init out there, or leave the grid out."
+        raise InputError("variants", expected="without lr and init beside a grid", got=", ".join(own), hint=hint)
 
 
-def _require_widths(variants: Sequence[Variant], match: Match) -> None:
-    """Refuse a variant that is to have the parameters of none that keeps its own."""
+def _check_widths(variants: Sequence[Variant], match: Match) -> None:
+    """Raise InputError if a variant is to have the parameters of none that keeps its own."""
+    keeping = [variant.name for variant in variants if "params" not in variant.overrides]
     for variant in variants:
-        if variant.params is None:
-            continue
-        if match == "params":
-            raise ValueError(
-                f"--match params gives all variants the control's number of parameters, and {variant.name} asks for "
-                f"that of {echo(variant.params)}. Leave one of them out."
-            )
-        if variant.params not in (other.name for other in variants if other.params is None):
-            raise ValueError(
-                f"params of the variant {variant.name} must name another variant, one without params, whose number of "
-                f"parameters it is to have; got {echo(variant.params)}."
-            )
+        wanted = variant.overrides.get("params")
+        if wanted is not None and match == "params":
+            hint = f"Leave params of {variant.name} out, or match something else."
+            raise InputError("variants", expected="without params where match is 'params'", got=wanted, hint=hint)
+        if wanted is not None and wanted not in keeping:
+            expected = f"the name of a variant without params as params of {variant.name}"
+            raise InputError("variants", expected=expected, got=wanted)
 
 
-def _require_design(runs: Sequence[Run]) -> None:
-    """Refuse given runs unless there is one of each variant in each block, all of one task."""
+def _check_runs(runs: Sequence[Run]) -> None:
+    """Raise InputError unless there is one run of each variant in each block, all of one task."""
     blocks: dict[str, list[int]] = {}
     for run in runs:
         blocks.setdefault(run.variant, []).append(run.block)
     if any(sorted(own) != list(range(len(runs) // len(blocks))) for own in blocks.values()):
-        raise ValueError(f"Given runs are one of each variant in each block, blocks counted from 0; got {blocks}.")
+        raise InputError("runs", expected="one of each variant in each block, counted from 0", got=blocks)
     if len({run.task for run in runs}) > 1 or any(run.role != "comparison" for run in runs):
-        raise ValueError("Given runs are of one task, and all have the role 'comparison'.")
+        raise InputError("runs", expected="of one task, and all of the role 'comparison'")

@@ -1,4 +1,4 @@
-"""The main job: train every variant under equal conditions, and keep a record of all that came of it."""
+"""Train every variant under equal conditions, and record every run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tidegate._validation import InputError
 from tidegate.gates import Gates
 from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
@@ -34,28 +35,33 @@ CHECKPOINTS = "checkpoints"
 """The folder, beside the records, with the checkpoints of runs under way and of models still to be measured."""
 
 
-class Failed(RuntimeError):  # noqa: N818, it tells of runs that failed
+class RunsFailedError(RuntimeError):
     """Runs ended with an error: their records hold the tracebacks."""
 
 
-def compare(request: Request, folder: Path, *, executor: Executor, tell: Callable[[Event], None]) -> list[Line]:
+def compare(request: Request, folder: Path, *, executor: Executor, on_event: Callable[[Event], None]) -> list[Line]:
     """Do all runs and measurements that are not in the folder's records yet, and return all of its lines.
 
-    A second call with the same request goes on where the first stopped. A `ValueError` says that the folder holds
-    another comparison; `Failed` that runs ended with an error, after all others were done.
+    A second call with the same request resumes where the first stopped.
+
+    Raises:
+        InputError: The folder holds another comparison.
+        RunsFailedError: Runs ended with an error; all others were done before.
     """
     base = base_runs(request)
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
     if not file.path.exists():
-        # Refused before anything is written or measured. What goes on may have nothing left to do.
+        # Checked before anything is written or measured. A comparison that resumes may have nothing left to do.
         require_plan(plan)
         executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():
         lines = file.read()
-        _require_same(lines, plan, folder)
-        work = _Work(file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, tell=tell)
+        _check_same(lines, plan, folder)
+        work = _Work(
+            file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, on_event=on_event
+        )
         _compare(request, base, plan, work)
     return lines
 
@@ -67,7 +73,7 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
     costs = _costs(base, plan, work)
     base = match_steps(request, base, costs)
     if not any(isinstance(line, Record) for line in work.lines):
-        work.tell(Notice(text=forecast(request, base, costs)))
+        work.on_event(Notice(text=forecast(request, base, costs)))
     chosen: dict[tuple[str, int], Setting] = {}
     if request.grid is not None:
         tried: list[Record] = []
@@ -94,7 +100,7 @@ class _Work:
     """All that is in the file, which is read once."""
     checkpoints: Path
     executor: Executor
-    tell: Callable[[Event], None]
+    on_event: Callable[[Event], None]
 
     def append(self, line: Line) -> None:
         """Add a line to the file, and to the lines in memory once it is on the disk."""
@@ -106,8 +112,11 @@ class _Work:
     ) -> list[Record]:
         """Return the records of these runs, running those that are missing and not known from others.
 
-        keep      : ids of runs whose last checkpoint is still needed if they finish
-        num_later : runs of the phases after this one
+        Args:
+            phase: The name of what these runs are for.
+            runs: The runs.
+            keep: Ids of runs whose last checkpoint is still needed if they finish.
+            num_later: Number of runs of the phases after this one.
         """
         done, repeated = _ended_records(self.lines), _repeated(runs)
         known = done.keys() | repeated.keys()
@@ -117,15 +126,15 @@ class _Work:
             if run.id in done and run.id not in keep:
                 forget_checkpoint(self.checkpoints, run.id)
         num_done = len(runs) - len(missing)
-        self.tell(Phase(name=phase, num_runs=len(missing), num_done=num_done, num_later=num_later))
+        self.on_event(Phase(name=phase, num_runs=len(missing), num_done=num_done, num_later=num_later))
         failed: list[Record] = []
-        for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.tell):
+        for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.on_event):
             self.append(record)
             # Delete the checkpoint only after the record is on disk; a run that failed goes on from it.
             if record.status == "diverged" or (record.status == "finished" and record.id not in keep):
                 forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
-            self.tell(
+            self.on_event(
                 Ended(
                     run=record.id,
                     variant=record.run.label,
@@ -137,7 +146,7 @@ class _Work:
         if failed:
             names = ", ".join(f"{record.run.variant} (seed {record.run.seed})" for record in failed)
             last = failed[-1].error.strip().splitlines()[-1]
-            raise Failed(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
+            raise RunsFailedError(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
         done = _ended_records(self.lines)
         for run in runs:
             if run.id not in done:
@@ -147,7 +156,7 @@ class _Work:
 
 
 def _repeated(runs: Sequence[Run]) -> dict[str, str]:
-    """The ids of runs whose gates change nothing, each with that of the run without them: the same but for its name."""
+    """Return the ids of runs whose gates change nothing, each with that of the same run without them."""
     unnamed = {replace(run, variant="").id: run.id for run in runs}
     found: dict[str, str] = {}
     for run in runs:
@@ -160,7 +169,7 @@ def _repeated(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _ended_records(lines: Sequence[Line]) -> dict[str, Record]:
-    """Records by run id, of the runs that need not be done again: they finished or diverged."""
+    """Return records by run id, of the runs that need not be done again: they finished or diverged."""
     return {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}
 
 
@@ -174,11 +183,9 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
         return recorded
     compared = [record for record in _ended_records(work.lines).values() if record.run.role == "comparison"]
     if recorded is None and plan.match == "time" and compared:
-        raise ValueError(
-            f"{work.file.path} has runs, but no longer the costs by which --match time chose their lengths. Choose "
-            "another --out."
-        )
-    work.tell(Phase(name="measuring costs", num_runs=0))
+        expected = "a folder with the costs that set the lengths of its runs"
+        raise InputError("out", expected=expected, got=work.file.path.parent, hint="Choose another folder.")
+    work.on_event(Phase(name="measuring costs", num_runs=0))
     if recorded is None:
         costs = measure_costs(base, control=plan.control, request=plan.request)
     else:
@@ -194,7 +201,10 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     A run whose model is no longer there is trained again, which gives the same model, and its record stays: somebody
     may have removed a damaged line of measurements.
 
-    before : ids of runs that were on record when the command began; the models of others are here, or out of reach
+    Args:
+        runs: The first run of each variant.
+        before: Ids of runs that were on record when the command began; the models of others are here, or out of reach.
+        work: The comparison under way.
     """
     measured = {line.id: line for line in work.lines if isinstance(line, LayerMeasurements)}
     repeated = _repeated(runs)
@@ -202,11 +212,11 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     missing = [run for run in runs if run.id in finished - measured.keys() - repeated.keys()]
     lost = [run for run in missing if run.id in before and not has_checkpoint(work.checkpoints, run.id)]
     if lost:
-        work.tell(Phase(name="training again what is to be measured", num_runs=len(lost)))
-        for _ in work.executor.execute(lost, checkpoints=work.checkpoints, report=work.tell):
+        work.on_event(Phase(name="training again what is to be measured", num_runs=len(lost)))
+        for _ in work.executor.execute(lost, checkpoints=work.checkpoints, report=work.on_event):
             pass
     if missing:
-        work.tell(Phase(name="measuring layers", num_runs=0))
+        work.on_event(Phase(name="measuring layers", num_runs=0))
     for run in missing:
         measured[run.id] = measure_run(run, work.checkpoints)
         work.append(measured[run.id])
@@ -217,21 +227,17 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
         forget_checkpoint(work.checkpoints, run.id)
 
 
-def _require_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:
-    """Refuse a folder that holds another comparison, or the same one begun on another machine or version."""
+def _check_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:
+    """Raise InputError if the folder holds another comparison, or this one from another machine or version."""
     for line in lines:
         if isinstance(line, Plan | Costs) and line.request != plan.request:
             other = (line.command if isinstance(line, Plan) else "") or line.request
-            raise ValueError(
-                f"{folder} holds another comparison: {other}. Choose another folder with --out, or remove that one."
-            )
-        if isinstance(line, Plan) and (changed := _environment_changes(line.environment, plan.environment)):
-            raise ValueError(
-                f"{folder} was begun elsewhere ({changed}), so that its numbers would not go together with new ones. "
-                "Choose another folder with --out."
-            )
-
-
-def _environment_changes(before: dict[str, str], now: dict[str, str]) -> str:
-    differing = [f"{name} {before.get(name)}, now {value}" for name, value in now.items() if before.get(name) != value]
-    return ", ".join(differing)
+            hint = f"It holds {other}. Choose another folder, or remove that one."
+            raise InputError("out", expected="a folder without another comparison", got=folder, hint=hint)
+        if isinstance(line, Plan):
+            before, now = line.environment, plan.environment
+            changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
+            if changed:
+                expected = "a folder of runs that are comparable with new ones"
+                hint = f"It has {', '.join(changed)}. Choose another folder."
+                raise InputError("out", expected=expected, got=folder, hint=hint)

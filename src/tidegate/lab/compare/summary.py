@@ -21,7 +21,7 @@ from tidegate.lab.judging import (
     judge_placebo,
     mean_and_sd,
 )
-from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, VariantPlan, last_costs
+from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, Variant, last_costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +187,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
 
 
 def _effect(
-    variant: VariantPlan, plan: Plan, records: Mapping[str, Sequence[Record]], comparison: Comparison
+    variant: Variant, plan: Plan, records: Mapping[str, Sequence[Record]], comparison: Comparison
 ) -> dict[str, Any]:
     """What the placebos say of a variant, under the names that `VariantSummary` has."""
     losses = {name: [record.loss for record in own] for name, own in records.items()}

@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal, TypeAlias
 from tidegate._files import explain_os_errors
 from tidegate._json import add_checksum, decode, encode, parse_json, verify_checksum
 from tidegate._validation import InputError
+from tidegate.gates import Gates
 from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 from tidegate.lab.training.run import Run
@@ -26,14 +27,19 @@ Status: TypeAlias = Literal["finished", "diverged", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VariantPlan:
-    """One of the things compared."""
+class Variant:
+    """One of the things compared: a gate under a name, perhaps with options of its own."""
 
     name: str
     gate: str
     """As it is spelled."""
     overrides: dict[str, float | str] = field(default_factory=dict)
     """Options of its own, of the training and of the model."""
+
+    @property
+    def gates(self) -> Gates:
+        """The gates that are spelled."""
+        return Gates.parse(self.gate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +66,7 @@ class Plan:
 
     command: str
     """What to type to get this again."""
-    variants: tuple[VariantPlan, ...]
+    variants: tuple[Variant, ...]
     control: str
     """The variant that the others are compared with."""
     num_seeds: int
