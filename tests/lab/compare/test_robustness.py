@@ -59,8 +59,16 @@ def test_a_point_at_which_a_variant_diverged_has_no_number_for_it(compared):
     assert verdicts["0.02", 0.02] == verdicts["torch", 0.02] == "diverged"
 
 
-def test_an_incomplete_grid_has_no_map(compared):
-    lines, plan, tuning = trials(compared, lambda v, b, r, s: "not tried" if r == 2.0 and b == 0 else loss(v, b, r, s))
+@pytest.mark.parametrize(
+    "is_left_out",
+    [
+        lambda block, rate, start: rate == 2.0 and block == 0,
+        lambda block, rate, start: rate != 1.0 and start == "torch",
+    ],
+    ids=["a block", "a stepwise search in which all blocks chose one start"],
+)
+def test_an_incomplete_grid_has_no_map(compared, is_left_out):
+    lines, plan, tuning = trials(compared, lambda v, b, r, s: "not tried" if is_left_out(b, r, s) else loss(v, b, r, s))
     assert robustness_map(plan, tuning) == ()
     assert "Where the verdict holds" not in [section.title for section in page_of(lines).sections]
 

@@ -42,9 +42,10 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
     for record in trials:
         own = points.setdefault((start_of(record), rate_of(record)), {}).setdefault(record.run.variant, {})
         own[record.run.block] = record
+    if plan.grid is None or len(points) < len(plan.grid.rates) * len(plan.grid.starts):
+        return ()
     wanted = {variant.name for variant in plan.variants}
-    full = all(set(own) == wanted and all(len(b) == plan.num_seeds for b in own.values()) for own in points.values())
-    if not full or plan.grid is None:
+    if any(set(own) != wanted or any(len(b) != plan.num_seeds for b in own.values()) for own in points.values()):
         return ()
     order = [spell_value(start) for start in plan.grid.starts]
     places = sorted(points, key=lambda place: (order.index(place[0]), place[1]))
