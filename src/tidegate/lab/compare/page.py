@@ -38,7 +38,7 @@ from tidegate.report.page import (
 
 
 def comparison_page(summary: Summary) -> Page:
-    """The page of a comparison."""
+    """Return the page of a comparison."""
     observed = judge_observed(summary)
     return Page(
         title="Gates compared",
@@ -107,10 +107,7 @@ def _layer_sections(summary: Summary) -> Iterator[Section]:
 
 
 def _reason_panels(reasons: Mapping[str, str]) -> Iterator[Prose]:
-    """Say why something was not measured, a paragraph for each reason.
-
-    reasons : by variant; empty where there is a measurement
-    """
+    """Say why something was not measured, a paragraph for each reason; it is empty where there is a measurement."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         if reason:
@@ -165,8 +162,7 @@ def _verdict_panels(summary: Summary, checks: Sequence[Check]) -> tuple[Panel, .
         panels.append(Prose(paragraphs=(advice,)))
     if cautions := (*comparison.warnings, *violations_in_words(checks)):
         panels.append(Prose(paragraphs=cautions, caution=True))
-    judged = tuple(item for item in items if item.low is not None)
-    if judged:
+    if judged := tuple(item for item in items if item.low is not None):
         panels.append(
             Intervals(
                 title=f"Left of zero is better than {control}; inside the band a difference does not matter",
@@ -187,7 +183,7 @@ _EFFECT_RULE = (
 
 
 def main_table(summary: Summary) -> Table:
-    """What each variant came to, one row each, the control first."""
+    """Return the results of each variant, one row each, the control first."""
     columns = (
         Column(title="variant"),
         Column(title="verdict"),
@@ -217,14 +213,27 @@ def _row(variant: VariantSummary) -> Iterator[CellValue]:
     yield from (result.difference, result.low, result.high, result.p_value)
 
 
+_METRIC_COLUMNS = {
+    "bits_per_byte": (
+        Column(title="bits per byte", digits=4, better="low"),
+        Column(title="± sd, bits", digits=4),
+    ),
+    "accuracy": (
+        Column(title="accuracy", digits=4, better="high"),
+        Column(title="± sd, accuracy", digits=4),
+    ),
+}
+"""By what the task reports besides the loss."""
+
+
 def cost_table(summary: Summary) -> Table:
-    """What each variant takes, and what the task reports besides the loss."""
+    """Return what each variant takes, and what the task reports besides the loss."""
     columns = (
         Column(title="variant"),
         Column(title="parameters", better="low"),
         Column(title="over control", unit="%", digits=2, signed=True, help="Parameters over the control's."),
         Column(title="training FLOPs", unit="10¹²", digits=3, better="low"),
-        *_metric_columns(summary),
+        *_METRIC_COLUMNS.get(summary.metric or "", ()),
         Column(title="diverged", digits=0, better="low"),
         # Times and memory are measured with noise: no best is marked among them.
         Column(title="speed", unit="tokens/s" if summary.examples == "tokens" else "images/s"),
@@ -252,18 +261,6 @@ def _cost_row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     yield f"{cost.time_ratio_low:.3f} to {cost.time_ratio_high:.3f}"
     yield None if cost.peak_bytes is None else cost.peak_bytes / 2**20
     yield from (cost.decode_milliseconds, cost.cache_bytes_per_token)
-
-
-def _metric_columns(summary: Summary) -> Iterator[Column]:
-    match summary.metric:
-        case "bits_per_byte":
-            yield Column(title="bits per byte", digits=4, better="low")
-            yield Column(title="± sd, bits", digits=4)
-        case "accuracy":
-            yield Column(title="accuracy", digits=4, better="high")
-            yield Column(title="± sd, accuracy", digits=4)
-        case _:
-            return
 
 
 def _caution(summary: Summary) -> Prose:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, pstdev
+from typing import TypeVar
 
 from tidegate.lab.compare.panels.curves import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
+from tidegate.lab.training.records import LayerByHead, ObservationSummary, Point, Record
 from tidegate.report.page import Column, Lines, Panel, Table, View, Views, layer_head_maps, mean_of_known
 from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
@@ -15,6 +16,7 @@ MAP_RANK = "rank of value to output"
 """What the page calls the effective rank of the map from value to output."""
 _NAMES = statistic_names("the first key")
 _AT_THE_END = ", at the end of the training"
+_Point = TypeVar("_Point", ObservationSummary, Point)
 
 
 def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
@@ -117,61 +119,44 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
 
 
 def _courses(summary: Summary) -> Iterator[View | None]:
-    figures: list[tuple[str, str, Callable[[ObservationSummary], float | None]]] = [
+    observed: list[tuple[str, str, Callable[[ObservationSummary], float | None]]] = [
         (_NAMES["mass"], "weight on the first token, mean over heads", lambda seen: _mean(seen.sink_mass)),
-        (
-            _NAMES["sink"],
-            "weight on the sink logit, mean over heads",
-            lambda seen: _mean(seen.sink_logit or ()),
-        ),
+        (_NAMES["sink"], "weight on the sink logit, mean over heads", lambda seen: _mean(seen.sink_logit)),
         (_NAMES["impact"], "share of the first token, mean over heads", lambda seen: _mean(seen.sink_impact)),
         (
             _NAMES["contribution"],
             "what the first token adds to a layer's output, mean over heads",
-            lambda seen: _mean(seen.sink_contribution or ()),
+            lambda seen: _mean(seen.sink_contribution),
         ),
         ("entropy", "attention entropy (nats), mean over heads", lambda seen: _mean(seen.entropy)),
         ("largest activation", "largest activation of the residual stream", lambda seen: max(seen.largest_activation)),
         ("effective rank", "effective rank after the last block", lambda seen: seen.effective_rank[-1]),
-        (MAP_RANK, "effective rank from value to output, mean over heads", lambda seen: _mean(seen.map_rank or ())),
+        (MAP_RANK, "effective rank from value to output, mean over heads", lambda seen: _mean(seen.map_rank)),
     ]
-    for name, label, figure in figures:
-        yield _course(
-            summary,
-            name,
-            label,
-            lambda record: [seen.tokens / 1e6 for seen in record.observations],
-            lambda record, figure=figure: [figure(seen) for seen in record.observations],
-        )
-    for name, label, figure in _NORMS:
-        yield _course(
-            summary,
-            name,
-            label,
-            lambda record: [point.tokens / 1e6 for point in record.curve],
-            lambda record, figure=figure: [figure(point) for point in record.curve],
-        )
-
-
-_NORMS = (
-    ("gradient norm", "norm of the gradient before clipping", lambda point: point.gradient_norm),
-    ("gates' gradient norm", "norm of the gates' part of the gradient", lambda point: point.gate_gradient_norm),
-)
+    norms: list[tuple[str, str, Callable[[Point], float | None]]] = [
+        ("gradient norm", "norm of the gradient before clipping", lambda point: point.gradient_norm),
+        ("gates' gradient norm", "norm of the gates' part of the gradient", lambda point: point.gate_gradient_norm),
+    ]
+    for name, label, figure in observed:
+        yield _course(summary, name, label, lambda record: record.observations, figure)
+    for name, label, figure in norms:
+        yield _course(summary, name, label, lambda record: record.curve, figure)
 
 
 def _course(
     summary: Summary,
     name: str,
     label: str,
-    x: Callable[[Record], list[float]],
-    y: Callable[[Record], list[float | None]],
+    points: Callable[[Record], Sequence[_Point]],
+    figure: Callable[[_Point], float | None],
 ) -> View | None:
     """Draw one figure of every run against its training; None if no run has it, as where nothing is gated."""
-    series = tuple(
-        line
-        for line in seeds_and_mean(summary, lambda record: tuple(x(record)), y)
-        if any(value is not None for value in line.y)
+    lines = seeds_and_mean(
+        summary,
+        lambda record: tuple(point.tokens / 1e6 for point in points(record)),
+        lambda record: [figure(point) for point in points(record)],
     )
+    series = tuple(line for line in lines if any(value is not None for value in line.y))
     if not series:
         return None
     last = (f"{line.label} {line.y[-1]:.3g}" for line in series if not line.faint and line.y[-1] is not None)
@@ -236,8 +221,8 @@ def _mean_over_runs(runs: Iterable[LayerByHead | None]) -> LayerByHead:
     return tuple(tuple(mean_of_known(head) for head in zip(*layer, strict=True)) for layer in layers)
 
 
-def _mean(rows: LayerByHead) -> float | None:
-    return mean_of_known(value for row in rows for value in row)
+def _mean(rows: LayerByHead | None) -> float | None:
+    return mean_of_known(value for row in rows or () for value in row)
 
 
 def _drop_none(row: Iterable[float | None]) -> list[float]:
