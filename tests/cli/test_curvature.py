@@ -58,11 +58,11 @@ def test_tokens_and_both_parts_are_taken(folder, tmp_path, part):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nowhere"], "is not there"),
+        (["nowhere"], "an existing file or folder"),
         (["notes.txt"], "is not a safetensors file"),
-        (["."], "it holds 2 such files"),
+        (["."], "It has 2 .safetensors files"),
         (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
-        (["many.safetensors", "--data", "notes.txt"], "Give --data a .npy file of tokens"),
+        (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),
         (["model.safetensors", "--data", "tokens.npy", "--length", "100"], "Give more text"),
     ],
 )

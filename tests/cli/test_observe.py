@@ -102,7 +102,7 @@ def test_added_gates_are_named_or_refused(folder, tmp_path, verb):
     options = ["--data", folder / "tokens.npy", "--out", tmp_path / "out", "--length", "6", "--sequences", "1"]
     refused = invoke(verb, tmp_path / "gated", *options)
     assert refused.exit_code == 2
-    assert "give --gates DIR" in refused.stderr
+    assert "save_gates" in refused.stderr
     done = invoke(verb, folder / "llama", "--gates", tmp_path / "gates", *options)
     assert done.exit_code == 0, done.output
     if verb == "observe":
@@ -151,13 +151,13 @@ def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder,
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nowhere"], "is not there"),
+        (["nowhere"], "an existing file or folder"),
         (["notes.txt"], "is not a safetensors file"),
-        (["."], "it holds 2 such files"),
+        (["."], "It has 2 .safetensors files"),
         (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
-        (["many.safetensors", "--data", "notes.txt"], "Give --data a .npy file of tokens"),
+        (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),
         (["model.safetensors", "--data", "tokens.npy", "--length", "1000"], "Give more text"),
-        (["llama", "--data", "tokens.npy", "--length", "17"], "more than the 16 positions"),
+        (["llama", "--data", "tokens.npy", "--length", "17"], "at most 16, the positions of"),
         (["model.safetensors", "--data", "tokens.npy", "--length", "8", "--keys", "9"], "keys"),
         (["broken", "--data", "tokens.npy"], "broken"),
     ],

@@ -246,10 +246,10 @@ def test_another_models_tokenizer_beside_a_model_is_refused(trained, tmp_path):
     (tmp_path / "tokenizer.json").write_text((folder / "none" / "tokenizer.json").read_text())
     done = invoke("observe", tmp_path, "--out", tmp_path / "seen", "--length", 8)
     assert done.exit_code == 2
-    assert "another model's" in done.output
+    assert "is of another model" in done.output
     (tmp_path / "tokenizer.json").write_text("{")
     done = invoke("observe", tmp_path, "--out", tmp_path / "seen", "--length", 8)
-    assert (done.exit_code, "is no tokenizer" in done.output) == (2, True)
+    assert (done.exit_code, "a byte-pair tokenizer" in done.output) == (2, True)
 
 
 def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
@@ -275,13 +275,13 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
     again = invoke("export", folder / "g1", tmp_path / "g1")
     assert (again.exit_code, "OUT must be a new or empty folder" in again.output) == (2, True)
     refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
-    assert (refused.exit_code, "--gate g1@qk_norm=yes, or use --to hf" in refused.output) == (2, True)
+    assert (refused.exit_code, "qk_norm" in refused.output) == (2, True)
     for verb in (["generate", *options], ["evaluate", "--data", text], ["export", tmp_path / "again"]):
         theirs = invoke(verb[0], folder / "none" / "hf", *verb[1:])
-        message = f"error: MODEL {folder / 'none' / 'hf'} is a LlamaForCausalLM of transformers, whose own tools"
-        assert (theirs.exit_code, theirs.stdout, theirs.stderr.startswith(message)) == (2, "", True), theirs.output
+        message = f"a LlamaForCausalLM in {folder / 'none' / 'hf'}"
+        assert (theirs.exit_code, theirs.stdout, message in theirs.stderr) == (2, "", True), theirs.output
     empty = invoke("generate", folder / "g1", "--prompt", "")
-    assert (empty.exit_code, "--prompt must not be empty" in empty.output) == (2, True)
+    assert (empty.exit_code, "--prompt must be at least one token" in empty.output) == (2, True)
     wrong = invoke("generate", folder / "g1", *options, "--top-p", "2")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
 
@@ -354,7 +354,7 @@ def test_shards_are_evaluated_and_observed_as_their_text_is(trained, text, tmp_p
     assert invoke("tokenize", text, "--tokenizer", "bpe:300", "--out", pairs, "--quiet").exit_code == 0
     refused = invoke("evaluate", model, "--data", pairs)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "another tokenizer than that of MODEL g1. Give the text itself, or make other shards" in refused.stderr
+    assert "Give the text itself, or make other shards" in refused.stderr
 
 
 @pytest.mark.parametrize(

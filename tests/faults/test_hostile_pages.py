@@ -11,7 +11,7 @@ from lab_runs import model_of, text_of
 
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.curvature_panels import curvature_page
-from tidegate.lab.models.language_models import language_model_of
+from tidegate.lab.models.language_models import make_language_model
 from tidegate.lab.observe.page import observation_page
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import page_of as study_page
@@ -50,7 +50,7 @@ def observation_of_hostile_names(folder):
 
 
 def curvature_of_hostile_names(folder):
-    named = language_model_of(model(), name=HOSTILE)
+    named = make_language_model(model(), name=HOSTILE)
     measured = model_curvature(named, torch.arange(12)[None], Sampling(num_positions=1, num_planes=1))
     return curvature_page(measured, command=HOSTILE)
 

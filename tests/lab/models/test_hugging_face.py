@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from errors import rejects
 from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -27,6 +28,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
+from tidegate import InputError
 from tidegate.cli import app
 from tidegate.lab.models.hugging_face import _MOST_COUNTED, _counts
 from tidegate.lab.models.language_models import load_language_model, token_windows
@@ -103,41 +105,41 @@ def test_a_missing_tensor_is_named_and_no_page_is_written(changed, tmp_path, ver
         app, [verb, str(folder), "--data", str(tmp_path / "tokens.npy"), "--length", "8", "--out", str(tmp_path / "o")]
     )
     assert done.exit_code == 2
-    assert "random numbers in their place: model.layers.1.self_attn.q_proj.weight." in done.stderr
+    assert "random: model.layers.1.self_attn.q_proj.weight." in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "o").exists()
 
 
 def test_of_tied_weights_one_must_be_there(changed):
     folder = changed("gpt2", tensors=lambda own: kept(own, "transformer.wte.weight"))
-    with pytest.raises(ValueError, match=r"in their place: .*transformer\.wte\.weight"):
+    with rejects("model", hint="transformer.wte.weight"):
         load_language_model(folder)
 
 
 MISFITS = {
-    "another width": ({"hidden_size": 32}, r"lm_head.weight is \(8, 16\) instead of \(8, 32\)"),
-    "a layer more": ({"num_hidden_layers": 3}, r"in their place: model\.layers\.2\.input_layernorm"),
-    "a layer less": ({"num_hidden_layers": 1}, r"would run without them: model\.layers\.1\.input_layernorm"),
-    "no layers": ({"num_hidden_layers": 0}, "no list of 0 blocks"),
-    "no heads": ({"num_attention_heads": 0}, "cannot be built as its config.json says .*ZeroDivisionError"),
-    "an unknown activation": ({"hidden_act": "sea"}, "cannot be built as its config.json says .*sea"),
-    "no number": ({"rms_norm_eps": "x"}, "cannot be built as its config.json says .*rms_norm_eps"),
-    "another class": ({"model_type": "bert"}, "random numbers in their place: bert"),
-    "a class without language": ({"model_type": "vit"}, "no language model of the model_type 'vit'"),
-    "no class": ({"model_type": 7}, "must be a JSON object that says its model_type"),
+    "another width": ({"hidden_size": 32}, "lm_head.weight is (8, 16), not (8, 32)"),
+    "a layer more": ({"num_hidden_layers": 3}, "random: model.layers.2.input_layernorm"),
+    "a layer less": ({"num_hidden_layers": 1}, "ignored: model.layers.1.input_layernorm"),
+    "no layers": ({"num_hidden_layers": 0}, ""),
+    "no heads": ({"num_attention_heads": 0}, "ZeroDivisionError"),
+    "an unknown activation": ({"hidden_act": "sea"}, "sea"),
+    "no number": ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+    "another class": ({"model_type": "bert"}, "random: bert"),
+    "a class without language": ({"model_type": "vit"}, ""),
+    "no class": ({"model_type": 7}, "model_type"),
 }
 
 
-@pytest.mark.parametrize(("options", "words"), MISFITS.values(), ids=MISFITS)
-def test_a_configuration_that_does_not_fit_the_weights_is_refused_with_the_reason(changed, options, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("options", "hint"), MISFITS.values(), ids=MISFITS)
+def test_a_configuration_that_does_not_fit_the_weights_is_rejected_with_the_reason(changed, options, hint):
+    with rejects("model", hint=hint):
         load_language_model(changed(**options), derivatives=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
 def test_weights_that_are_no_real_numbers_are_refused(changed, dtype):
     folder = changed(tensors=lambda own: {name: tensor.to(dtype) for name, tensor in own.items()})
-    with pytest.raises(ValueError, match=rf"model\.embed_tokens\.weight is {dtype} instead of torch\.float32"):
+    with rejects("model", hint=f"model.embed_tokens.weight is {dtype}, not torch.float32"):
         load_language_model(folder, derivatives=False)
 
 
@@ -169,7 +171,7 @@ HUGE = [
 def test_huge_sizes_are_refused_at_once_and_without_memory(changed, model, name, size):
     folder = changed(model, **{name: size}, **({"layer_types": None} if model == "qwen" else {}))
     start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match=r"config\.json"):
+    with pytest.raises(InputError, match=r"config\.json"):
         load_language_model(folder, derivatives=False)
     # Building such a model takes minutes, even without memory for its weights.
     assert time.process_time() - start < 30
@@ -216,27 +218,31 @@ def test_no_language_model_counts_too_many_by_its_own_defaults():
 
 def test_lists_of_numbers_are_counted_too(changed):
     folder = changed(model_type="gpt_neo", attention_types=[[["global"], 10**9]])
-    with pytest.raises(ValueError, match="says attention_types: 1000000000, and the weights beside it have 21 tensors"):
+    with rejects("attention_types", hint="config.json"):
         load_language_model(folder)
 
 
 def test_a_model_that_is_built_elsewhere_is_not_bounded_afterwards(changed):
-    with pytest.raises(ValueError, match=r"more than .* numbers"):
+    with rejects("model", hint=" numbers"):
         load_language_model(changed(vocab_size=10**7))
     assert torch.nn.Embedding(10**7, 10, device="meta").weight.numel() == 10**8
 
 
 FILES = {
-    "configuration as deep as can be read": ("config.json", f'{{"model_type": {DEEP[:900]}{"]" * 900}}}', "model_type"),
-    "nested configuration": ("config.json", DEEP, "nested too deeply"),
-    "configuration that is a list": ("config.json", "[]", "must be a JSON object"),
-    "adapter": ("adapter_config.json", "{}", "Merge it into the weights"),
+    "configuration as deep as can be read": (
+        "config.json",
+        f'{{"model_type": {DEEP[:900]}{"]" * 900}}}',
+        rejects("model", hint="model_type"),
+    ),
+    "nested configuration": ("config.json", DEEP, rejects("config.json", hint="nested too deeply")),
+    "configuration that is a list": ("config.json", "[]", rejects("model", hint="JSON object")),
+    "adapter": ("adapter_config.json", "{}", rejects("model", hint="Merge the adapter")),
 }
 
 
-@pytest.mark.parametrize(("name", "content", "words"), FILES.values(), ids=FILES)
-def test_files_that_cannot_be_used_are_refused(changed, name, content, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("name", "content", "error"), FILES.values(), ids=FILES)
+def test_files_that_cannot_be_used_are_rejected(changed, name, content, error):
+    with error:
         load_language_model(changed(files={name: content}))
 
 
@@ -246,7 +252,7 @@ def test_an_index_names_files_beside_it_alone(changed, name):
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     index["weight_map"]["model.norm.weight"] = name
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="files beside it"):
+    with rejects("weight_map", hint="model.safetensors.index.json"):
         load_language_model(folder)
 
 
@@ -254,12 +260,12 @@ def test_a_lost_shard_is_named(changed):
     folder = changed("tied_shards")
     lost = sorted(folder.glob("model-*.safetensors"))[1]
     lost.unlink()
-    with pytest.raises(ValueError, match=f"lacks {lost.name}"):
+    with rejects("model", hint=lost.name):
         load_language_model(folder)
 
 
 def test_an_index_nested_without_end_is_refused(changed):
-    with pytest.raises(ValueError, match=r"index\.json is no JSON: .*nested too deeply"):
+    with rejects("model.safetensors.index.json", hint="nested too deeply"):
         load_language_model(changed("tied_shards", files={"model.safetensors.index.json": DEEP}))
 
 
@@ -292,11 +298,11 @@ def test_nothing_of_a_folder_is_executed_unpickled_or_fetched(changed, tmp_path,
     monkeypatch.setattr(LlamaForCausalLM, "forward", noting)
     loaded = load_language_model(folder, derivatives=False)
     (tmp_path / "notes.txt").write_text("the sea")
-    with pytest.raises(ValueError, match="no tokenizer that can be read"):
+    with rejects("model", hint="Put the tokenizer's files there"):
         token_windows(loaded, str(tmp_path / "notes.txt"), length=1, count=1)
     assert offline == [True]
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="read from safetensors alone"):
+    with rejects("model", hint="safetensors alone"):
         load_language_model(folder)
     assert not (tmp_path / "executed").exists()
 
@@ -316,7 +322,7 @@ def test_a_tokenizer_is_read_from_the_folder_alone(changed, tmp_path, file, opti
     model = load_language_model(folder, derivatives=False)
     config = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps({**config, option: [name]}))
-    with pytest.raises(ValueError, match=rf"{file} must have names of files beside it as its {option}; got \["):
+    with rejects(option, hint=file):
         token_windows(model, str(tmp_path / "notes.txt"), length=1, count=1)
 
 
@@ -335,11 +341,17 @@ def test_a_tokenizer_may_name_files_of_its_folder(changed, tmp_path):
     assert windows.tolist() == [[0, 1, 0, 1]]
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+REJECTS_DEEP_TOKENIZER = {
+    "tokenizer.json": rejects("model", hint=".npy file of tokens"),
+    "tokenizer_config.json": rejects("tokenizer_config.json", hint="nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", REJECTS_DEEP_TOKENIZER)
 def test_a_tokenizer_nested_without_end_is_refused(changed, tmp_path, name):
     (tmp_path / "notes.txt").write_text("the sea")
     model = load_language_model(changed(files={name: DEEP}), derivatives=False)
-    with pytest.raises(ValueError, match=r"no tokenizer that can be read .*give --data a \.npy file of tokens"):
+    with REJECTS_DEEP_TOKENIZER[name]:
         token_windows(model, str(tmp_path / "notes.txt"), length=1, count=1)
 
 
@@ -348,19 +360,20 @@ def test_a_pipe_or_a_device_in_a_folder_is_refused(changed, name):
     folder = changed()
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(ValueError, match=f"holds {name}, which is a named pipe"):
+    with rejects("model", hint="named pipe") as error:
         load_language_model(folder)
+    assert error.value.got == folder / name
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=f"holds {name}, which is a device"):
+    with rejects("model", hint="device"):
         load_language_model(folder)
 
 
 def test_a_model_or_gates_that_are_no_files_are_refused(models, tmp_path):
     os.mkfifo(tmp_path / "gates.json")
-    with pytest.raises(ValueError, match=r"--gates .* holds gates\.json, which is a named pipe"):
+    with rejects("gates", hint="named pipe"):
         load_language_model(models / "llama", gates=tmp_path)
-    with pytest.raises(ValueError, match="is a named pipe and no file"):
+    with rejects("model", hint="named pipe"):
         load_language_model(tmp_path / "gates.json")
-    with pytest.raises(ValueError, match=r"--gates .* is no folder"):
+    with rejects("gates"):
         load_language_model(models / "llama", gates=tmp_path / "gates.json")

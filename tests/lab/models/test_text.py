@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from errors import rejects
 from torch.nn import functional as F
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.models.language_models import language_model_of
+from tidegate.lab.models.language_models import make_language_model
 from tidegate.lab.models.text import _whole_characters, continue_text, text_loss
-from tidegate.lab.tasks.task import DataError
 from tidegate.torch import TransformerLM
 
 
@@ -16,7 +16,7 @@ from tidegate.torch import TransformerLM
 def model():
     torch.manual_seed(0)
     decoder = TransformerLM(TransformerConfig(gate="g1", d_model=16, num_layers=2, num_heads=2, init=0.3))
-    return language_model_of(decoder, name="m", derivatives=False)
+    return make_language_model(decoder, name="m", derivatives=False)
 
 
 TOKENS = np.random.default_rng(1).integers(0, 256, 48).astype(np.uint8)
@@ -48,7 +48,7 @@ def test_a_sample_is_of_whole_blocks_spread_over_the_text_and_says_how_long_the_
 
 
 def test_a_text_of_one_token_is_refused(model):
-    with pytest.raises(DataError, match=r"--data must hold at least two tokens, .*; got 1\. Give more text"):
+    with rejects("data", hint="more text"):
         text_loss(model, TOKENS[:1], length=9)
 
 
@@ -73,6 +73,6 @@ def test_a_character_is_shown_when_all_of_its_bytes_are_there(text):
 
 def test_a_model_whose_tokens_have_no_text_is_refused():
     decoder = TransformerLM(TransformerConfig(gate="none", d_model=16, num_layers=1, num_heads=2, vocab_size=300))
-    other = language_model_of(decoder, name="m", derivatives=False)
-    with pytest.raises(ValueError, match=r"300 tokens of which the text is not known.*tokenizer.json"):
+    other = make_language_model(decoder, name="m", derivatives=False)
+    with rejects("model", hint="tokenizer.json"):
         text_loss(other, np.zeros(4, dtype=np.int64), length=4)

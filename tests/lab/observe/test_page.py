@@ -4,6 +4,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from errors import rejects
 
 from tidegate.lab.observe.page import observation_page, observation_sections
 from tidegate.report import write_page
@@ -184,5 +185,5 @@ def test_a_page_is_written_also_where_numbers_are_not_finite(tmp_path):
 
 
 def test_a_model_without_attention_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+    with rejects("model", hint="scaled_dot_product_attention"):
         page_of(observation())

@@ -1,18 +1,18 @@
-"""Language models of ours and of others, loaded for looking at: their tokens, their curvature, their gauge."""
+"""Language models of ours and of others, loaded to be measured: their tokens, their curvature, their gauge."""
 
 from __future__ import annotations
 
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.curvature_panels import curvature_page, curvature_panels
-from tidegate.lab.models.language_models import LanguageModel, language_model_of, load_language_model, token_windows
+from tidegate.lab.models.language_models import LanguageModel, load_language_model, make_language_model, token_windows
 from tidegate.lab.models.measure import measure_layers, measure_run
 
 __all__ = [
     "LanguageModel",
     "curvature_page",
     "curvature_panels",
-    "language_model_of",
     "load_language_model",
+    "make_language_model",
     "measure_layers",
     "measure_run",
     "model_curvature",

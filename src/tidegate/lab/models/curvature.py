@@ -1,14 +1,15 @@
-"""How the layers of a trained model bend: the distribution of slice curvature, layer by layer.
+"""The curvature of the layers of a trained model: the distribution of slice curvature, layer by layer.
 
-A layer is read as a map of the input at one position, all others staying, to the outputs at that position and all that
+A layer is taken as a map from the input at one position, all others fixed, to the outputs at that position and all that
 follow. Planes are drawn at random from the input's space. Curvature is relative, K times the mean squared length of an
-output: 1 is a sphere about the origin through it.
+output: a sphere about the origin has 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tidegate._validation import InputError
 from tidegate.geometry import GeometryError, sectional_curvature
 from tidegate.lab.models.language_models import LanguageModel
 from tidegate.lab.training.events import Tell, ignore, report_parts
@@ -39,18 +41,25 @@ def model_curvature(
     *,
     tell: Tell = ignore,
 ) -> ModelCurvature:
-    """Measure every layer on windows of tokens (sequences, T); `tell` receives a `PartsDone` for each sequence."""
+    """Measure every layer on windows of tokens (sequences, T); `tell` receives a `PartsDone` for each sequence.
+
+    Raises:
+        InputError: The windows have one position, or a block has no known attention.
+        GeometryError: A layer cannot be differentiated in forward mode, or a slice is degenerate.
+    """
     sampling = sampling or Sampling()
     layers = model.blocks if sampling.part == "block" else model.attentions()
     if windows.shape[1] < 2:
-        raise ValueError(f"windows must have at least two positions; got {tuple(windows.shape)}.")
+        raise InputError("windows", expected="(sequences, at least two positions)", got=tuple(windows.shape))
     found: list[list[NDArray[np.float64]]] = [[] for _ in layers]
     rng = np.random.default_rng(sampling.seed)
+    last = windows.shape[1] - 1
+    positions = sorted({int(place) for place in np.linspace(1, last, min(sampling.num_positions, last)).round()})
     for window in report_parts(windows.unbind(), tell, work="measuring", unit="sequence", describe=lambda _: ""):
         with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
             model.run(window[None])
         for layer, call in enumerate(calls):
-            for position in _positions(windows.shape[1], sampling.num_positions):
+            for position in positions:
                 found[layer].append(_curvatures(call, position, sampling.num_planes, rng, layer))
     return ModelCurvature(
         model=model.name,
@@ -59,10 +68,6 @@ def model_curvature(
         length=windows.shape[1],
         layers=tuple(_summary(layer, np.concatenate(parts)) for layer, parts in enumerate(found)),
     )
-
-
-def _positions(length: int, count: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(1, length - 1, min(count, length - 1)).round()})
 
 
 def _curvatures(
@@ -103,13 +108,12 @@ def _calls(layers: Sequence[nn.Module]) -> Generator[list[_Call]]:
     """Collect the call that each layer gets while a model runs, in the order of the layers."""
     calls: dict[int, _Call] = {}
 
-    def keep(number: int) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            calls[number] = _call(module, arguments, options)
+    def keep(number: int, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        calls[number] = _call(module, arguments, options)
 
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(keep(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    hooks = [
+        layer.register_forward_pre_hook(partial(keep, number), with_kwargs=True) for number, layer in enumerate(layers)
+    ]
     ordered: list[_Call] = []
     try:
         yield ordered

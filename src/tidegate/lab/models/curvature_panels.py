@@ -1,29 +1,56 @@
-"""Slice curvature by layer, for one model or several side by side: a figure and a table."""
+"""Slice curvature by layer, of one model or several side by side: a figure and a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
-from tidegate.lab.training.measurements import ModelCurvature
+from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature
 from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Series, Snippet, Table, View, Views
 
 
 def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...]:
-    """Curves over layers and a table, for models by their labels; none for no models."""
+    """Return curves over layers and a table, of models by their labels; nothing without models."""
     if not measured:
         return ()
+    alternative = "One line a model over layers: {}."
+    medians = (
+        f"{label}: {', '.join(f'{layer.quantiles[2]:.3g}' for layer in one.layers)}" for label, one in measured.items()
+    )
+    quantiles = Lines(
+        title="Median curvature of slices, with quartiles",
+        alternative=f"Medians by layer. {'; '.join(medians)}.",
+        x_label="layer",
+        y_label="relative curvature",
+        series=_series(measured, lambda layer: layer.quantiles[2], quartiles=True),
+        zero_line=True,
+    )
+    magnitudes = Lines(
+        title="How strongly slices bend, to either side",
+        alternative=alternative.format("the median of the absolute relative curvature"),
+        x_label="layer",
+        y_label="median |K|, relative",
+        series=_series(measured, lambda layer: layer.magnitude),
+        log_y=all(layer.magnitude > 0 for one in measured.values() for layer in one.layers),
+    )
+    shares = Lines(
+        title="Share of slices with positive curvature",
+        alternative=alternative.format("the share of slices whose curvature is above 0"),
+        x_label="layer",
+        y_label="share",
+        series=_series(measured, lambda layer: layer.positive),
+    )
     views = (
-        View(label="curvature", panel=_curves(measured)),
-        View(label="magnitude", panel=_magnitudes(measured)),
-        View(label="positive share", panel=_shares(measured)),
+        View(label="curvature", panel=quantiles),
+        View(label="magnitude", panel=magnitudes),
+        View(label="positive share", panel=shares),
     )
     return Views(title="Slice curvature by layer", views=views), _table(measured)
 
 
 def curvature_page(measured: ModelCurvature, *, command: str) -> Page:
-    """The page of one model."""
+    """Return the page of one model."""
     sampling = measured.sampling
     what = "attention layers" if sampling.part == "attention" else "blocks"
     return Page(
@@ -41,7 +68,7 @@ def curvature_page(measured: ModelCurvature, *, command: str) -> Page:
 
 
 def decimals(measured: Iterable[ModelCurvature]) -> int:
-    """Decimals that show three digits of the layer that bends least; between 3 and 9."""
+    """Return the decimals, between 3 and 9, that show three digits of the layer with the least curvature."""
     bent = [layer.magnitude for one in measured for layer in one.layers if layer.magnitude > 0]
     return min(max(2 - math.floor(math.log10(min(bent))), 3), 9) if bent else 3
 
@@ -55,67 +82,21 @@ _READING = (
 )
 
 
-def _layers(one: ModelCurvature) -> tuple[float, ...]:
-    return tuple(float(layer.layer) for layer in one.layers)
-
-
-def _curves(measured: Mapping[str, ModelCurvature]) -> Lines:
-    series = tuple(
+def _series(
+    measured: Mapping[str, ModelCurvature], value: Callable[[LayerCurvature], float], *, quartiles: bool = False
+) -> tuple[Series, ...]:
+    """Return one series per model, over its layers."""
+    return tuple(
         Series(
             label=label,
             group=label,
-            x=_layers(one),
-            y=tuple(layer.quantiles[2] for layer in one.layers),
-            low=tuple(layer.quantiles[1] for layer in one.layers),
-            high=tuple(layer.quantiles[3] for layer in one.layers),
+            x=tuple(float(layer.layer) for layer in one.layers),
+            y=tuple(map(value, one.layers)),
+            low=tuple(layer.quantiles[1] for layer in one.layers) if quartiles else None,
+            high=tuple(layer.quantiles[3] for layer in one.layers) if quartiles else None,
         )
         for label, one in measured.items()
     )
-    return Lines(
-        title="Median curvature of slices, with quartiles",
-        alternative=_alternative(measured, 2),
-        x_label="layer",
-        y_label="relative curvature",
-        series=series,
-        zero_line=True,
-    )
-
-
-def _magnitudes(measured: Mapping[str, ModelCurvature]) -> Lines:
-    series = tuple(
-        Series(label=label, group=label, x=_layers(one), y=tuple(layer.magnitude for layer in one.layers))
-        for label, one in measured.items()
-    )
-    return Lines(
-        title="How strongly slices bend, to either side",
-        alternative="One line a model over layers: the median of the absolute relative curvature.",
-        x_label="layer",
-        y_label="median |K|, relative",
-        series=series,
-        log_y=all(layer.magnitude > 0 for one in measured.values() for layer in one.layers),
-    )
-
-
-def _shares(measured: Mapping[str, ModelCurvature]) -> Lines:
-    series = tuple(
-        Series(label=label, group=label, x=_layers(one), y=tuple(layer.positive for layer in one.layers))
-        for label, one in measured.items()
-    )
-    return Lines(
-        title="Share of slices with positive curvature",
-        alternative="One line a model over layers: the share of slices whose curvature is above 0.",
-        x_label="layer",
-        y_label="share",
-        series=series,
-    )
-
-
-def _alternative(measured: Mapping[str, ModelCurvature], place: int) -> str:
-    parts = (
-        f"{label}: {', '.join(f'{layer.quantiles[place]:.3g}' for layer in one.layers)}"
-        for label, one in measured.items()
-    )
-    return f"Medians by layer. {'; '.join(parts)}."
 
 
 def _table(measured: Mapping[str, ModelCurvature]) -> Table:

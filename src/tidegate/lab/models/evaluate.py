@@ -1,4 +1,4 @@
-"""Trained models of ours on the tasks of lm-evaluation-harness."""
+"""Our trained models on the tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.evaluator import evaluate as harness_evaluate
 from lm_eval.tasks import TaskManager
 
+from tidegate._validation import InputError
 from tidegate.lab.models.language_models import LanguageModel
 from tidegate.lab.models.text import Continuation, continuations, continue_tokens, require_decoder
 from tidegate.lab.training.events import Tell, ignore
 
 _NEW_TOKENS = 256
-"""To draw where a task does not say how many."""
+"""Where a task does not say how many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """One figure of one task."""
+    """One metric of one task."""
 
     task: str
     num_samples: int
@@ -35,29 +36,29 @@ class Score:
     error: float | None
     """Standard error of the value over the samples; None where there is none."""
     higher_is_better: bool | None
-    """None if it is not known."""
+    """None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskScores:
-    """What a model reached on some tasks."""
+    """The scores of a model on some tasks."""
 
     harness: str
     """The version of lm-eval."""
     scores: tuple[Score, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the scores as plain JSON values."""
         return asdict(self)
 
 
 @final
 class HarnessModel(LM):
-    """A model of ours as lm-eval asks for it: texts in, log-likelihoods and texts out.
+    """One of our models behind the interface of lm-eval: texts in, log-likelihoods and texts out.
 
-    Our models have no token for the beginning of a text: what a text begins with is predicted after a line break, which
-    is what stands between documents in training. Context beyond the trained length is cut off at its beginning; a text
-    that is longer itself is predicted in blocks, each after as much before it as fits.
+    Our models have no token for the beginning of a text: its first token is predicted after a line break, which
+    separates documents in training. Context beyond the trained length is cut off at its beginning; a text that is
+    longer itself is predicted in blocks, each after as much before it as fits.
     """
 
     def __init__(self, model: LanguageModel, *, batch_size: int = 4, tell: Tell = ignore) -> None:
@@ -69,18 +70,18 @@ class HarnessModel(LM):
         self._start = model.encode(b"\n")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Say how likely each continuation is after its context, and whether greedy decoding would give it."""
+        """Return the log-likelihood of each continuation, and whether greedy decoding would give it."""
         parts = [self._parts(*request.args) for request in requests]
         return [(found.log_likelihood, found.is_greedy) for found in self._continuations(parts)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Say how likely each text is as a whole, whatever its length."""
+        """Return the log-likelihood of each whole text, whatever its length."""
         texts = [(self._start, self._encode(request.args[0])) for request in requests]
         return [found.log_likelihood for found in self._continuations(texts)]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Draw what follows each context until one of the task's strings appears; greedily unless the task samples."""
-        return [self._draw(*request.args) for request in requests]
+        """Generate text after each context up to one of the task's strings; greedily unless the task samples."""
+        return [self._generate(*request.args) for request in requests]
 
     def _continuations(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Continuation]:
         return continuations(self._model, requests, length=self._length, batch_size=self._batch_size, tell=self._tell)
@@ -89,20 +90,20 @@ class HarnessModel(LM):
         return self._model.encode(text.encode())
 
     def _parts(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, read as one text: a token may begin with the space that ends the context."""
+        """Return tokens of both, encoded as one text: a token may begin with the space that ends the context."""
         whole, before = self._encode(context + continuation), self._encode(context.rstrip())
-        # A token that reaches over the end of the context is part of what is predicted.
+        # A token across the end of the context is predicted too.
         place = min(len(before), max(len(whole) - 1, 0))
         return (whole[:place] or self._start), whole[place:]
 
-    def _draw(self, context: str, options: Mapping[str, Any]) -> str:
+    def _generate(self, context: str, options: Mapping[str, Any]) -> str:
         given = dict(options)
         until = given.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
         tokens = self._encode(context) or self._start
         tokens, num_tokens = self._leave_room(tokens, given.pop("max_gen_toks", None))
         temperature = float(given.pop("temperature", 0.0))
-        # As lm-eval has it: a temperature samples unless the task says that it must not.
+        # As in lm-eval, a temperature samples unless the task says do_sample: false.
         sampled = bool(given.pop("do_sample", temperature > 0))
         temperature = (temperature or 1.0) if sampled else 0.0
         draws = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
@@ -114,10 +115,10 @@ class HarnessModel(LM):
         return text
 
     def _leave_room(self, tokens: list[int], wanted: object) -> tuple[list[int], int]:
-        """The end of a context, and how many tokens to draw after it: together at most the trained length.
+        """Return the end of a context and the number of tokens to generate, together at most the trained length.
 
-        What a task asks for is drawn, and the context is cut at its beginning. Where it says nothing, as many tokens as
-        the context leaves are drawn, or a quarter of the length if it leaves fewer.
+        What a task asks for is generated, and the context is cut at its beginning. Otherwise as many tokens as the
+        context leaves, or a quarter of the length if it leaves fewer.
         """
         if wanted is None:
             room = max(self._length - len(tokens), self._length // 4)
@@ -125,10 +126,9 @@ class HarnessModel(LM):
         else:
             num_tokens = int(str(wanted))
             if not 1 <= num_tokens < self._length:
-                raise ValueError(
-                    f"max_gen_toks of a task must be at least 1 and less than the model's length, {self._length}, to "
-                    f"leave room for a context; got {num_tokens}."
-                )
+                expected = f"at least 1 and less than the model's length, {self._length}"
+                hint = "Leave room for a context in that option of the task."
+                raise InputError("max_gen_toks", expected=expected, got=num_tokens, hint=hint)
         return tokens[-(self._length - num_tokens) :], num_tokens
 
 
@@ -141,59 +141,61 @@ def evaluate_tasks(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> TaskScores:
-    """Score a model on tasks; a `ValueError` names a task that is not there.
+    """Score a model on tasks.
 
-    tasks       : names of lm-eval's own tasks, `.yaml` files of tasks, and folders of such files
-    limit       : samples of each task, from its beginning; None takes all
-    num_fewshot : examples in front of each sample, where the task does not say 0; None is what the task says
+    Args:
+        model: One of our models.
+        tasks: Names of lm-eval's own tasks, `.yaml` files of tasks, and folders of such files.
+        limit: Samples of each task, from its beginning; None takes all.
+        num_fewshot: Examples before each sample, where the task does not say 0; None leaves it to the task.
+        batch_size: Sequences of a batch.
+        tell: Receives a `PartsDone` for each batch.
+
+    Raises:
+        InputError: There is no such task.
     """
     adapter = HarnessModel(model, batch_size=batch_size, tell=tell)
-    with _few_words():
-        # Not `simple_evaluate`: it asks git and pip about where it runs, which nobody reads here, and git complains
-        # outside of a repository.
+    with _silent_lm_eval():
+        # Not `simple_evaluate`: it asks git and pip about its surroundings, and git complains outside of a repository.
         loaded: Any = _load_tasks(tasks, num_fewshot)
         results: Any = harness_evaluate(adapter, loaded, limit=limit, log_samples=False)
     return TaskScores(harness=version("lm-eval"), scores=tuple(_scores(results)))
 
 
 def _load_tasks(tasks: Sequence[str], num_fewshot: int | None) -> Any:
-    """The tasks as lm-eval evaluates them, with as many examples as asked for, drawn with its own seed."""
+    """Return the tasks as lm-eval evaluates them, with so many examples, drawn with its own seed."""
     manager, specifications = _find_tasks(tasks)
     loaded: Any = manager.load(specifications)
     for task in loaded["tasks"].values():
-        told = task.get_config("num_fewshot")
-        # A task that says 0 itself means it.
-        if told is None or (num_fewshot is not None and told != 0):
+        own = task.get_config("num_fewshot")
+        # 0 in a task is deliberate.
+        if own is None or (num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     return loaded
 
 
 def _find_tasks(tasks: Sequence[str]) -> tuple[TaskManager, list[Any]]:
-    """The manager that knows the tasks, and what it loads them by."""
+    """Return the manager that knows the tasks, and the specifications to load them by."""
     places = [Path(task) for task in tasks if _is_path(task)]
+    hint = "Name a task of lm-eval (`lm-eval ls tasks` lists them), a .yaml file, or a folder of such files."
     for place in places:
         if not place.exists():
-            raise ValueError(f"--tasks {place} is not there. Name a .yaml file of a task, or a folder of such files.")
+            raise InputError("tasks", expected="existing tasks", got=place, hint=hint)
     folders = [place for place in places if place.is_dir()]
-    # Its own tasks are thousands of files: they are read if a name asks for one.
+    # lm-eval's own tasks are thousands of files: they are read only if a name asks for one.
     manager = TaskManager(include_path=[*folders], include_defaults=len(places) < len(tasks))
     specifications: list[Any] = []
     for task in tasks:
-        if not _is_path(task):
-            if task not in manager.all_tasks:
-                raise ValueError(
-                    f"--tasks {task} is no task of lm-eval {version('lm-eval')}. Name one of its tasks (`lm-eval ls "
-                    "tasks` lists them), a .yaml file, or a folder of such files."
-                )
-            specifications.append(task)
-        elif Path(task).is_dir():
+        if Path(task).is_dir():
             own = TaskManager(include_path=[task], include_defaults=False).all_subtasks
             if not own:
-                raise ValueError(f"--tasks {task} has no .yaml file of a task in it.")
+                raise InputError("tasks", expected="folders with .yaml files of tasks", got=task, hint=hint)
             specifications += own
-        else:
+        elif _is_path(task) or task in manager.all_tasks:
             specifications.append(task)
+        else:
+            raise InputError("tasks", expected=f"tasks of lm-eval {version('lm-eval')}", got=task, hint=hint)
     return manager, specifications
 
 
@@ -202,7 +204,7 @@ def _is_path(task: str) -> bool:
 
 
 def _scores(results: Mapping[str, Any]) -> Iterator[Score]:
-    """The figures of lm-eval's results, whose keys are `metric,filter` and `metric_stderr,filter`."""
+    """Yield the metrics of lm-eval's results, whose keys are `metric,filter` and `metric_stderr,filter`."""
     for task, figures in results["results"].items():
         better = results.get("higher_is_better", {}).get(task, {})
         samples = results.get("n-samples", {}).get(task, {}).get("effective", 0)
@@ -222,8 +224,8 @@ def _scores(results: Mapping[str, Any]) -> Iterator[Score]:
 
 
 @contextmanager
-def _few_words() -> Generator[None]:
-    """Keep lm-eval from telling what it is about to do."""
+def _silent_lm_eval() -> Generator[None]:
+    """Silence lm-eval but for its errors."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,16 +1,15 @@
-"""Trained models of ours as folders that other tools read."""
+"""Export our trained models to folders that other tools read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tidegate._files import give_usual_modes
+from tidegate._validation import InputError
 from tidegate.torch.decoder import TransformerLM
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -19,10 +18,13 @@ TOKENIZER_FILE = "tokenizer.json"
 def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` reads; return the name of the class in it.
 
-    A decoder that transformers has itself, Llama or Qwen3, becomes one of those: nothing of ours is needed to read it,
-    and `add_gates` takes it. Any other is read after `import tidegate.torch.hf`.
+    A decoder that transformers has itself, Llama or Qwen3, becomes one of those, which can be read without Tidegate and
+    takes `add_gates`. Any other is read after `import tidegate.torch.hf`.
 
-    tokenizer : byte pairs as JSON, which `AutoTokenizer` reads then; empty where a token is a byte
+    Args:
+        model: The model.
+        folder: Where to write.
+        tokenizer: Byte pairs as JSON, for `AutoTokenizer`; empty where a token is a byte.
     """
     hf: Any = import_module("tidegate.torch.hf")
     try:
@@ -34,9 +36,9 @@ def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = 
 
 
 def reading_code(folder: Path) -> str:
-    """The lines of Python that read an exported folder."""
+    """Return the lines of Python that read an exported folder."""
     kind = json.loads((folder / "config.json").read_bytes())["model_type"]
-    # Our own class is known to transformers after this import alone.
+    # This import registers our own class with transformers.
     own = ["import tidegate.torch.hf"] if kind == "tidegate" else []
     place = repr(str(folder))
     lines = [
@@ -55,30 +57,33 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
 
     A model fits that is built like Qwen3 (rotary positions, RMS norms, SwiGLU, `qk_norm`, no window and no biases) and
     has one gate at the output that reads the input and multiplies by a sigmoid: `g1` and its relatives by head, with
-    a bias, a rank or shared matrices. A `ValueError` says what does not fit.
+    a bias, a rank or shared matrices.
 
-    tokenizer : as in `export_hugging_face`
+    Args:
+        model: The model.
+        folder: Where to write.
+        tokenizer: As in `export_hugging_face`.
+
+    Raises:
+        InputError: The model does not fit.
     """
-    config = model.config
+    config, expected = model.config, "one that fits Qwen3-Next"
+    remedy = "Export it with to='hf', which takes every model."
     if not config.gates:
-        raise ValueError("The model has no gate, and Qwen3-Next has one. Use --to hf: it writes a Llama or a Qwen3.")
+        raise InputError("model", expected=expected, got="one without a gate", hint=remedy)
     if not config.qk_norm:
-        raise ValueError(
-            "The model does not fit Qwen3-Next, which normalises queries and keys. Train one that does and "
-            "has a gate that fits, such as --gate g1@qk_norm=yes, or use --to hf."
-        )
+        hint = f"Train one with a gate that fits, such as g1, and with qk_norm. {remedy}"
+        raise InputError("model", expected=expected, got="one without qk_norm", hint=hint)
     try:
         exported = _as_qwen3_next(model)
     except ValueError as problem:
-        raise ValueError(
-            f"The model does not fit Qwen3-Next. {problem} Use --to hf, which takes every model."
-        ) from None
+        raise InputError("model", expected=expected, hint=f"{problem} {remedy}") from None
     _write(exported, folder, tokenizer=tokenizer, max_length=config.max_length)
     return type(exported).__name__
 
 
 def _as_qwen3_next(model: TransformerLM) -> Any:
-    """The model without its gates as a Qwen3, with the gates added to that, as a Qwen3-Next."""
+    """Return the model without its gates as a Qwen3, with the gates added to that, as a Qwen3-Next."""
     hf: Any = import_module("tidegate.torch.hf")
     retrofit: Any = import_module("tidegate.torch.retrofit")
     state = model.state_dict()
@@ -88,7 +93,7 @@ def _as_qwen3_next(model: TransformerLM) -> Any:
     stock = hf.to_stock_model(plain.train(model.training))
     retrofit.add_gates(stock, model.config.gates, activation=None)
     theirs = {name: value for name, value in stock.state_dict().items() if _GATE in name}
-    # Both count layers from 0 and call the gates of a layer alike; what stands in front differs.
+    # Both number layers from 0 and name the gates of a layer alike; only the prefixes differ.
     own = {_from_layer(name): value for name, value in gates.items()}
     stock.load_state_dict({name: own.pop(_from_layer(name)) for name in theirs}, strict=False)
     assert not own
@@ -99,30 +104,23 @@ _GATE = ".attn_gate."
 
 
 def _from_layer(name: str) -> tuple[int, str]:
-    """The number of a gate's layer, and the gate's own name in it."""
+    """Return the number of a gate's layer, and the gate's own name in it."""
     layer, _, gate = name.partition(_GATE)
     return int(layer.split(".")[2]), gate
 
 
 def _write(exported: Any, folder: Path, *, tokenizer: str, max_length: int) -> None:
-    with _without_bars():
+    from transformers.utils import logging
+
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
         exported.save_pretrained(folder)
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
     give_usual_modes(folder)
     if tokenizer:
         (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
         (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-@contextmanager
-def _without_bars() -> Generator[None]:
-    """Keep transformers from drawing bars of its own."""
-    from transformers.utils import logging
-
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()

@@ -1,17 +1,17 @@
-"""Hugging Face models from a folder, whoever made it: nothing is unpickled, executed or fetched.
+"""Hugging Face models from a folder that need not be trusted: nothing is unpickled, executed or downloaded.
 
-A model's configuration and tensors are read here, and transformers is given those and not the folder: nothing in it can
-send transformers elsewhere, to adapters, to code, to pickles or to files outside. The tokenizer is read by transformers
-from the folder; file names in its configuration that lead elsewhere are refused before. Time and memory are bounded by
-the size of the files:
+Configuration and tensors are read here, and transformers is given those and not the folder: nothing in it can send
+transformers elsewhere, to adapters, code, pickles or files outside. The tokenizer is read by transformers from the
+folder; file names in its configuration that lead elsewhere are rejected before. Time and memory are bounded by the
+size of the files:
 
 - An option that counts layers or labels may be at most 4,096 or the number of tensors in the files, since configuration
   classes make lists of that length.
 - The model is built on the meta device. Building stops when it has more than 16 modules and parameters per tensor, 16
   numbers per byte of the files, or more bytes of buffers than the files have; small models get a fixed allowance.
 
-What passes is compared tensor by tensor. Tensors that are missing or of another shape are refused by name: transformers
-would fill them with random numbers.
+The result is compared tensor by tensor. Missing tensors, and those of another shape, are named in the error:
+transformers would fill them with random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ from torch.nn.modules.module import (
 )
 
 from tidegate._files import irregular_kind
-from tidegate._text import echo, list_some, shorten
+from tidegate._text import list_some, shorten
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import read_json
 
 _CONFIG = "config.json"
@@ -44,10 +45,10 @@ _FILE_LISTS = (
     (_TOKENIZER_CONFIG, "fast_tokenizer_files"),
     (_TOKENIZER_CONFIG, "init_inputs"),
 )
-"""Options by which a folder tells transformers what else to open, when it reads a tokenizer."""
+"""Options in which a folder names further files that transformers opens when it reads a tokenizer."""
 
 _COUNTS = re.compile(r"(?:^|_)(?:layers|labels|n_layer|num_layer)$|^attention_types$")
-"""Names of options that configuration classes make lists of, such as `num_hidden_layers`, `n_layer` and `num_labels`.
+"""Names of options that configuration classes make lists from, such as `num_hidden_layers`, `n_layer` and `num_labels`.
 
 `attention_types` of GPT-Neo is a list of names and of how often each is to be repeated.
 """
@@ -58,37 +59,36 @@ _EXTRA_NUMBERS = 1 << 22
 _EXTRA_BUFFER_BYTES = 1 << 26
 
 
-class _ConfigError(ValueError):
-    """A configuration that is refused here, in words; what transformers raises about one is put into words."""
-
-
 class Pretrained(NamedTuple):
-    """A model, and the tensors of its files that its class does not know."""
+    """A model, and the names of tensors in its files that its class does not use."""
 
     model: Any
     unread: tuple[str, ...]
 
 
 def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
-    """Load the language model of a folder, to be evaluated; a `ValueError` says why it cannot be.
+    """Load the language model of a folder, for evaluation.
 
-    attention : the name that transformers has for the kernel; None for PyTorch's, or the model's own if it has no other
-    dtype     : None for the one that it was saved in
+    Args:
+        folder: The folder.
+        attention: The name of the kernel in transformers; None for PyTorch's, or the model's own if it has no other.
+        dtype: None for the dtype in which the model was saved.
+
+    Raises:
+        InputError: The folder has no model that can be loaded.
     """
     from transformers import CONFIG_MAPPING
 
-    require_regular_files(folder, "MODEL")
+    require_regular_files("model", folder)
     if (folder / _ADAPTER).exists():
-        raise ValueError(
-            f"MODEL {folder} holds an adapter beside its weights ({_ADAPTER}), which would not be read. Merge it into "
-            "the weights and save the model again."
-        )
+        hint = "Merge the adapter into the weights and save the model again."
+        raise InputError("model", expected="a folder without an adapter", got=folder / _ADAPTER, hint=hint)
     values = _read_config(folder)
     files = _weight_files(folder)
     tensors = _map_tensors(files, folder)
     _require_counts(values, folder, len(tensors))
     size = sum(file.stat().st_size for file in files)
-    with _quietly(), _transformers_errors(folder, "cannot be built as its config.json says"):
+    with _silent_transformers(), _transformers_errors(folder, "a folder whose config.json describes a model"):
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
         with _bounded_building(folder, num_tensors=len(tensors), num_bytes=size):
             loaded: Any = _model_class(config).from_pretrained(
@@ -105,13 +105,13 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     _require_all_loaded(model, notes, tensors, folder)
     unread = tuple(sorted(notes["unexpected_keys"]))
     _require_no_more_layers(model, unread, folder)
-    with _quietly(), _transformers_errors(folder, "cannot be run"), torch.no_grad():
+    with _silent_transformers(), _transformers_errors(folder, "a folder with a model that runs"), torch.no_grad():
         model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     return Pretrained(model, unread)
 
 
-def says_gated(folder: Path) -> bool:
-    """Tell whether a folder says that its model has gates: by its configuration, or by the name of its weights."""
+def declares_gates(folder: Path) -> bool:
+    """Return whether a folder's configuration, or the name of its weights, says that its model has gates."""
     from tidegate.torch.retrofit.folder import weights_variant
     from tidegate.torch.retrofit.record import RECORD_NAME
 
@@ -119,59 +119,51 @@ def says_gated(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Callable[[str], list[int]]:
-    """Return what makes tokens of a text by the tokenizer in a model's folder; a `ValueError` if it has none."""
+    """Return the function that tokenizes a text by the tokenizer in a model's folder; InputError if it has none."""
     from transformers import AutoTokenizer
 
-    reading = "has no tokenizer that can be read"
-    with _quietly(), _transformers_errors(folder, reading):
-        _require_own_files(folder)
+    expected = "a folder with a tokenizer that transformers reads"
+    remedy = "Put the tokenizer's files there, or give data as a .npy file of tokens."
+    with _silent_transformers(), _transformers_errors(folder, expected, remedy):
+        for file, option in _FILE_LISTS:
+            _require_own_files(folder / file, option)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def tokenize(text: str) -> list[int]:
-        with _quietly(), _transformers_errors(folder, reading):
+        with _silent_transformers(), _transformers_errors(folder, expected, remedy):
             return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     return tokenize
 
 
-def _require_own_files(folder: Path) -> None:
-    """Refuse lists of files, in what transformers itself reads of a folder, that name any outside of it."""
-    for file, option in _FILE_LISTS:
-        if not (folder / file).is_file():
-            continue
-        values = _read_json(folder / file)
-        names = cast("dict[str, Any]", values).get(option) if isinstance(values, dict) else None
-        if names and not (isinstance(names, list) and all(map(_is_plain_name, cast("list[Any]", names)))):
-            raise _ConfigError(
-                f"{folder / file} must have names of files beside it as its {option}; got {echo(names)}. Remove that "
-                "option."
-            )
+def _require_own_files(file: Path, option: str) -> None:
+    """Raise InputError if a file's list of further files, which transformers opens, names one in another folder."""
+    values = _read_json(file) if file.is_file() else None
+    names = cast("dict[str, Any]", values).get(option) if isinstance(values, dict) else None
+    if names and not (isinstance(names, list) and all(map(_is_plain_name, cast("list[Any]", names)))):
+        hint = f"Remove that option from {file}."
+        raise InputError(option, expected="a list of names of files beside it", got=names, hint=hint)
 
 
-def require_regular_files(folder: Path, what: str) -> None:
-    """Refuse a folder with pipes, devices or sockets in it, which might be waited for, or read, without end.
-
-    what : how the command line names the folder
-    """
+def require_regular_files(field: str, folder: Path) -> None:
+    """Raise InputError if a folder has pipes, devices or sockets in it, from which reading might never end."""
     for path in sorted(folder.iterdir()):
         try:
             kind = irregular_kind(path)
         except OSError as problem:
-            raise ValueError(f"{what} {folder} holds {path.name}, which cannot be read: {problem.strerror}.") from None
+            raise InputError(field, expected="a readable folder", got=path, hint=f"{problem.strerror}.") from None
         if kind not in ("", "a folder"):
-            raise ValueError(f"{what} {folder} holds {path.name}, which is {kind} and no file. Remove it.")
+            raise InputError(field, expected="a folder of files", got=path, hint=f"It is {kind}. Remove it.")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     values = _read_json(folder / _CONFIG)
-    if not isinstance(values, dict) or not isinstance(cast("dict[str, Any]", values).get("model_type"), str):
-        raise ValueError(f"{folder / _CONFIG} must be a JSON object that says its model_type.")
-    if values["model_type"] not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{folder / _CONFIG} says model_type {echo(values['model_type'])}, which transformers does not know."
-        )
+    kind = cast("dict[str, Any]", values).get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        hint = f"Its {_CONFIG} must be a JSON object with that model_type."
+        raise InputError("model", expected="of a model_type that transformers knows", got=kind, hint=hint)
     return cast("dict[str, Any]", values)
 
 
@@ -179,7 +171,8 @@ def _read_json(path: Path) -> Any:
     try:
         return read_json(path.read_bytes())
     except ValueError as problem:
-        raise ValueError(f"{path} is no JSON: {problem}. Fetch it again, or mend it.") from problem
+        hint = f"The problem: {problem}. Download it again, or repair it."
+        raise InputError(path.name, expected="valid JSON", got=path, hint=hint) from problem
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -190,58 +183,60 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / weights]
     index = folder / index_name
     if not index.is_file():
-        raise ValueError(
-            f"MODEL {folder} has neither {weights} nor {index_name}. Weights are read from safetensors alone; "
-            "save_pretrained of transformers writes them."
-        )
+        hint = "Weights are read from safetensors alone; save_pretrained of transformers writes them."
+        raise InputError("model", expected=f"a folder with {weights} or {index_name}", got=folder, hint=hint)
     places: Any = _read_json(index)
     names = places.get("weight_map") if isinstance(places, dict) else None
-    if not isinstance(names, dict) or not names or not all(map(_is_shard, cast("dict[str, Any]", names).values())):
-        raise ValueError(f"{index} must have a weight_map from tensors to .safetensors files beside it.")
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(
+            _is_plain_name(name) and name.endswith(".safetensors") for name in cast("dict[str, Any]", names).values()
+        )
+    ):
+        expected = "a map from tensors to names of .safetensors files beside it"
+        raise InputError("weight_map", expected=expected, got=names, hint=f"It is in {index}.")
     files = [folder / name for name in sorted(set(cast("dict[str, str]", names).values()))]
     if absent := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"MODEL {folder} lacks {list_some(absent)}, which its {index_name} names. Fetch it again.")
+        hint = f"Download {list_some(absent)} again."
+        raise InputError("model", expected=f"a folder with all files of its {index_name}", got=folder, hint=hint)
     return files
 
 
-def _is_shard(name: object) -> bool:
-    return _is_plain_name(name) and str(name).endswith(".safetensors")
-
-
-def _is_plain_name(name: object) -> bool:
-    """Whether this is the name of a file, and no path to another folder."""
+def _is_plain_name(name: object) -> TypeGuard[str]:
+    """Return whether this is the name of a file, and not a path to another folder."""
     return isinstance(name, str) and re.fullmatch(r"[^/\\\0]+", name) is not None
 
 
 def _map_tensors(files: list[Path], folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of all files; nothing is read before it is needed."""
+    """Map the tensors of all files into memory; they are read when they are needed."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dictionary
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is not a dictionary
         except SafetensorError as problem:
-            raise ValueError(f"MODEL {folder} has weights that cannot be read: {file.name}: {problem}.") from problem
+            raise InputError(
+                "model", expected="readable weights", got=file, hint=f"The problem: {problem}."
+            ) from problem
     if not tensors:
-        raise ValueError(f"MODEL {folder} has no tensors in {list_some([file.name for file in files])}.")
+        raise InputError("model", expected="a folder with tensors in its weights", got=folder)
     return tensors
 
 
 def _require_counts(values: dict[str, Any], folder: Path, num_tensors: int) -> None:
-    """Refuse options that count more than the files can hold: a list of that length may be made of them."""
+    """Raise InputError about options that count more than the files can hold, for which long lists would be made."""
     most = max(_MOST_COUNTED, num_tensors)
     for name, number in _counts(values):
         if number > most:
-            raise _ConfigError(
-                f"{folder / _CONFIG} says {name}: {number}, and the weights beside it have {num_tensors} tensors. "
-                "They do not belong together."
-            )
+            expected = f"at most {most}, as the weights have {num_tensors} tensors"
+            raise InputError(name, expected=expected, got=number, hint=f"It is in {folder / _CONFIG}.")
 
 
 def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Give the whole numbers of options that count, however deep they stand; those in a list have its name."""
+    """Yield names and numbers of the options that count, at any depth; numbers in a list have its name."""
     todo: list[tuple[str, Any]] = [("", values)]
     while todo:
         name, value = todo.pop()
@@ -254,11 +249,12 @@ def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _model_class(config: Any) -> Any:
-    """Choose the class for language models of such a configuration, as transformers' own automatic class does."""
+    """Return the class for language models of a configuration, as transformers' own automatic class does."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise _ConfigError(f"transformers has no language model of the model_type {config.model_type!r}.")
+        expected = "of a model_type for which transformers has a language model"
+        raise InputError("model", expected=expected, got=config.model_type)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     classes = {each.__name__: each for each in found} if isinstance(found, tuple | list) else {"": found}
     named = [classes[name] for name in getattr(config, "architectures", None) or () if name in classes]
@@ -272,43 +268,42 @@ def _text_config(config: Any) -> Any:
 
 
 def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Refuse a model with tensors that were not in its files, or of another shape or kind of number.
+    """Raise InputError about tensors that were not in the files, or of another shape or kind of number.
 
     Tied weights, and buffers that a model makes itself, are not among them.
     """
+    expected = f"a folder with the tensors of its {_CONFIG}"
     if missing := sorted(notes["missing_keys"]):
-        raise ValueError(
-            f"MODEL {folder} lacks tensors that its {_CONFIG} asks for, and would have random numbers in their place: "
-            f"{list_some(missing)}. Save it again as a whole."
-        )
+        hint = f"Missing, so that they would be random: {list_some(missing)}. Save the model again as a whole."
+        raise InputError("model", expected=expected, got=folder, hint=hint)
     others = [
-        f"{name} is {tuple(given)} instead of {tuple(asked)}" for name, given, asked in sorted(notes["mismatched_keys"])
-    ] + [
-        f"{name} is {tensors[name].dtype} instead of {asked.dtype}"
+        f"{name} is {tuple(given)}, not {tuple(asked)}" for name, given, asked in sorted(notes["mismatched_keys"])
+    ]
+    others += [
+        f"{name} is {tensors[name].dtype}, not {asked.dtype}"
         for name, asked in model.state_dict().items()
         if name in tensors and tensors[name].is_floating_point() != asked.is_floating_point()
     ]
     if others:
-        raise ValueError(f"MODEL {folder} has weights that do not fit its {_CONFIG}: {list_some(others, most=3)}.")
+        raise InputError("model", expected=expected, got=folder, hint=f"{list_some(others, most=3)}.")
 
 
 def _require_no_more_layers(model: nn.Module, unread: tuple[str, ...], folder: Path) -> None:
-    """Refuse a model that leaves out some of many tensors that differ by a number alone, such as those of a layer."""
-    kinds = {_without_numbers(name) for name in model.state_dict()}
-    if left_out := [name for name in unread if _without_numbers(name) in kinds]:
-        raise ValueError(
-            f"MODEL {folder} has weights of more layers than its {_CONFIG} asks for, and would run without them: "
-            f"{list_some(left_out)}."
-        )
+    """Raise InputError if unused tensors differ from used ones by a number alone, as those of a further layer."""
 
+    def without_numbers(name: str) -> str:
+        return re.sub(r"\d+", "#", name)
 
-def _without_numbers(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
+    kinds = set(map(without_numbers, model.state_dict()))
+    if left_out := [name for name in unread if without_numbers(name) in kinds]:
+        hint = f"They would be ignored: {list_some(left_out)}."
+        expected = f"a folder without weights of more layers than in its {_CONFIG}"
+        raise InputError("model", expected=expected, got=folder, hint=hint)
 
 
 @contextmanager
 def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Generator[None]:
-    """Stop the building of modules that the files cannot fill; what is loaded into them does not count."""
+    """Stop the construction of modules that the files cannot fill; tensors loaded into them do not count."""
     counted = {"modules and parameters": 0, "numbers": 0, "bytes of buffers": 0}
     most = {
         "modules and parameters": _MOST_PER_TENSOR_OR_BYTE * num_tensors + _EXTRA_MODULES,
@@ -319,10 +314,9 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
     def count(what: str, number: int) -> None:
         counted[what] += number
         if counted[what] > most[what]:
-            raise _ConfigError(
-                f"{folder / _CONFIG} asks for more than {most[what]:,} {what}, and the weights beside it have "
-                f"{num_tensors} tensors in {num_bytes:,} bytes. They do not belong together."
-            )
+            expected = f"a folder whose {_CONFIG} fits its weights of {num_tensors} tensors in {num_bytes:,} bytes"
+            hint = f"The configuration has more than {most[what]:,} {what}."
+            raise InputError("model", expected=expected, got=folder, hint=hint)
 
     def count_module(_module: nn.Module, _name: str, _child: nn.Module | None) -> None:
         count("modules and parameters", 1)
@@ -349,20 +343,21 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
 
 
 @contextmanager
-def _transformers_errors(folder: Path, complaint: str) -> Generator[None]:
-    """Turn whatever transformers raises into a `ValueError`."""
+def _transformers_errors(folder: Path, expected: str, remedy: str = "") -> Generator[None]:
+    """Turn whatever transformers raises into an InputError about the model."""
     try:
         yield
-    except _ConfigError:
+    except InputError:
         raise
-    # It checks little of what it is given: a wrong value raises errors of a dozen unrelated classes.
+    # It checks few of its inputs: a wrong value raises errors of a dozen unrelated classes.
     except Exception as problem:
         reason = shorten(" ".join(str(problem).split()).rstrip("."))
-        raise ValueError(f"MODEL {folder} {complaint} ({type(problem).__name__}: {reason}).") from problem
+        hint = f"{type(problem).__name__}: {reason}. {remedy}".rstrip()
+        raise InputError("model", expected=expected, got=folder, hint=hint) from problem
 
 
 @contextmanager
-def _quietly() -> Generator[None]:
+def _silent_transformers() -> Generator[None]:
     """Silence transformers, which logs names of tensors and shows bars, and keep the hub's client off the network."""
     from huggingface_hub import constants
     from transformers.utils import logging as bars

@@ -13,7 +13,7 @@ from tidegate.experts.gauge_theory import reads_values
 from tidegate.gates import Gates
 from tidegate.geometry import GeometryError
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.language_models import language_model_of
+from tidegate.lab.models.language_models import make_language_model
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.engine.distributed_checkpoint import load_latest
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
@@ -31,9 +31,9 @@ _WIDEST_HEAD = 32
 
 
 def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
-    """Measure the model that a finished run, of one process or several, left in its last checkpoint.
+    """Measure the model in the last checkpoint of a finished run, of one process or several.
 
-    A checkpoint that is gone, or damaged, is a reason and no error.
+    A missing or damaged checkpoint is a reason in the result, and not an error.
     """
     model = build_model(run.model, seed=run.seed)
     loaded = load_latest(checkpoints, run, model)
@@ -49,40 +49,53 @@ def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
 
 
 def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements:
-    """Measure a model on the beginning of some examples; it stays as it is.
+    """Measure a model on the beginning of some examples, without changing it.
 
-    run : the id of the run that trained it
+    Args:
+        model: The model.
+        probe: The examples.
+        run: The id of the run that trained it.
     """
     if model.config.gates.read_other_sequences:
         reason = "its gate reads another sequence, so that no layer is a function of its own input"
         return LayerMeasurements(id=run, curvature_reason=reason, gauge_reason=reason)
     examples = probe.inputs[:_NUM_SEQUENCES].cpu()
     curvature, curvature_reason = _curvature(model, examples)
-    gauge_reason = _why_no_gauge(model, examples)
+    gauge_reason = _no_gauge_reason(model, examples)
     return LayerMeasurements(
         id=run,
         curvature=curvature,
         curvature_reason=curvature_reason,
-        gauge=() if gauge_reason else _gauge(model, examples),
+        gauge=()
+        if gauge_reason
+        else tuple(
+            LayerGauge(
+                layer=layer.layer,
+                free=layer.free,
+                predicted=layer.predicted,
+                singular_values=tuple(map(tuple, layer.singular_values.tolist())),
+            )
+            for layer in model_gauge(model, examples)
+        ),
         gauge_reason=gauge_reason,
     )
 
 
 def _curvature(model: Model, examples: Tensor) -> tuple[ModelCurvature | None, str]:
-    """The curvature, or the reason why there is none."""
+    """Return the curvature, or the reason why there is none."""
     if not isinstance(model, TransformerLM):
         return None, "curvature is measured on language models alone"
     if examples.shape[1] < 2:
         return None, "the examples have a single position, and the first sees itself alone"
     try:
-        language_model = language_model_of(model, name=str(model.config.gate))
+        language_model = make_language_model(model, name=str(model.config.gate))
         return model_curvature(language_model, examples[:, :_LENGTH], _SAMPLING), ""
     except GeometryError as problem:
         return None, str(problem).rstrip(".")
 
 
-def _why_no_gauge(model: Model, examples: Tensor) -> str:
-    """The reason why the gauge cannot be measured; empty if it can."""
+def _no_gauge_reason(model: Model, examples: Tensor) -> str:
+    """Return the reason why the gauge cannot be measured, or an empty string."""
     width = model.config.shape.head_dim
     if width > _WIDEST_HEAD:
         return f"heads of {width} channels are wider than the {_WIDEST_HEAD} up to which the measurement is quick"
@@ -94,15 +107,3 @@ def _why_no_gauge(model: Model, examples: Tensor) -> str:
     if any(map(reads_values, Gates.parse(model.config.gate))):
         return "its gate reads values or attention outputs, and so changes with their basis"
     return ""
-
-
-def _gauge(model: Model, examples: Tensor) -> tuple[LayerGauge, ...]:
-    return tuple(
-        LayerGauge(
-            layer=layer.layer,
-            free=layer.free,
-            predicted=layer.predicted,
-            singular_values=tuple(map(tuple, layer.singular_values.tolist())),
-        )
-        for layer in model_gauge(model, examples)
-    )

@@ -1,4 +1,4 @@
-"""What a language model of ours makes of text: it goes on with it, and it says how likely it is."""
+"""Text generation and likelihoods of text by our language models."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from tidegate._validation import InputError
 from tidegate.lab.models.language_models import Decode, LanguageModel
 from tidegate.lab.tasks.streams import TokenStream
-from tidegate.lab.tasks.task import DataError
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.generate import next_token_probabilities
@@ -24,29 +24,29 @@ from tidegate.torch.precision import widen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextLoss:
-    """How likely a text is to a model."""
+    """The loss of a model on a text."""
 
     loss: float
-    """Nats for each token."""
+    """Nats per token."""
     num_tokens: int
-    """That were predicted."""
+    """Number of predicted tokens."""
     num_bytes: int
-    """That they stand for."""
+    """Number of their bytes."""
     num_text_tokens: int
-    """Of the whole text, but for the first, which has nothing before it."""
+    """Number of tokens of the whole text but the first."""
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the loss."""
+        """Exponential of the loss."""
         return math.exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
-        """Of the text, whatever the tokens."""
+        """Loss in bits per byte of text, comparable between tokenizers."""
         return self.loss * self.num_tokens / math.log(2) / self.num_bytes
 
     def to_dict(self) -> dict[str, float]:
-        """As plain JSON values, what follows from the others included."""
+        """Return all numbers as plain JSON values."""
         return {**asdict(self), "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
@@ -60,15 +60,17 @@ def continue_text(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Draw what follows a prompt, and yield it as it comes, whole characters at a time.
+    """Generate text after a prompt, and yield it as it comes, whole characters at a time.
 
-    A `ValueError` says what is no model of ours, or has no tokens of text. The options are those of
-    `tidegate.torch.generate`; the same seed draws the same text.
+    The options are those of `tidegate.torch.generate`; the same seed gives the same text.
+
+    Raises:
+        InputError: The prompt is empty, or the model is not one of ours or has no known text of tokens.
     """
-    _require_ours(model)
+    _require_text_model(model)
     tokens = model.encode(prompt)
     if not tokens:
-        raise ValueError("--prompt must not be empty: there must be a first token to go on from.")
+        raise InputError("prompt", expected="at least one token", got=prompt)
     yield from continue_tokens(
         model,
         tokens,
@@ -91,8 +93,8 @@ def continue_tokens(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Draw what follows at least one token, as `continue_text` does."""
-    decoder, decode = _require_ours(model)
+    """Generate text after at least one token, as `continue_text` does."""
+    decoder, decode = _require_text_model(model)
     caches = decoder.new_caches()
     generator = torch.Generator().manual_seed(seed)
     new, drawn, sent = torch.tensor([list(tokens)]), list[int](), b""
@@ -118,20 +120,23 @@ def text_loss(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> TextLoss:
-    """The loss of a model on a text: in blocks, each token after those before it in its block.
+    """Return the loss of a model on a text in blocks, each token after those before it in its block.
 
     A block reads `length` tokens and predicts the one after each of them; the next block begins where it ends. So every
     token of the text but the first is predicted once. The last block may be shorter.
 
-    tokens : (n,), at least two
-    count  : blocks to take, evenly spread over the text; None takes all
+    Args:
+        model: The model.
+        tokens: (n,), at least two.
+        length: Tokens of a block.
+        count: Number of blocks, evenly spread over the text; None takes all.
+        batch_size: Blocks of a batch.
+        tell: Receives a `PartsDone` for each batch.
     """
-    decoder, _ = _require_ours(model)
+    decoder, _ = _require_text_model(model)
     assert model.token_bytes is not None
     if len(tokens) < 2:
-        raise DataError(
-            f"--data must hold at least two tokens, one to predict the other from; got {len(tokens)}. Give more text."
-        )
+        raise InputError("data", expected="at least two tokens", got=len(tokens), hint="Give more text.")
     total, num_tokens, num_bytes = 0.0, 0, 0
     batches = _batches_of_blocks(len(tokens) - 1, length, count, batch_size)
     for starts in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
@@ -147,7 +152,7 @@ def text_loss(
 
 
 def _batches_of_blocks(num_targets: int, length: int, count: int | None, batch_size: int) -> list[NDArray[np.int64]]:
-    """Where the blocks of each batch start; a block that is shorter than the others is a batch of its own."""
+    """Return the starts of the blocks of each batch; a shorter block is a batch of its own."""
     starts = np.arange(0, num_targets, length)
     if count is not None and count < len(starts):
         starts = starts[np.arange(count) * len(starts) // count]
@@ -157,12 +162,12 @@ def _batches_of_blocks(num_targets: int, length: int, count: int | None, batch_s
 
 
 class Continuation(NamedTuple):
-    """How likely tokens are after others."""
+    """The likelihood of tokens after others."""
 
     log_likelihood: float
     """Nats, summed over the tokens."""
     is_greedy: bool
-    """Whether each of them is the likeliest."""
+    """Whether each of them is the most likely."""
 
 
 @torch.no_grad()
@@ -174,12 +179,12 @@ def continuations(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> list[Continuation]:
-    """Say how likely each continuation is after its context, both as tokens, with windows of a length.
+    """Return the likelihood of each continuation after its context, both as tokens.
 
     A continuation is predicted in blocks of `length` tokens, each after as much of what is before it as fits: `length`
     tokens in all are read at a time. A context must have at least one token.
     """
-    decoder, _ = _require_ours(model)
+    decoder, _ = _require_text_model(model)
     windows = [
         (number, inputs, targets)
         for number, (context, continuation) in enumerate(requests)
@@ -190,7 +195,7 @@ def continuations(
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
     for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
-        # Padding stands behind, where no token that counts sees it.
+        # Padding at the end is not seen by the tokens that count.
         padded = pad_sequence([torch.tensor(inputs) for _, inputs, _ in batch], batch_first=True)
         for (number, inputs, targets), logits in zip(batch, decoder(padded), strict=True):
             own = widen(logits[len(inputs) - len(targets) : len(inputs)])
@@ -203,7 +208,7 @@ def continuations(
 def prediction_windows(
     context: list[int], continuation: list[int], length: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the inputs, at most `length`, and the targets of each block; the last targets of the inputs are meant."""
+    """Yield the inputs, at most `length`, and the targets of each block, which are those of its last inputs."""
     tokens = [*context, *continuation]
     for start in range(len(context), len(tokens), length):
         end = min(start + length, len(tokens))
@@ -211,32 +216,30 @@ def prediction_windows(
 
 
 def require_decoder(model: LanguageModel) -> TransformerLM:
-    """Return a model's module; a `ValueError` if it is not one of ours."""
+    """Return a model's module; raise InputError if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
-        raise ValueError(
-            f"MODEL {model.place} is a {type(model.module).__name__} of transformers, whose own tools do this. Give a "
-            "model of tidegate train or save_model; for an exported one, what it was exported from."
-        )
+        hint = "Use the tools of transformers, or the model that it was exported from."
+        expected = "a model of tidegate train or save_model"
+        raise InputError("model", expected=expected, got=f"a {type(model.module).__name__} in {model.place}", hint=hint)
     return model.module
 
 
-def _require_ours(model: LanguageModel) -> tuple[TransformerLM, Decode]:
+def _require_text_model(model: LanguageModel) -> tuple[TransformerLM, Decode]:
     decoder = require_decoder(model)
     if model.decode is None:
-        raise ValueError(
-            f"MODEL {model.name} has {model.vocab_size:,} tokens of which the text is not known. Put the "
-            "tokenizer.json that it was trained with beside its model.safetensors."
-        )
+        expected = f"one with a known tokenizer for its {model.vocab_size:,} tokens"
+        hint = "Put the tokenizer.json of the training beside its model.safetensors."
+        raise InputError("model", expected=expected, got=model.name, hint=hint)
     if decoder.config.gates.read_other_sequences:
-        raise ValueError(f"MODEL {model.name} has a gate that reads other sequences, and says nothing of one alone.")
+        raise InputError("model", expected="one without a gate that reads other sequences", got=model.name)
     return decoder, model.decode
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """The text without a character at its end of which bytes are missing."""
+    """Return the text without an incomplete character at its end."""
     for missing in range(1, 4):
         if len(text) >= missing and text[-missing] >= 0b1100_0000:
             needed = 2 if text[-missing] < 0b1110_0000 else 3 if text[-missing] < 0b1111_0000 else 4
             return text[:-missing] if needed > missing else text
-    # A tokenizer shows what is no character, or not a whole one yet, by this sign.
+    # A tokenizer decodes an incomplete character to this sign.
     return text.removesuffix("�".encode())

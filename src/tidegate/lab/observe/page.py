@@ -1,4 +1,4 @@
-"""What was seen in a model's attention, as a page: maps by layer and head, curves, and all the numbers."""
+"""An observation as a page: maps by layer and head, curves, and tables of all numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from tidegate._json import finite
+from tidegate._validation import InputError
 from tidegate.report.page import (
     Column,
     Lines,
@@ -48,7 +49,7 @@ _GATE_FIGURES: tuple[tuple[str, str, _GateFigure], ...] = (
 _POINTS = 128
 """Points of a curve over positions."""
 _CURVES = 7
-"""Layers that have a curve of their own: as many as there are colours."""
+"""Layers with a curve of their own, as many as there are colors."""
 _DISTRIBUTIONS = ("mass", "impact", "entropy", "effective_keys")
 
 
@@ -59,12 +60,12 @@ class _Statistic:
     key: str
     """Its name in an observation."""
     title: str
-    """What it tells; `{keys}` stands for the key set."""
+    """`{keys}` stands for the key set."""
     digits: int = 3
     from_zero: bool = True
-    """Whether 0 is the lower end of its colour scale."""
+    """Whether its color scale begins at 0."""
     name: str = ""
-    """In words, with its unit, as the key set of the observation has it."""
+    """In words, with its unit, for the key set of the observation."""
 
 
 _STATISTICS = (
@@ -81,14 +82,20 @@ _STATISTICS = (
 
 
 def observation_page(observation: Observation, *, model: str, command: str, num_sequences: int, length: int) -> Page:
-    """Return the page of one model, observed on sequences of some length; a `ValueError` if no attention was seen.
+    """Return the page of one model, observed on sequences of some length.
 
-    Its data hold the observation, curves by position at most 128 points long.
+    Its data hold the observation, with at most 128 points per curve.
+
+    Raises:
+        InputError: The observation has no layers.
     """
     if not observation.layers:
-        raise ValueError(
-            f"MODEL {model} made no attention call that can be watched. Its attention must run through PyTorch's "
-            "scaled_dot_product_attention or an eager function of transformers, or be a softmax between two products."
+        raise InputError(
+            "model",
+            expected="one with attention calls that can be observed",
+            got=model,
+            hint="It must use scaled_dot_product_attention, an eager function of transformers, or a softmax between "
+            "two products.",
         )
     shown = observation.downsample(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
@@ -111,7 +118,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
 
 
 def observation_sections(observation: Observation) -> tuple[Section, ...]:
-    """Return maps and curves of what was seen, how to read them, and tables of all numbers."""
+    """Return maps and curves, how to read them, and tables of all numbers."""
     parts: list[tuple[str, str, Iterator[View]]] = [
         ("Attention", "By layer and head", _attention_maps(observation)),
         ("Attention", "By position of the query", _position_curves(observation)),
@@ -146,7 +153,7 @@ def _gate_maps(observation: Observation) -> Iterator[View]:
 
 
 def _of_gate(layer: LayerObservation, site: str, figure: _GateFigure) -> Numbers:
-    """One number a head of the site; none where the layer has no such gate, or the gate no such number."""
+    """Return one number per head of the site; none where the layer has no such gate, or the gate no such number."""
     values = figure(layer.gates[site]) if site in layer.gates else None
     return tuple(map(finite, values or ()))
 
@@ -182,7 +189,7 @@ def _head_table(observation: Observation) -> Table:
 
 
 def _gate_of_head(layer: LayerObservation, site: str, figure: _GateFigure, head: int) -> float | None:
-    """The number of the gate that serves a query head: its group's at a site with fewer heads."""
+    """Return the number of the gate of a query head, which at a site with fewer heads is that of its group."""
     values = _of_gate(layer, site, figure)
     return values[head * len(values) // layer.num_heads] if values else None
 
@@ -212,7 +219,7 @@ def _layer_table(observation: Observation) -> Table:
 
 
 def _extremes(rows: Sequence[Numbers], digits: int) -> str:
-    """The mean over heads, and the head that has most."""
+    """Return the mean over heads, and the head with the largest value, in words."""
     cells = [
         (value, place, head) for place, row in enumerate(rows) for head, value in enumerate(row) if value is not None
     ]
@@ -224,7 +231,7 @@ def _extremes(rows: Sequence[Numbers], digits: int) -> str:
 
 
 def _explanations(observation: Observation) -> Iterator[str]:
-    """Explain the numbers that the page shows."""
+    """Yield explanations of the numbers on the page."""
     names, keys = statistic_names(observation.keys), observation.keys
     mass, impact, contribution = (names[name].capitalize() for name in ("mass", "impact", "contribution"))
     yield (
@@ -270,7 +277,7 @@ def _explanations(observation: Observation) -> Iterator[str]:
 
 
 def _position_curves(observation: Observation) -> Iterator[View]:
-    """For each statistic one line a layer, the mean over its heads at each position."""
+    """Yield for each statistic one line per layer, the mean over its heads at each position."""
     for each in _shown_statistics(observation):
         lines = [
             _series(place, tuple(map(float, layer.positions)), _over_heads(layer, each.key))
@@ -291,14 +298,14 @@ def _position_curves(observation: Observation) -> Iterator[View]:
 
 
 def _distributions(observation: Observation) -> Iterator[View]:
-    """For some statistics one line a layer: the share of queries, of all heads together, by value."""
+    """Yield for some statistics one line per layer: the share of queries, of all heads together, by value."""
     for each in _shown_statistics(observation):
         if each.key in _DISTRIBUTIONS:
             yield View(label=each.name, panel=_distribution(observation, each))
 
 
 def _residual_curves(observation: Observation) -> Iterator[View]:
-    """Largest activation and effective rank by layer; nothing if the residual stream was not seen."""
+    """Yield largest activation and effective rank by layer; nothing if the residual stream was not observed."""
     known = [(float(place), seen) for place, layer in enumerate(observation.layers) if (seen := layer.residual)]
     figures = (
         ("largest activation", "The largest activation", [seen.largest for _, seen in known]),
@@ -325,13 +332,20 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     edges = HISTOGRAM_EDGES[statistic.key]
     by_powers = statistic.key == "effective_keys"
     middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
-    counts = {place: _pool_heads(layer, statistic.key) for place, layer in _layers_to_draw(observation)}
+    # The histograms of all heads of a layer together.
+    counts = {
+        place: [sum(bins) for bins in zip(*(each.histogram for each in layer.heads[statistic.key]), strict=True)]
+        for place, layer in _layers_to_draw(observation)
+    }
     last = max((place for column in counts.values() for place, count in enumerate(column) if count), default=0)
     lines = tuple(
         _series(place, tuple(middles[: last + 1]), tuple(count / max(1, sum(column)) for count in column[: last + 1]))
         for place, column in counts.items()
     )
-    peaks = ", ".join(f"{line.label} near {middles[_peak(line.y)]:.3g}" for line in lines)
+    peaks = ", ".join(
+        f"{line.label} near {middles[max(range(len(line.y)), key=lambda place: line.y[place] or 0.0)]:.3g}"
+        for line in lines
+    )
     return Lines(
         title=f"Where single queries stand{_name_choice(observation)}",
         alternative=f"Share of queries by {statistic.name}, one line a layer. Most queries: {peaks}.",
@@ -342,17 +356,8 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     )
 
 
-def _pool_heads(layer: LayerObservation, key: str) -> list[int]:
-    """The histogram of all heads together."""
-    return [sum(counts) for counts in zip(*(moments.histogram for moments in layer.heads[key]), strict=True)]
-
-
-def _peak(values: Numbers) -> int:
-    return max(range(len(values)), key=lambda place: values[place] or 0.0)
-
-
 def _layers_to_draw(observation: Observation) -> list[tuple[int, LayerObservation]]:
-    """Layers to draw, with their numbers: evenly spread where there are many, the first and the last among them."""
+    """Return the layers to draw, with their numbers: evenly spread if there are many, with the first and the last."""
     count = len(observation.layers)
     places = (
         range(count) if count <= _CURVES else [round(step * (count - 1) / (_CURVES - 1)) for step in range(_CURVES)]
@@ -378,12 +383,12 @@ def _ends(lines: list[Series]) -> str:
 
 
 def _shown_statistics(observation: Observation) -> list[_Statistic]:
-    """The statistics that every layer has."""
+    """Return the statistics that every layer has."""
     names = statistic_names(observation.keys)
     seen = (each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers))
     return [replace(each, name=names[each.key]) for each in seen]
 
 
 def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
-    """A statistic's mean, head by head; None where no query was counted or a number is not finite."""
+    """Return a statistic's mean, head by head; None where no query was counted or a number is not finite."""
     return tuple(map(finite, layer.head_means(key)))

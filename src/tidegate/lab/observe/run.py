@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tidegate._validation import InputError
 from tidegate.lab.models.language_models import LanguageModel
 from tidegate.lab.training.events import PartsDone, Tell, ignore
 from tidegate.torch.observing import Observation, observe
@@ -22,13 +23,16 @@ def model_observation(
 ) -> Observation:
     """Observe a model on all windows, batch by batch.
 
-    windows : (count, length) tokens
-    keys    : how many of the first keys are the key set; at most `length`
-    heat    : whether to measure the largest score and the heat capacity too
-    tell    : receives a `PartsDone` at the beginning and after each batch
+    Args:
+        model: The model.
+        windows: (count, length) tokens.
+        batch_size: Windows of a batch.
+        keys: How many of the first keys are the key set; at most `length`.
+        heat: Whether to measure the largest score and the heat capacity too.
+        tell: Receives a `PartsDone` at the beginning and after each batch.
     """
     if not 1 <= keys <= windows.shape[1]:
-        raise ValueError(f"--keys must be from 1 to the {windows.shape[1]} tokens of a sequence; got {keys}.")
+        raise InputError("keys", expected=f"from 1 to {windows.shape[1]}, the tokens of a sequence", got=keys)
     done = 0
     tell(_progress(done, windows))
     with observe(model.module, keys=keys, heat=heat) as watcher:
@@ -39,7 +43,8 @@ def model_observation(
     try:
         return watcher.observation()
     except RuntimeError as problem:
-        raise ValueError(f"MODEL {model.name}: {problem}") from problem
+        expected = "a model with attention calls that can be observed"
+        raise InputError("model", expected=expected, got=model.name, hint=str(problem)) from problem
 
 
 def _progress(done: int, windows: Tensor) -> PartsDone:

@@ -19,7 +19,7 @@ import torch
 from tidegate.config import TransformerConfig
 from tidegate.lab.judging import t_interval
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.language_models import language_model_of, spread_windows, text_tokens
+from tidegate.lab.models.language_models import make_language_model, spread_windows, text_tokens
 from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.tasks.task import TaskData
 from tidegate.lab.tasks.text import text_task
@@ -206,11 +206,11 @@ def _snapshots(gate: str, seed: int, data: TaskData, options: TrainedLayersOptio
 def _take_snapshot(
     model: TransformerLM, gate: str, seed: int, steps: int, data: TaskData, options: TrainedLayersOptions
 ) -> Snapshot:
-    language_model = language_model_of(model, name=gate)
+    language_model = make_language_model(model, name=gate)
     whole, count = text_tokens(language_model, None), options.num_sequences
     # The beginning of the sources, as in the record of the study.
     tokens = whole[np.arange(min(len(whole), 512 * options.window * count))]
-    windows = spread_windows(tokens, None, length=options.window, count=count)
+    windows = spread_windows(tokens, length=options.window, count=count)
     with torch.no_grad():
         loss = float(batch_loss(model, data.probe()))
     curvature = model_curvature(language_model, windows, options.sampling)
