@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 INF = float("inf")
 TOLERANCE = 1e-6
@@ -84,3 +86,21 @@ def assert_curves(layer, statistic, values_BHT, counted_BHT, first=0):
         for position, mine in zip(layer.positions, curve, strict=True):
             chosen = values_BHT[:, head, position - first][counted_BHT[:, head, position - first]]
             assert abs(mine - float(chosen.mean())) < TOLERANCE * (1 + abs(float(chosen.mean()))), (statistic, position)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the most elements that any new tensor holds in memory; a view is not new."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in _tensors_in((args, kwargs))}
+        for x in _tensors_in(result):
+            if x.untyped_storage().data_ptr() not in given:
+                self.num_elements = max(self.num_elements, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+def _tensors_in(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -167,11 +167,6 @@ def test_a_layer_without_positions_has_no_curve():
     assert line.label == "layer 1"
 
 
-def test_results_hold_the_observation_itself():
-    seen = observation(layer(0), layer(1))
-    assert Observation.from_json(json.dumps(page_of(seen).data["observation"])) == seen
-
-
 def test_a_page_is_written_also_where_numbers_are_not_finite(tmp_path):
     broken = layer(0, gates={"output": gate(math.nan, 0.5)})
     heads = {

@@ -28,38 +28,34 @@ def test_means_begin_at_the_second_query_of_a_causal_row():
     assert_close(entropy.mean, float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), dtype="float32")
     assert mass.high < 0.6
     assert sum(mass.histogram) == 3
-
-
-def test_curves_by_position_begin_at_the_first():
-    layer = observed()
     assert layer.positions == (0, 1, 2, 3)
     assert_close(layer.by_position["mass"][0], [1, 1 / 2, 1 / 3, 1 / 4], dtype="float32")
     assert layer.by_position["entropy"][0][0] == 0
 
 
-def test_the_first_query_of_each_packed_document_is_left_out():
-    documents = torch.tensor([0, 0, 1, 1])
-    mask = (documents[:, None] == documents).tril()
-    (entropy,) = observed(mask[None, None]).heads["entropy"]
-    assert entropy.count == 2
-    assert_close(entropy.mean, float(torch.tensor(2.0).log()), dtype="float32")
+DOCUMENTS = torch.tensor([0, 0, 1, 1])
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
+MASKS = {
+    "two documents": ((DOCUMENTS[:, None] == DOCUMENTS) & CAUSAL, 2, (0, 1, 2, 3)),
+    "padding on the left": (CAUSAL & (torch.arange(4) >= 1), 2, (1, 2, 3)),
+    "a window of one key": (torch.eye(4, dtype=torch.bool), 0, (0, 1, 2, 3)),
+    "no causality": (torch.ones(4, 4, dtype=torch.bool), 4, (0, 1, 2, 3)),
+}
 
 
-def test_the_first_real_query_after_padding_is_left_out():
-    mask = torch.ones(4, 4, dtype=torch.bool).tril() & (torch.arange(4) >= 1)
+@pytest.mark.parametrize(("mask", "count", "positions"), MASKS.values(), ids=MASKS)
+def test_means_are_of_queries_that_see_several_keys_and_curves_of_all(mask, count, positions):
     layer = observed(mask[None, None])
-    assert layer.heads["mass"][0].count == 2
-    assert layer.positions == (1, 2, 3)
+    assert {moments.count for by_head in layer.heads.values() for moments in by_head} == {count}
+    assert layer.positions == positions
 
 
-def test_a_window_of_one_key_has_no_means():
-    layer = observed(torch.eye(4, dtype=torch.bool)[None, None])
-    assert {moments.count for by_head in layer.heads.values() for moments in by_head} == {0}
-    assert layer.positions == (0, 1, 2, 3)
-
-
-def test_without_causality_every_query_counts():
-    assert observed(torch.ones(1, 1, 4, 4, dtype=torch.bool)).heads["mass"][0].count == 4
+def test_heads_may_differ_in_what_they_see():
+    q, k, v = qkv(B=1, H=2, G=2, T=4, S=4)
+    model = Attention()
+    with observe(model) as watcher:
+        model(q, k, v, attn_mask=torch.stack([CAUSAL, torch.ones_like(CAUSAL)])[None])
+    assert [each.count for each in watcher.observation().layers[0].heads["mass"]] == [3, 4]
 
 
 def test_a_source_of_a_single_key_has_no_means():
@@ -95,12 +91,3 @@ def test_gates_count_every_token(gate):
         _, (trace,) = model.trace(tokens)
     ((site, gates),) = watcher.observation().layers[0].gates.items()
     assert_close(torch.tensor(gates.mean), trace.gates[site].mean(dim=(0, 1, 3)), dtype="float32")
-
-
-def test_heads_may_differ_in_what_they_see():
-    q, k, v = qkv(B=1, H=2, G=2, T=4, S=4)
-    mask = torch.stack([torch.ones(4, 4, dtype=torch.bool).tril(), torch.ones(4, 4, dtype=torch.bool)])
-    model = Attention()
-    with observe(model) as watcher:
-        model(q, k, v, attn_mask=mask[None])
-    assert [each.count for each in watcher.observation().layers[0].heads["mass"]] == [3, 4]

@@ -89,18 +89,19 @@ def test_a_flipped_bit_is_noticed_unless_it_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("keys", "mass"),
+    ("keys", "words", "mass"),
     [
-        (1, "first-key mass"),
-        (4, "first-keys mass"),
-        ((0, 7), "key-set mass"),
-        (torch.ones(3, dtype=torch.bool), "key-set mass"),
+        (1, "the first key", "first-key mass"),
+        (4, "the first 4 keys", "first-keys mass"),
+        ((0, 7), "the keys at 0, 7", "key-set mass"),
+        ((), "no keys", "key-set mass"),
+        (torch.ones(3, dtype=torch.bool), "a given set of keys", "key-set mass"),
     ],
 )
-def test_only_what_goes_to_a_sink_is_called_after_a_sink(keys, mass):
-    names = statistic_names(describe_keys(keys))
+def test_statistics_are_named_after_the_key_set(keys, words, mass):
+    assert describe_keys(keys) == words
+    names = statistic_names(words)
     assert names["mass"] == mass
-    assert names["sink"] == "sink-logit mass"
     assert [key for key, name in names.items() if "sink" in name] == ["sink"]
 
 
@@ -117,12 +118,6 @@ def test_the_table_has_a_line_for_each_head():
     assert cells[1][2:] == ["2.500", "5.25", "1.1250", "1.0625", "-", "0.2500", "0.5000"]
     assert cells[2][7:] == ["0.7500", "0.5000"]
     assert cells[4][7:] == ["-", "-"]
-
-
-def test_the_table_of_other_keys_speaks_of_no_sink():
-    table = replace(OBSERVATION, keys="the keys at 3, 5", num_batches=1).table()
-    assert table.startswith("1 batch; mass, impact and contribution of the keys at 3, 5\n")
-    assert "sink" not in table
 
 
 def test_a_head_that_saw_nothing_has_no_numbers_in_the_table():

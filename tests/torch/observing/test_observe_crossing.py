@@ -5,7 +5,6 @@ import torch
 from closeness import assert_close
 from torch import nn
 from torch.nn import functional as F
-from transformers import BartConfig, BartModel
 
 from tidegate.torch import GatedAttention
 from tidegate.torch.observing.watcher import observe
@@ -69,23 +68,6 @@ def test_given_padding_is_not_that_of_the_source():
     with observe(layer, padding=torch.zeros(2, 3, dtype=torch.bool)) as watcher:
         run()
     assert watcher.observation().layers[0].heads["mass"][0].count == 6
-
-
-@torch.no_grad()
-def test_a_decoder_of_equal_length_keeps_its_queries():
-    sizes = {"vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-    torch.manual_seed(0)
-    model = BartModel(BartConfig(**sizes, **heads, attn_implementation="sdpa")).eval()
-    tokens = torch.randint(50, (2, 6), generator=torch.Generator().manual_seed(0))
-    with observe(model) as watcher:
-        model(tokens, attention_mask=REAL.long(), decoder_input_ids=tokens)
-    counts = {layer.name: layer.heads["mass"][0].count for layer in watcher.observation().layers}
-    assert counts == {
-        "encoder.layers.0.self_attn": 10,
-        "decoder.layers.0.self_attn": 10,
-        "decoder.layers.0.encoder_attn": 12,
-    }
 
 
 @pytest.mark.parametrize("causal", [False, True])

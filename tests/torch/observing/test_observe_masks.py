@@ -119,15 +119,6 @@ def test_every_statistic_on_every_mask(name, num_keys, heat):
         assert_curves(layer, statistic, expected[statistic], counted, position_of_first(name, T, S))
 
 
-@pytest.mark.parametrize("name", ["causal", "bool", "additive", "padding on the left", "grouped heads"])
-def test_the_definition_is_that_of_the_kernel(name):
-    shape, options, _ = CALLS[name]
-    q, k, v = qkv(**shape)
-    weights, _ = weights_and_scores(q, k, v, **options)
-    output = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    assert torch.allclose(output, Attention()(q, k, v, **options), atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "keys",
     [(0, 3, 8), (), torch.arange(7) == 2, torch.arange(14).view(2, 7) % 3 == 0, torch.arange(4) == 1],

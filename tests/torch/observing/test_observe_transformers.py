@@ -20,7 +20,6 @@ from transformers import (
     MistralModel,
     Qwen3Config,
     Qwen3Model,
-    StaticCache,
     ViTConfig,
     ViTModel,
 )
@@ -112,48 +111,6 @@ def test_equal_to_the_eager_weights(kind, padding):
     residual = found.layers[0].residual
     assert_close(residual.largest, stream.largest)
     assert_close(residual.effective_rank, stream.effective_rank(), what="finite difference")
-
-
-@pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@torch.no_grad()
-def test_cached_decoding_is_seen_as_the_whole_is(kind, padding):
-    fused, eager = twins(kind)
-    real = torch.ones(3, 10, dtype=torch.bool) if padding == "none" else PADDINGS[padding]
-    positions = (real.cumsum(-1) - 1).clamp(min=0)
-    with observe(fused) as watcher:
-        cache = None
-        for start, stop in ((0, 6), (6, 8), (8, 9), (9, 10)):
-            result = fused(
-                TOKENS[:, start:stop],
-                attention_mask=real[:, :stop].long(),
-                position_ids=positions[:, start:stop],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache = result.past_key_values
-    found = watcher.observation()
-    whole = eager(TOKENS, attention_mask=real.long(), position_ids=positions, output_attentions=True)
-    assert found.num_batches == 4
-    for layer, weights in zip(found.layers, whole.attentions, strict=True):
-        for statistic, values in from_weights(weights, real).items():
-            assert_moments(layer, statistic, values, real[:, None] & several_keys(weights))
-            assert_curves(layer, statistic, values, real[:, None].expand(values.shape))
-
-
-@torch.no_grad()
-def test_the_unwritten_places_of_a_static_cache_are_no_positions():
-    fused, eager = twins("llama")
-    cache = StaticCache(config=fused.config, max_cache_len=16)
-    with observe(fused) as watcher:
-        for start, stop in ((0, 6), (6, 7), (7, 8)):
-            fused(TOKENS[:, start:stop], past_key_values=cache, use_cache=True)
-    whole = eager(TOKENS[:, :8], output_attentions=True)
-    everything = torch.ones(3, 8, dtype=torch.bool)
-    for layer, weights in zip(watcher.observation().layers, whole.attentions, strict=True):
-        for statistic, values in from_weights(weights, everything).items():
-            assert_moments(layer, statistic, values, everything[:, None] & several_keys(weights))
-            assert_curves(layer, statistic, values, everything[:, None].expand(values.shape))
 
 
 @torch.no_grad()

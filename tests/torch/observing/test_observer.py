@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -20,10 +19,6 @@ from transformers import (
 from transformers.trainer_callback import CallbackHandler
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.tasks.catalogue import task_of
-from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.run import Run, Training
-from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch import ObserverCallback, TransformerLM
 from tidegate.torch.observing.observer import Observer
 
@@ -64,44 +59,6 @@ def test_a_plain_loop_is_watched_every_so_many_steps_and_trains_the_same():
         assert observation.layers[0].gates["output"].mean
     means = [observation.layers[0].heads["mean_score"][0].mean for _, observation in observer.history]
     assert all(before != after for before, after in pairwise(means))
-
-
-def test_the_update_of_the_lab_is_watched_and_trains_the_same():
-    def trained(every):
-        model = language_model()
-        run = Run(
-            variant="g1",
-            block=0,
-            seed=0,
-            model=model.config,
-            task=task_of("lm", length=8),
-            training=Training(steps=3, batch_size=4),
-        )
-        optimizer, observer = make_optimizer(model, run), Observer(model, every=every)
-        batch = Batch(TOKENS[:, :-1], TOKENS[:, 1:])
-        for step in range(3):
-            with nullcontext() if every > 3 else observer.step():
-                train_step(model, optimizer, batch, run, step)
-        return list(model.parameters()), observer.history
-
-    parameters, history = trained(every=2)
-    plain, nothing = trained(every=4)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, plain, strict=True))
-    assert nothing == []
-    assert [(step, found.num_batches) for step, found in history] == [(0, 1), (2, 1)]
-    assert {found.layers[0].heads["mass"][0].count for _, found in history} == {28}
-
-
-def test_only_a_watched_step_has_a_watcher():
-    model = Attention()
-    observer = Observer(model, every=2)
-    watched = []
-    for _ in range(4):
-        with observer.step() as watcher:
-            model(*qkv())
-        watched.append(watcher is not None)
-    assert watched == [True, False, True, False]
-    assert not model._forward_hooks
 
 
 def test_a_long_sequence_is_kept_in_few_positions():
@@ -201,8 +158,6 @@ def trained_by_transformers(folder, callbacks, **options):
     [
         {},
         {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
-        pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
-        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -240,8 +195,3 @@ def test_the_callback_follows_the_events_of_the_trainer():
         state.global_step = step + 1
         callback.on_step_end(arguments, state, control)
     assert [(step, found.num_batches) for step, found in callback.observer.history] == [(0, 2), (2, 2), (4, 2)]
-
-
-def test_the_callback_takes_an_observer():
-    with pytest.raises(TypeError, match="observer must be an Observer; got Attention"):
-        ObserverCallback(Attention())

@@ -4,22 +4,20 @@ import pickle
 import threading
 import weakref
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
 import torch
 from closeness import assert_close
 from errors import rejects
-from observed import Attention, assert_curves, assert_moments, plain_statistics, qkv
+from observed import Attention, LargestTensor, assert_curves, assert_moments, plain_statistics, qkv
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tidegate.config import TransformerConfig
 from tidegate.torch import GatedAttention, TransformerLM
-from tidegate.torch.observing.sums import RunningRank
+from tidegate.torch.observing.sums import RunningGate, RunningRank
 from tidegate.torch.observing.watcher import observe
 
 TOKENS = torch.randint(40, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -81,15 +79,10 @@ def test_gates_are_summed_up_by_site():
         assert [len(layer.gates[site].mean) for site in ("value", "output", "dense")] == [2, 4, 1]
         for site, gate in layer.gates.items():
             values = trace.gates[site].unsqueeze(-2) if site == "dense" else trace.gates[site]
-            tokens = values.flatten(0, 1)
-            by_head = tokens.transpose(0, 1).flatten(1)
-            assert_close(torch.tensor(gate.mean, dtype=torch.float64), by_head.mean(1))
-            assert_close(torch.tensor(gate.below, dtype=torch.float64), (by_head < 0.1).double().mean(1))
-            assert_close(torch.tensor(gate.token_spread, dtype=torch.float64), tokens.std(0, correction=0).mean(-1))
-            assert_close(gate.head_spread, by_head.mean(1).std(correction=0))
-            top = 2 if site == "dense" else 1
-            ends = (by_head <= 0.05) | (by_head >= top - 0.05)
-            assert_close(torch.tensor(gate.saturated, dtype=torch.float64), ends.double().mean(1))
+            sums = RunningGate("twosigmoid" if site == "dense" else "sigmoid")
+            sums.add(values.flatten(0, 1))
+            for name, expected in asdict(sums.summary()).items():
+                assert_close(getattr(gate, name), expected)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -175,20 +168,6 @@ def test_memory_does_not_grow_with_the_number_of_batches():
     assert sizes[0] == sizes[1] > 0
     watcher._tally.layers["one more"] = torch.zeros(10)
     assert held_by(watcher) == sizes[1] + 40
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the most elements that any operator's result has."""
-
-    num_elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [
-            x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if isinstance(x, torch.Tensor)
-        ]
-        self.num_elements = max([self.num_elements, *sizes])
-        return result
 
 
 @pytest.mark.parametrize("heat", [False, True])
@@ -434,23 +413,6 @@ def test_the_residual_stream_may_be_left_out():
     with observe(model, residual=False) as watcher:
         model(TOKENS)
     assert [layer.residual for layer in watcher.observation().layers] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        (1, "the first key"),
-        (4, "the first 4 keys"),
-        ((0, 3), "the keys at 0, 3"),
-        ((), "no keys"),
-        (torch.ones(7, dtype=torch.bool), "a given set of keys"),
-    ],
-)
-def test_the_key_set_is_said_in_words(keys, words):
-    model = Attention()
-    with observe(model, keys=keys) as watcher:
-        model(*qkv())
-    assert watcher.observation().keys == words
 
 
 @pytest.mark.parametrize(
