@@ -396,9 +396,9 @@ def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
     if declares_gates(folder):
         expected = "a folder with gates.json, since its model was saved with gates"
         hint = (
-            "Write it again with save_pretrained of tidegate.torch.retrofit, or give a folder of save_gates as gates. To "
-            "measure it without gates, load it with from_pretrained of transformers, with variant='without_gates' if "
-            "its weights are named so, delete model.config.tidegate_gates and save the model into another folder."
+            "Write it again with save_pretrained of tidegate.torch.retrofit, or give a folder of save_gates as gates. "
+            "To measure it without gates, load it with from_pretrained of transformers, with variant='without_gates' "
+            "if its weights are named so, delete model.config.tidegate_gates and save the model into another folder."
         )
         raise InputError("model", expected=expected, got=folder, hint=hint)
 
