@@ -88,6 +88,7 @@ def test_gates_count_every_token(gate):
     model = TransformerLM(TransformerConfig(gate=gate, d_model=16, num_layers=1, num_heads=2)).eval()
     tokens = torch.randint(256, (2, 5))
     with torch.no_grad(), observe(model) as watcher:
-        _, (trace,) = model.trace(tokens)
+        model(tokens)
+    _, (trace,) = model.trace(tokens)
     ((site, gates),) = watcher.observation().layers[0].gates.items()
     assert_close(torch.tensor(gates.mean), trace.gates[site].mean(dim=(0, 1, 3)), dtype="float32")
