@@ -258,7 +258,7 @@ REFUSED = [
     ({"max_new_tokens": 0}, "^max_new_tokens must be"),
     ({"max_new_tokens": 29}, "^max_new_tokens must be at most 28"),
     ({"temperature": -1.0}, "^temperature must be"),
-    ({"temperature": 1.0}, "key must draw the tokens at temperature=1.0; got None"),
+    ({"temperature": 1.0}, "key must be .* at temperature=1.0, got None"),
     ({"top_k": 2.5}, "^top_k must be"),
     ({"prompt": PROMPT.at[0, 0].set(31)}, r"^prompt must be .*, got 31\. .*tokenizer"),
     ({"prompt": PROMPT.at[2, 1].set(-1)}, r"^prompt must be .*, got -1\. .*tokenizer"),
