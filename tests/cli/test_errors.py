@@ -148,7 +148,7 @@ def test_runs_that_are_none_are_one_line(name, words, tmp_path, monkeypatch):
 def test_numbers_beyond_every_machine_are_refused(option, tmp_path):
     done = invoke("compare", option, "9" * 400, "--task", "recall", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert re.match(f"error: {option} must be at", done.stderr)
+    assert done.stderr.startswith(f"error: {option} must be ")
 
 
 def test_a_record_that_is_a_pipe_is_not_waited_for(tmp_path):

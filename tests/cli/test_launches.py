@@ -197,8 +197,8 @@ def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
         (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "2 processes cannot share the 1 head of"),
         (["--nproc", "3"], "--nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
         (["--nproc", "3", "--dry-run"], "--nproc must divide the rows of a part of a batch"),
-        (["--parallel", "tp"], "--parallel tp is for several processes. Add --nproc"),
-        (["--max-restarts", "2"], "--max-restarts is for the processes of --nproc"),
+        (["--parallel", "tp"], "--parallel must be left out for a single process, got 'tp'"),
+        (["--max-restarts", "2"], "--max-restarts must be 0 without --nproc"),
     ],
 )
 def test_more_processes_than_can_share_the_work_are_refused_before_any_starts(text, tmp_path, options, message):

@@ -188,7 +188,7 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         (["--flops", "nan"], "--flops must be a number"),
         (["--mfu", "3"], "--mfu must lie above 0"),
         (["--gate", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
-        (["--gate", "key:input:head@qk_norm=yes"], "which undoes its gate"),
+        (["--gate", "key:input:head@qk_norm=yes"], "--gate must be without qk_norm where it undoes a gate"),
     ],
 )
 def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):

@@ -467,5 +467,5 @@ def test_a_damaged_line_of_records_names_file_line_and_remedy(tmp_path):
     lines = kind.path.read_bytes().splitlines(keepends=True)
     lines[3] = lines[3].replace(b'"status": "finished"', b'"status": "diverged"')
     kind.path.write_bytes(b"".join(lines))
-    with pytest.raises(ValueError, match=r"records\.jsonl, line 4, is damaged.*Remove that line"):
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 4: digest must be .*damaged"):
         kind.read()

@@ -33,7 +33,7 @@ from torch.nn.modules.module import (
 )
 
 from tidegate._files import irregular_kind
-from tidegate._text import list_some, shorten
+from tidegate._text import echo, list_some, shorten
 from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import read_json
 
@@ -162,8 +162,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     values = _read_json(folder / _CONFIG)
     kind = cast("dict[str, Any]", values).get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        hint = f"Its {_CONFIG} must be a JSON object with that model_type."
-        raise InputError("model", expected="of a model_type that transformers knows", got=kind, hint=hint)
+        expected = f"a folder whose {_CONFIG} has a model_type that transformers knows"
+        raise InputError("model", expected=expected, got=folder, hint=f"Its model_type is {echo(kind)}.")
     return cast("dict[str, Any]", values)
 
 
