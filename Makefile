@@ -14,8 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Targets that do not need one another, such as `check` and `bytecode`, run side by side.
 MAKEFLAGS += --jobs=2
 # One thread for each test process: two processes with two threads each would wait for one another. A file stays in one
-# process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py).
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# process, as its fixtures and what it compiles do; the slowest files come first (tests/conftest.py). The time of each
+# test is in build/tests.xml.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--durations 10 --junitxml build/tests.xml
 
 .PHONY: help demo tour chromium bytecode test test-all torture models check coverage bench bench-gpu dist docs format
 
