@@ -175,7 +175,7 @@ class Hostile:
 FOLDERS = (
     Hostile(pickled_weights, "a folder with model.safetensors or model.safetensors.index.json"),
     Hostile(pickle_named_safetensors, "is not a safetensors file: it has no header"),
-    Hostile(code_by_auto_map, "Its model_type is 'evil'."),
+    Hostile(code_by_auto_map, "Its model_type is 'evil'"),
     Hostile(missing_tensor, "Missing, so that they would be random: model."),
     Hostile(other_shape, "self_attn.q_proj.weight is (1, 32), not (32, 32)"),
     Hostile(name_that_climbs, ""),

@@ -181,9 +181,8 @@ def test_loading_shows_no_bar_and_leaves_the_bars_of_others_alone(llama, capfd):
 def test_a_kind_of_model_that_nobody_knows_is_refused_by_its_name(tmp_path, llama):
     config = json.loads((llama / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "sea"}))
-    with rejects("model") as error:
+    with rejects("model", hint="Its model_type is 'sea'"):
         load_language_model(tmp_path)
-    assert error.value.got == "sea"
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, llama):

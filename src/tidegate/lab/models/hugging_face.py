@@ -163,7 +163,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     kind = cast("dict[str, Any]", values).get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         expected = f"a folder whose {_CONFIG} has a model_type that transformers knows"
-        raise InputError("model", expected=expected, got=folder, hint=f"Its model_type is {echo(kind)}.")
+        hint = f"Its model_type is {echo(kind)}; the file must be a JSON object."
+        raise InputError("model", expected=expected, got=folder, hint=hint)
     return cast("dict[str, Any]", values)
 
 
