@@ -1,4 +1,4 @@
-"""What a model's file says of itself, checked before anything is built from it; the same for every framework."""
+"""Check the header of a model's file before anything is built from it; the same for every framework."""
 
 from __future__ import annotations
 

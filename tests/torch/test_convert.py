@@ -225,5 +225,6 @@ def test_a_layer_with_another_gate_has_no_fused_form(gate, hint):
 
 
 def test_a_stacked_checkpoint_becomes_no_other_gate():
-    with rejects("gate"):
+    with rejects("gate") as caught:
         from_stacked_qkv(stacked_state(), gate="g1")
+    assert caught.value.got == "g1"

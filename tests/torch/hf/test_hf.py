@@ -171,7 +171,7 @@ def test_generation_keeps_its_own_temperature_and_length():
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"num_heads": 5}, "d_model"),
+        ({"d_model": 24, "num_heads": 5}, "d_model"),
         ({"gate": "g9"}, "gate"),
         ({"positions": "rotated"}, "positions"),
         ({"qk_norm": "no"}, "qk_norm"),
@@ -180,8 +180,9 @@ def test_generation_keeps_its_own_temperature_and_length():
     ],
 )
 def test_an_invalid_configuration_is_rejected(options, field):
-    with rejects(field):
+    with rejects(field) as caught:
         TidegateConfig(**options)
+    assert caught.value.got == options[field]
 
 
 # Files
