@@ -1,4 +1,4 @@
-"""What a model's file says of itself, checked before anything is built from it; the same for every framework."""
+"""Check the header of a model's file before anything is built from it; the same for every framework."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 
 from tidegate._files import StrPath, TensorFormat, read_tensor_header, require_shapes
 from tidegate._text import echo, shorten
+from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig, VisionConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -16,13 +18,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 _CONFIGS: dict[str, type[StackConfig]] = {"TransformerLM": TransformerConfig, "VisionTransformer": VisionConfig}
 _BLOCK = re.compile(r"stack\.blocks\.(\d+)\.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_FITTING = "a file whose tensors fit its configuration"
 
 
 def model_format(writer: str) -> TensorFormat:
-    """Return the format of models.
-
-    writer : the function that writes them in this framework
-    """
+    """Return the format of models; `writer` is the function that writes them in this framework."""
     return TensorFormat(
         name="tidegate", version="2", keys=frozenset(("model", "config")), holds="Tidegate model", writer=writer
     )
@@ -33,47 +33,57 @@ def read_model_config(
 ) -> StackConfig:
     """Check a model's file, its tensors against its own configuration, and return the configuration.
 
-    The work is bounded by the file and not by the sizes that it declares.
+    The work is bounded by the size of the file, not by the sizes that it declares.
 
-    kinds     : the classes that can be read
-    writer    : the function that writes such files
-    shapes_of : gives the names and shapes of all tensors of a model, without allocating them; it is called for models
-                of a single block
+    Args:
+        path: The file.
+        kinds: The classes that can be read.
+        writer: The function that writes such files.
+        shapes_of: Returns the names and shapes of all tensors of a model, without allocating them; it is called for
+            models of a single block.
+
+    Raises:
+        InputError: The file holds another model, or its configuration is invalid or does not fit its tensors.
+        ValueError: It is not a file of a model, it is damaged, or names or shapes of its tensors differ.
     """
     header = read_tensor_header(path, model_format(writer))
     kind, kinds = header.metadata["model"], tuple(kinds)
     if kind not in kinds:
-        raise ValueError(f"{path} holds a model {echo(kind)}; this library knows {', '.join(kinds)}.")
+        raise _path_error(path, f"a file of {' or '.join(kinds)}", f"It holds a model {echo(kind)}.")
     try:
         config = _CONFIGS[kind].from_json(header.metadata["config"])
     except (ValueError, TypeError, OverflowError) as problem:
-        raise ValueError(f"The configuration in {path} cannot be read: {shorten(str(problem))}") from None
+        hint = f"Its configuration cannot be read: {shorten(str(problem))}"
+        raise _path_error(path, "a file with a valid configuration", hint) from None
     for name, dtype in header.dtypes.items():
         if dtype not in _FLOATS:
-            raise ValueError(
-                f"{path} has the tensor {shorten(name)} of the type {shorten(dtype)}; a model has {', '.join(_FLOATS)}."
-            )
-    complaint = f"{path} does not fit its own configuration"
-    _require_sizes(config, header.shapes, complaint)
+            hint = f"It has the tensor {shorten(name)} of the type {shorten(dtype)}."
+            raise _path_error(path, f"a file of tensors of {', '.join(_FLOATS)}", hint)
+    _require_sizes(path, config, header.shapes)
     try:
         expected = _expected_shapes(config, shapes_of)
     except (RuntimeError, TypeError, OverflowError) as problem:
-        raise ValueError(f"{complaint}: a model of these sizes cannot be. {shorten(str(problem))}") from None
-    require_shapes(header.shapes, expected, complaint=complaint)
+        raise _path_error(path, _FITTING, f"Invalid model dimensions: {shorten(str(problem))}") from None
+    require_shapes(header.shapes, expected, complaint=f"{path} does not fit its own configuration")
     return config
 
 
-def _require_sizes(config: StackConfig, shapes: Shapes, complaint: str) -> None:
-    """Refuse more blocks than the file has, and sizes that no tensor in it could have."""
+def _path_error(path: StrPath, expected: str, hint: str) -> InputError:
+    # As a Path the error shows it in full, however long it is.
+    return InputError("path", expected=expected, got=Path(path), hint=hint)
+
+
+def _require_sizes(path: StrPath, config: StackConfig, shapes: Shapes) -> None:
+    """Raise InputError for more blocks than the file has, and for sizes that no tensor in it could have."""
     num_blocks = len({match[1] for name in shapes if (match := _BLOCK.match(name)) is not None})
     if config.num_layers != num_blocks:
-        raise ValueError(
-            f"{complaint}: num_layers is {config.num_layers:,}, and it has tensors of {num_blocks:,} blocks."
-        )
+        hint = f"num_layers is {config.num_layers:,}, and it has tensors of {num_blocks:,} blocks."
+        raise _path_error(path, _FITTING, hint)
     largest = max(map(math.prod, shapes.values()))
     for name, size in _declared_sizes(config).items():
         if size > largest:
-            raise ValueError(f"{complaint}: {name} is {size:,}, and its largest tensor has {largest:,} numbers.")
+            hint = f"{name} is {size:,}, and its largest tensor has {largest:,} numbers."
+            raise _path_error(path, _FITTING, hint)
 
 
 def _declared_sizes(config: StackConfig) -> dict[str, int]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from damage import forge_tensors, some_flips
+from errors import rejects
 from jax_models import SIZES, make, make_torch, with_stacked_blocks
 from safetensors import safe_open
 
@@ -156,26 +157,31 @@ REFUSED = [
         "holds no Tidegate model: its format is None, not 'tidegate'. Write it with save_params.",
     ),
     ({"metadata": {"version": "1"}}, "has the format version '1'; this library reads '2'"),
-    ({"metadata": {"model": "Oracle"}}, "holds a model 'Oracle'; this library knows TransformerLM."),
-    ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'."),
     ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
     ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not fit its own config"),
+]
+REJECTED = [
+    ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'.", "TransformerLM"),
+    ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'.", ""),
+    ({"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}}, f"{NORM} of the type I32", "F64, F32, F16, BF16"),
+    ({"metadata": {"config": "{"}}, "cannot be read: text must be valid JSON", ""),
     (
-        {"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}},
-        f"{NORM} of the type I32; a model has F64, F32, F16, BF16",
+        {"metadata": {"config": '{"num_layers": 1000000}'}},
+        "num_layers is 1,000,000, and it has tensors of 2 blocks",
+        "",
     ),
-    ({"metadata": {"config": "{"}}, "model.safetensors cannot be read: text must be valid JSON"),
-    ({"metadata": {"config": '{"num_layers": 1000000}'}}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
     (
         {"metadata": {"config": '{"num_layers": 2, "d_model": 1000000000}'}},
         "d_model is 1,000,000,000, and its largest tensor has",
+        "",
     ),
     (
         {"metadata": {"config": '{"num_layers": 2, "vocab_size": 1000000000000000}'}},
         "vocab_size is 1,000,000,000,000,000, and its largest tensor has",
+        "",
     ),
-    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not fit its own config"),
 ]
 
 
@@ -186,6 +192,16 @@ def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         load_params(path)
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(("changes", "hint", "expected"), REJECTED, ids=[row[1] for row in REJECTED])
+def test_a_file_of_another_model_is_rejected_with_its_path(path, changes, hint, expected):
+    save_model(make_torch(), path)
+    forge_tensors(path, **changes)
+    with rejects("path", hint=hint) as caught:
+        load_params(path)
+    assert str(path) in str(caught.value)
+    assert expected in caught.value.expected
 
 
 def test_a_flipped_bit_anywhere_is_noticed(path):
@@ -199,7 +215,7 @@ def test_a_flipped_bit_anywhere_is_noticed(path):
 
 def test_a_model_of_another_kind_is_refused(path):
     save_model(VisionTransformer(VisionConfig(num_layers=1)), path)
-    with pytest.raises(ValueError, match="holds a model 'VisionTransformer'; this library knows TransformerLM"):
+    with rejects("path", hint="a model 'VisionTransformer'"):
         load_params(path)
 
 

@@ -273,7 +273,7 @@ def test_an_argument_that_does_not_fit_is_rejected_by_name(arguments, field, hin
 @pytest.mark.parametrize("options", [{"dropout": 0.1}, {"attention_dropout": 0.1}], ids=str)
 def test_a_model_that_would_drop_out_is_refused_in_training(options):
     model = make(**options)
-    with pytest.raises(ValueError, match=r"training mode.*Call model.eval\(\) first"):
+    with rejects("model", hint="Call model.eval() first"):
         model.generate(PROMPT, max_new_tokens=2)
     assert model.eval().generate(PROMPT, max_new_tokens=2).shape == (2, 5)
 

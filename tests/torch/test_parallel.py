@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from errors import rejects
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -57,16 +58,18 @@ def test_all_else_lies_by_head_by_inner_channel_or_everywhere():
 
 
 @pytest.mark.parametrize(
-    ("options", "number", "message"),
+    ("gate", "options", "number", "named"),
     [
-        ({"gate": "g1"}, 3, "3 processes cannot share the 4 heads of stack.blocks.0.attention .num_heads"),
-        ({"gate": "g1", "num_kv_heads": 1}, 2, "the 1 head of .*num_kv_heads"),
-        ({"gate": "dense:input:w5"}, 2, "the 5 channels that the gate dense:input:w5"),
+        ("g1", {}, 3, "the 4 heads of stack.blocks.0.attention (num_heads)"),
+        ("g1", {"num_kv_heads": 1}, 2, "the 1 head of stack.blocks.0.attention (num_kv_heads)"),
+        ("dense:input:w5", {}, 2, "the 5 channels that the gate dense:input:w5 of stack.blocks.0.attention reads"),
     ],
 )
-def test_more_processes_than_heads_are_refused(options, number, message):
-    with pytest.raises(ValueError, match=message):
-        plan_of(number and options["gate"], number, **{k: v for k, v in options.items() if k != "gate"})
+def test_more_processes_than_heads_are_rejected(gate, options, number, named):
+    with rejects("num_processes") as caught:
+        plan_of(gate, number, **options)
+    assert named in caught.value.expected
+    assert caught.value.got == number
 
 
 def test_a_model_that_is_whole_is_left_as_it_is():

@@ -54,6 +54,7 @@ _OPTIONS = {
     "gpus": "gpus_per_run",
     "processes": "procs_per_run",
     "nproc": "procs_per_run",
+    "num_processes": "nproc",
     "variant": "gate",
 }
 """Options by the field that the library's errors name, where the two differ."""

@@ -6,12 +6,13 @@ Legend: M model width, H query heads, G key/value heads, D head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from tidegate._validation import InputError, require_choice
 from tidegate.config import AttentionConfig, Rotary
 from tidegate.gate import PRESETS
 from tidegate.sizes import HeadShape
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 _Layout: TypeAlias = dict[str, tuple[str, ...]]
-"""What a state dict holds: each tensor's axes by name. An axis is a product, such as 2HD."""
+"""The tensors of a state dict: the axes of each by name. An axis is a product, such as 2HD."""
 
 _BESIDE_QUERY: _Layout = {
     "k_proj.weight": ("GD", "M"),
@@ -36,7 +37,7 @@ _BESIDE_QUERY: _Layout = {
     "q_norm.weight": ("D",),
     "k_norm.weight": ("D",),
 }
-"""What stays as it is, norms aside, when query and gate are fused or parted."""
+"""The tensors that stay as they are, except for the norms, when query and gate are fused or split."""
 _BESIDE_QUERY_BIASES: _Layout = {"k_proj.bias": ("GD",), "v_proj.bias": ("GD",), "o_proj.bias": ("M",)}
 
 _FUSED: _Layout = {**_BESIDE_QUERY, "q_proj.weight": ("2HD", "M")}
@@ -60,17 +61,23 @@ _STACKED_BIASES: _Layout = {"qkv.bias": ("3HD",), "out.bias": ("M",)}
 
 
 def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The attention of the Qwen3-Next family as a `g1` layer with query/key norm.
+    """Return the attention of the Qwen3-Next family as a `g1` layer with query/key norm.
 
     There `q_proj` gives each head's query and then its gate, and the norms scale by 1 + weight. The layer to load into
     has `gate="g1"`, `qk_norm=True` and the checkpoint's partial rotary; with biases, `bias=True` and
     `gate="output:input:b0"`. Its norms have the epsilon 1e-6, the family's default.
 
-    state   : `q_proj.weight` (2HD, M), `k_proj.weight` and `v_proj.weight` (GD, M), `o_proj.weight` (M, HD),
-              `q_norm.weight` and `k_norm.weight` (D,); a bias for each of the four projections, or for none
-    returns : new tensors; the norms are float32 or better, since half precision would round 1 + weight to a few bits
+    Args:
+        state: `q_proj.weight` (2HD, M), `k_proj.weight` and `v_proj.weight` (GD, M), `o_proj.weight` (M, HD),
+            `q_norm.weight` and `k_norm.weight` (D,); a bias for each of the four projections, or for none.
+
+    Returns:
+        New tensors; the norms are float32 or better, since half precision would round 1 + weight to a few bits.
+
+    Raises:
+        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
-    shape = _require_layout(state, _whole_layout(_FUSED, _FUSED_BIASES, state))
+    shape = _require_layout(state, _FUSED, _FUSED_BIASES)
     own = {name: tensor for name, tensor in state.items() if not name.startswith("q_proj.")}
     for name in ("q_norm.weight", "k_norm.weight"):
         own[name] = 1 + widen(state[name])
@@ -83,15 +90,21 @@ def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A `g1` layer with query/key norm as the attention of the Qwen3-Next family: `from_fused_query_gate` undone.
+    """Return a `g1` layer with query/key norm as the attention of the Qwen3-Next family.
 
-    There and back gives the same bits, but for the norms: 1 + weight rounds a weight near 0. A state dict does not
-    tell its gate's activation, which must be the sigmoid.
+    It is the inverse of `from_fused_query_gate`, bit by bit except for the norms: 1 + weight rounds a weight near 0. A
+    state dict does not hold its gate's activation, which must be the sigmoid.
 
-    state   : of `GatedAttention(..., gate="g1", qk_norm=True)`, or with biases `gate="output:input:b0", bias=True`
-    returns : new tensors; the norms have the dtype of `q_proj.weight`
+    Args:
+        state: Of `GatedAttention(..., gate="g1", qk_norm=True)`, or with biases `gate="output:input:b0", bias=True`.
+
+    Returns:
+        New tensors; the norms have the dtype of `q_proj.weight`.
+
+    Raises:
+        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
-    shape = _require_layout(state, _whole_layout(_OWN, _OWN_BIASES, state))
+    shape = _require_layout(state, _OWN, _OWN_BIASES)
     fused = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
     for name in ("q_norm.weight", "k_norm.weight"):
         fused[name] = (widen(state[name]) - 1).to(state["q_proj.weight"].dtype)
@@ -103,20 +116,25 @@ def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-query"] = "bma") -> dict[str, Tensor]:
-    """A checkpoint of bilinearly modulated attention with one projection for query, key and value, as our layer.
+    """Return a checkpoint of bilinearly modulated attention with one projection for query, key and value as our layer.
 
     The layer to load into has the same `gate`, and `bias=True` if the checkpoint has any bias; a bias that the
     checkpoint lacks beside another is 0.
 
-    state   : `qkv.weight` (3HD, M), queries over keys over values; `out.weight` (M, HD); `W_g` (H, D, D), which the
-              query enters from the left; perhaps `qkv.bias` (3HD,) and `out.bias` (M,)
-    gate    : which reading of the gate the checkpoint was trained with
-    returns : new tensors
+    Args:
+        state: `qkv.weight` (3HD, M), queries over keys over values; `out.weight` (M, HD); `W_g` (H, D, D), which the
+            query enters from the left; optionally `qkv.bias` (3HD,) and `out.bias` (M,).
+        gate: The reading of the gate that the checkpoint was trained with.
+
+    Returns:
+        New tensors.
+
+    Raises:
+        InputError: `gate` is another one, tensors are missing or unexpected, or their shapes do not fit together.
     """
-    if gate not in ("bma", "bma-query"):
-        raise ValueError(f"gate must be 'bma' or 'bma-query', the gates that W_g can be; got {gate!r}.")
+    require_choice("gate", gate, ("bma", "bma-query"))
     biases = {name: axes for name, axes in _STACKED_BIASES.items() if name in state}
-    _require_layout(state, _STACKED | biases)
+    _require_layout(state, _STACKED, biases)
     names = ("q_proj", "k_proj", "v_proj")
     own = {f"{name}.weight": part for name, part in zip(names, state["qkv.weight"].chunk(3), strict=True)}
     own |= {"o_proj.weight": state["out.weight"], f"attn_gate.{PRESETS[gate].site}.weight": state["W_g"]}
@@ -128,7 +146,7 @@ def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-q
 
 
 class _SinkConfig(Protocol):
-    """What `gpt_oss_layer` reads of a configuration of the GPT-OSS family."""
+    """The options of the GPT-OSS family that `gpt_oss_layer` reads."""
 
     hidden_size: int
     num_attention_heads: int
@@ -142,13 +160,17 @@ class _SinkConfig(Protocol):
 
 
 def gpt_oss_layer(config: _SinkConfig, layer: int) -> AttentionConfig:
-    """The options of our layer that is the attention of a GPT-OSS model's layer.
+    """Return the options of our layer that computes the attention of a GPT-OSS model's layer.
 
-    Its rotary scaling, YaRN, is taken over, the factor of the scores as the layer's temperature; any other scaling is
-    refused. `GatedAttention.from_config` builds the layer, and `from_gpt_oss` gives its weights.
+    Its rotary scaling, YaRN, is kept, with the factor of the scores as the layer's temperature.
+    `GatedAttention.from_config` builds the layer, and `from_gpt_oss` returns its weights.
 
-    config : of transformers
-    layer  : which layer, from 0: every other one has a window
+    Args:
+        config: Of transformers.
+        layer: The index of the layer, from 0: every other one has a window.
+
+    Raises:
+        InputError: The rotary embedding has another scaling.
     """
     rope, temperature = _gpt_oss_rotary(config.rope_parameters, config.head_dim)
     windowed = config.layer_types[layer] == "sliding_attention"
@@ -167,15 +189,13 @@ def gpt_oss_layer(config: _SinkConfig, layer: int) -> AttentionConfig:
 
 
 def _gpt_oss_rotary(options: Mapping[str, Any], head_dim: int) -> tuple[Rotary, float]:
-    """The rotary embedding and the temperature that goes with it."""
+    """Return the rotary embedding and the temperature that goes with it."""
     base, kind = options["rope_theta"], options.get("rope_type", "default")
     if kind == "default":
         return Rotary(base=base), 1.0
     if kind != "yarn" or options.get("mscale") or options.get("factor") is None:
-        raise ValueError(
-            f"rope_parameters must be those of a plain rotary embedding or of YaRN with a factor; got {dict(options)}. "
-            "Other scalings are not read."
-        )
+        expected = "those of a plain rotary embedding or of YaRN with a factor"
+        raise InputError("rope_parameters", expected=expected, got=dict(options), hint="Other scalings are not read.")
     factor = options["factor"]
     amplitude = options.get("attention_factor") or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
     rope = Rotary.yarn(
@@ -191,38 +211,50 @@ def _gpt_oss_rotary(options: Mapping[str, Any], head_dim: int) -> tuple[Rotary, 
 
 
 def from_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The attention of the GPT-OSS family as a `sink` layer, which `gpt_oss_layer` describes.
+    """Return the attention of the GPT-OSS family as a `sink` layer, which `gpt_oss_layer` describes.
 
     There each head has a logit in the softmax's denominator, `sinks`; here that is the negative bias of a gate that
     reads the partition function.
 
-    state   : `q_proj`, `k_proj`, `v_proj` and `o_proj` with a `weight` each and a `bias` for all or none; `sinks` (H,)
-    returns : new tensors
+    Args:
+        state: `q_proj`, `k_proj`, `v_proj`, `o_proj` with a `weight` each and a `bias` for all or none; `sinks` (H,).
+
+    Returns:
+        New tensors.
+
+    Raises:
+        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
-    _require_layout(state, _whole_layout(_SINKS, _SINK_BIASES, state))
+    _require_layout(state, _SINKS, _SINK_BIASES)
     own = {name: tensor for name, tensor in state.items() if name != "sinks"}
     return _copy_contiguous(own | {"attn_gate.partition.bias": -state["sinks"].unsqueeze(-1)})
 
 
 def to_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A `sink` layer as the attention of the GPT-OSS family: `from_gpt_oss` undone, bit by bit.
+    """Return a `sink` layer as the attention of the GPT-OSS family: the inverse of `from_gpt_oss`, bit by bit.
 
-    state   : of `GatedAttention(..., gate="sink")` without norms and metric
-    returns : new tensors
+    Args:
+        state: Of `GatedAttention(..., gate="sink")` without norms and metric.
+
+    Returns:
+        New tensors.
+
+    Raises:
+        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
-    _require_layout(state, _whole_layout(_OWN_SINKS, _SINK_BIASES, state))
+    _require_layout(state, _OWN_SINKS, _SINK_BIASES)
     peer = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
     return _copy_contiguous(peer | {"sinks": -state["attn_gate.partition.bias"].squeeze(-1)})
 
 
 def _split_heads(fused: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:
-    """(2HD, ...) as each head's query and gate, (H, D, ...) both."""
+    """Split (2HD, ...) into each head's query and gate, both (H, D, ...)."""
     query, gate = fused.unflatten(0, (shape.num_heads, 2, shape.head_dim)).unbind(1)
     return query, gate
 
 
 def _join_heads(query: Tensor, gate: Tensor, shape: HeadShape) -> Tensor:
-    """Queries (HD, ...) and gates (H, D, ...) as (2HD, ...), in turns by head."""
+    """Join queries (HD, ...) and gates (H, D, ...) to (2HD, ...), in turns by head."""
     by_head = query.unflatten(0, (shape.num_heads, shape.head_dim))
     return torch.stack((by_head, gate), dim=1).flatten(0, 2)
 
@@ -233,39 +265,40 @@ def _bias(state: Mapping[str, Tensor], projection: str) -> Tensor:
 
 
 def _copy_contiguous(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers in memory of their own, in order: what a file of weights can hold."""
+    """Return the same numbers in contiguous memory of their own, as files of weights need."""
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
-def _whole_layout(weights: _Layout, biases: _Layout, state: Collection[str]) -> _Layout:
-    """The layout of the weights, with that of all the biases if the state has any of them."""
-    return weights | biases if any(name in state for name in biases) else weights
+def _require_layout(state: Mapping[str, Tensor], weights: _Layout, biases: _Layout) -> HeadShape:
+    """Return the sizes of the layer.
 
-
-def _require_layout(state: Mapping[str, Tensor], layout: _Layout) -> HeadShape:
-    """The state has the layout's names and shapes, and nothing else; returns the sizes that it follows from."""
+    Raise InputError unless the state has the names and shapes of the weights, of the biases if it has any of these, and
+    nothing else.
+    """
+    layout = weights | biases if biases.keys() & state.keys() else weights
     missing, unexpected = sorted(layout.keys() - state.keys()), sorted(state.keys() - layout.keys())
     if missing or unexpected:
-        raise ValueError(
-            f"state must hold {', '.join(sorted(layout))} and nothing else; "
-            f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}. "
+        hint = (
+            f"Missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}. "
             "Give one layer's tensors, without a prefix."
         )
+        raise InputError("state", expected=f"{', '.join(sorted(layout))} and nothing else", hint=hint)
     sizes, sources = _sizes(state, layout)
-    wanted = {name: tuple(_extent(axis, sizes) for axis in axes) for name, axes in layout.items()}
-    wrong = [
-        f"{name} must have shape ({', '.join(layout[name])}) = {shape}; got {tuple(state[name].shape)}"
-        for name, shape in wanted.items()
-        if state[name].shape != shape
-    ]
+    wrong: list[str] = []
+    for name, axes in layout.items():
+        # An axis such as 2HD is a product.
+        shape = tuple(math.prod(sizes.get(factor) or int(factor) for factor in axis) for axis in axes)
+        if state[name].shape != shape:
+            wrong.append(f"{name} must have shape ({', '.join(axes)}) = {shape}, got {tuple(state[name].shape)}")
     if wrong:
         found = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
-        raise ValueError(f"By {', '.join(sources)} the state has {found}, so {'; '.join(wrong)}.")
+        hint = f"By {', '.join(sources)} the sizes are {found}, so {'; '.join(wrong)}."
+        raise InputError("state", expected="tensors whose shapes fit together", hint=hint)
     return HeadShape(d_model=sizes["M"], num_heads=sizes["H"], num_kv_heads=sizes["G"], head_dim=sizes["D"])
 
 
 def _sizes(state: Mapping[str, Tensor], layout: _Layout) -> tuple[dict[str, int], list[str]]:
-    """M, H, G and D, at least 1, and the tensors that they are read from: where M, HD, GD, D and H occur first."""
+    """Return M, H, G and D, at least 1, and the tensors that they come from: the first with M, HD, GD, D and H."""
     given: dict[str, int] = {}
     sources: set[str] = set()
     for name, axes in layout.items():
@@ -274,13 +307,8 @@ def _sizes(state: Mapping[str, Tensor], layout: _Layout) -> tuple[dict[str, int]
             if axis in ("M", "HD", "GD", "D", "H") and axis not in given:
                 given[axis] = max(1, extent)
                 sources.add(name)
-    # Where nothing has the width of a head alone, the number of heads tells it.
+    # Without a tensor of the width of a head, the width follows from the number of heads.
     D = given["D"] if "D" in given else max(1, given.get("HD", 1) // given.get("H", 1))
     HD = given.get("HD", D)
     sizes = {"M": given.get("M", 1), "H": max(1, HD // D), "G": max(1, given.get("GD", HD) // D), "D": D}
     return sizes, sorted(sources)
-
-
-def _extent(axis: str, sizes: Mapping[str, int]) -> int:
-    """What an axis such as 2HD comes to."""
-    return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in axis)

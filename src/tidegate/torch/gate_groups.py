@@ -1,4 +1,4 @@
-"""Train gates apart from the rest of a model: freeze all else, or give them a learning rate of their own."""
+"""Train gates separately from the rest of a model: freeze the rest, or give gates their own learning rate."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from typing import Any
 
 from torch import nn
 
+from tidegate._validation import InputError
 from tidegate.torch.gate import gate_parameters
 
 
 def freeze_all_but_gates(model: nn.Module) -> int:
-    """Let only the gates learn, and return how many numbers they have. `model.requires_grad_()` undoes it."""
+    """Freeze all parameters except those of gates, and return the number of gate parameters.
+
+    `model.requires_grad_()` undoes it.
+
+    Raises:
+        InputError: The model has no gates.
+    """
     gates = list(gate_parameters(model))
     if not gates:
-        raise ValueError(f"{type(model).__name__} has no gates; build it with a gate, or call add_gates(model) first.")
+        hint = "Build it with a gate, or call add_gates(model) first."
+        raise InputError("model", expected="a model with gates", got=type(model).__name__, hint=hint)
     model.requires_grad_(False)
     for gate in gates:
         gate.requires_grad_()
@@ -24,15 +32,16 @@ def freeze_all_but_gates(model: nn.Module) -> int:
 def gate_optimizer_groups(
     model: nn.Module, *, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Split a model's parameters into groups for an optimiser: gates, then matrices, then biases and norms.
+    """Split a model's parameters into groups for an optimizer: gates, then matrices, then biases and norms.
 
-    Gates have a learning rate of their own and no decay; matrices decay, biases and norms do not. Parameters that
-    require no gradient are left out, and so are groups without parameters.
+    Gates have their own learning rate and no decay; matrices decay, biases and norms do not. Parameters that require no
+    gradient are left out, and so are groups without parameters.
 
-    model        : with gates
-    lr           : of all but the gates
-    gate_lr      : of the gates; None is ten times `lr`, since a gate that starts at zero moves slowly
-    weight_decay : of the matrices that are no gates
+    Args:
+        model: With gates.
+        lr: Learning rate of all parameters except gates.
+        gate_lr: Learning rate of gates; None is ten times `lr`, since a gate that starts at zero moves slowly.
+        weight_decay: Of the matrices that are not gates.
     """
     gates = [gate for gate in gate_parameters(model) if gate.requires_grad]
     known = set(gate_parameters(model))

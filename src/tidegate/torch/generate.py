@@ -1,4 +1,4 @@
-"""Sampling from a language model, token by token with a cache.
+"""Sample from a language model, token by token with a cache.
 
 Legend: B batch, T positions of the prompt, N new tokens, V tokens of the vocabulary.
 """
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from tidegate._text import echo
 from tidegate._validation import (
+    InputError,
     require_finite_logits,
     require_generation,
     require_known_tokens,
@@ -44,21 +45,28 @@ def generate(
     prompt_mask: Tensor | None = None,
     pad_token: int = 0,
 ) -> Tensor:
-    """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
+    """Continue the prompts.
 
-    Logits whose largest is nan or infinite are refused, whatever the temperature: on the CPU at once, elsewhere at the
-    end, so that no step waits for the device.
+    Args:
+        model: In evaluation mode if it has dropout.
+        prompt: (B, T) tokens.
+        max_new_tokens: Largest number of tokens to add; fewer only once every row has stopped.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Draw from this number of most likely tokens.
+        top_p: Draw from the nucleus, the fewest most likely tokens that together have this probability.
+        stop_tokens: A row ends after the first of these that it draws, and is filled with `pad_token`.
+        generator: Draws the tokens; None is PyTorch's global one.
+        prompt_mask: (B, T) bool, False where a shorter prompt is padded on the left; None has no padding.
+        pad_token: Fills the rest of a row that has stopped.
 
-    model          : in evaluation mode, if it has dropout
-    prompt         : (B, T) tokens
-    max_new_tokens : how many to add at most; fewer only once every row has stopped
-    temperature    : divides the logits; 0 takes the likeliest token
-    top_k          : draw from that many likeliest tokens
-    top_p          : draw from the nucleus, the fewest likeliest tokens that together have this probability
-    stop_tokens    : a row ends after the first of these that it draws, and goes on with `pad_token`
-    generator      : draws the tokens; None is PyTorch's global one
-    prompt_mask    : (B, T) bool, False where a shorter prompt is padded at its left; None has no padding
-    pad_token      : what follows in a row that has stopped
+    Returns:
+        (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
+
+    Raises:
+        InputError: An option is out of range, the model is in training mode with dropout, or the largest logit of a row
+            is nan or infinite, at any temperature. For logits the error comes at once on the CPU; elsewhere it comes at
+            the end, so that no step waits for the device.
+        TypeError: `stop_tokens` is a single token.
     """
     require_sampling(temperature, top_k, top_p)
     if isinstance(stop_tokens, int) or not isinstance(stop_tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -77,7 +85,7 @@ def generate(
     for end in range(length, room + 1):
         mask = None if visible is None else visible[:, None, None, :end]
         new_positions = None if positions is None else positions[:, end - new.shape[1] : end]
-        # Nothing of it outlives this call but the tokens, which are put together outside.
+        # Only the tokens outlive this call; they are concatenated outside.
         with torch.inference_mode():
             read = model if end == length else reader
             logits_BV = read(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
@@ -98,13 +106,22 @@ def generate(
 def next_token_probabilities(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    r"""What the next token is drawn from: $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere.
+    r"""Return the probabilities of the next token: $p_v \propto \exp(l_v/T)$ if both filters keep it, 0 otherwise.
 
     The nucleus is taken among the tokens that `top_k` keeps. Equal logits are ranked by index, so that exactly `top_k`
-    tokens stay; the likeliest always stays. Temperature 0 is the limit: the likeliest token has probability 1.
+    tokens stay; the most likely one always stays. Temperature 0 is the limit: the most likely token has probability 1.
 
-    logits  : (..., V)
-    returns : (..., V), in float32 or better
+    Args:
+        logits: (..., V).
+        temperature: Divides the logits.
+        top_k: Keep this number of most likely tokens.
+        top_p: Keep the fewest most likely tokens that together have this probability.
+
+    Returns:
+        (..., V), in float32 or better.
+
+    Raises:
+        InputError: An option is out of range.
     """
     require_sampling(temperature, top_k, top_p)
     ranked, order = widen(logits).sort(dim=-1, descending=True, stable=True)
@@ -126,13 +143,13 @@ def next_token_probabilities(
 def _draw(
     logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """One token for each row, (B, 1), and whether its logits were fit to draw from."""
+    """Draw one token for each row, (B, 1); return the tokens, and where the logits are finite."""
     # The largest is nan if any is.
     largest_B1, likeliest_B1 = logits_BV.max(dim=-1, keepdim=True)
     usable_B1 = largest_B1.isfinite()
     if temperature == 0:
         return likeliest_B1, usable_B1
-    # Where they are not, any will do: nan would end a GPU's process before it can be told.
+    # Replace logits that are not finite by any others: nan would end a GPU's process before the error can be raised.
     logits_BV = torch.where(usable_B1, logits_BV, 0.0)
     probabilities = next_token_probabilities(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
     return torch.multinomial(probabilities, 1, generator=generator), usable_B1
@@ -144,7 +161,7 @@ def _require_usable(broken_B1: Tensor) -> None:
 
 
 def _key_positions(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Which keys exist (B, room), and the position of each, counted from its row's first token."""
+    """Return which keys exist (B, room), and the position of each, counted from its row's first token."""
     visible = F.pad(prompt_mask, (0, room - prompt_mask.shape[1]), value=True)
     return visible, (visible.cumsum(dim=1) - 1).clamp(min=0)
 
@@ -159,9 +176,7 @@ def _check_request(
     if prompt.numel() and not torch.compiler.is_compiling():
         require_known_tokens(int(prompt.min()), int(prompt.max()), config.vocab_size, name="prompt")
     if model.training and (config.dropout or config.attention_dropout):
-        raise ValueError(
-            "model is in training mode, where dropout would disturb what it says. Call model.eval() first."
-        )
+        raise InputError("model", expected="in evaluation mode, without dropout", hint="Call model.eval() first.")
     longest = prompt.shape[1]
     if prompt_mask is not None:
         require_prompt_mask(tuple(prompt_mask.shape), str(prompt_mask.dtype), prompt=tuple(prompt.shape))

@@ -1,8 +1,8 @@
 """Linear layers with weights in a layout that is fast for small batches on a CPU.
 
-With few rows, a plain product does not reach the speed at which a CPU reads weights. Generating 64 tokens for 8 prompts
-with 6 layers of width 512 takes 0.75 of the time with packed weights. Making the copy takes as long as some twenty to
-forty steps save.
+With few rows, a plain product does not reach the memory bandwidth of a CPU. Generating 64 tokens for 8 prompts with 6
+layers of width 512 takes 0.75 of the time with packed weights. Making the copy takes the time that some twenty to forty
+steps save.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES = 2**30
 
 
 def pays_to_pack(model: nn.Module, *, rows: int, steps: int) -> bool:
-    """Return whether so many steps of so many rows are faster with packed weights: in float32, up to 1 GiB of them."""
+    """Return whether `steps` steps of `rows` rows are faster with packed weights: in float32, up to 1 GiB of them."""
     weights = list(model.parameters())
     return (
         rows in _ROWS
@@ -39,9 +39,9 @@ def pays_to_pack(model: nn.Module, *, rows: int, steps: int) -> bool:
 
 
 def pack(model: TransformerLM, rows: int) -> TransformerLM:
-    """Return a copy of a model for inference that shares everything but the weights of linear layers, hooks included.
+    """Return a copy of a model for inference, with packed weights for this number of rows in its linear layers.
 
-    The copy does not follow later changes of those weights.
+    It shares everything else with the model, hooks included. Later changes of those weights do not reach the copy.
     """
     packed = cast("TransformerLM", _pack(model, rows))
     if packed.head is None:
@@ -54,7 +54,7 @@ def pack(model: TransformerLM, rows: int) -> TransformerLM:
 def _pack(module: nn.Module, rows: int) -> nn.Module:
     packed = copy.copy(module)
     if type(module) is nn.Linear and "forward" not in vars(module):
-        # The product that PyTorch's own compiler calls for weights that are frozen; it has no public name.
+        # The product that PyTorch's own compiler calls for frozen weights; it has no public name.
         weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), rows)
         product, bias = torch.ops.mkldnn._linear_pointwise.default, module.bias
 

@@ -1,8 +1,8 @@
-"""Tensor parallelism: heads, their gates and the inner channels of feed-forward layers, shared out as DTensors.
+"""Tensor parallelism: heads, their gates and the inner channels of feed-forward layers, sharded as DTensors.
 
-A process computes with its own heads. What enters a layer is the same everywhere, and so is what leaves it: the parts
-that the processes give are added up behind the output projection. A gate goes with the heads that it serves; a gate at
-the dense site, where there are no heads, is shared out by the channels that it reads.
+Each process computes with its own heads. The input of a layer is the same in all processes, and so is its output: the
+partial results of the processes are summed after the output projection. A gate lies with the heads that it serves; a
+gate at the dense site, where there are no heads, is sharded by the channels that it reads.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from tidegate._text import number_of
+from tidegate._validation import InputError
 from tidegate.torch.attention import GatedAttention
 from tidegate.torch.feedforward import FeedForward
 from tidegate.torch.gate import AttentionGate
 
 Gradient: TypeAlias = Literal["whole", "summed", "shared"]
-"""What a process has of a parameter's gradient: all of its own part; a summand, where it uses a copy for its own heads
-alone; all of it, where every process adds the same parameter to a sum."""
+"""The part of a parameter's gradient that a process has: `whole`, all of that of its shard; `summed`, a summand, where
+it uses a copy only for its own heads; `shared`, all of it, where every process adds the same parameter to a sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a parameter lies, and what a process has of its gradient."""
+    """The placement of a parameter, and the part of its gradient that a process has."""
 
     placement: Placement
     gradient: Gradient = "whole"
@@ -39,24 +40,30 @@ _BY_ROW, _BY_COLUMN = Placed(Shard(0)), Placed(Shard(1))
 
 
 def tensor_parallel_plan(model: nn.Module, num_processes: int) -> dict[str, Placed]:
-    """Say for each parameter by name where it lies; a `ValueError` says which layer cannot be shared out.
+    """Return the placement of each parameter by name.
 
-    Query, key and value projections, metrics and gates lie by head, the output projection by the columns that read the
-    heads; feed-forward layers by their inner channels. All else is everywhere.
+    Query, key and value projections, metrics and gates are sharded by head, the output projection by the columns that
+    read the heads, feed-forward layers by their inner channels. All other parameters are replicated.
+
+    Raises:
+        InputError: The heads or channels of a layer cannot be divided among so many processes.
     """
     plan = dict.fromkeys((name for name, _ in model.named_parameters()), _EVERYWHERE)
     for path, module in model.named_modules():
         if isinstance(module, GatedAttention):
-            plan |= {_join(path, name): placed for name, placed in _attention_plan(module, path, num_processes).items()}
+            own = _attention_plan(module, path, num_processes)
         elif isinstance(module, FeedForward):
-            plan |= {_join(path, name): placed for name, placed in _feedforward_plan(module).items()}
+            own = _feedforward_plan(module)
+        else:
+            continue
+        plan |= {f"{path}.{name}" if path else name: placed for name, placed in own.items()}
     return plan
 
 
 def shard_heads(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Share a model out over the processes of a mesh of one dimension, in place, by its plan.
+    """Shard a model over the processes of a one-dimensional mesh, in place, by its plan.
 
-    Its parameters become DTensors. Call it inside `local_weights` alone, backward pass included.
+    Its parameters become DTensors. Call the model only inside `local_weights`, backward pass included.
     """
     plan = tensor_parallel_plan(model, mesh.size())
     for name, placed in plan.items():
@@ -76,9 +83,9 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def local_weights(model: nn.Module) -> Generator[None]:
-    """Let the modules of a model that `shard_heads` has shared out compute with their own parts, as plain tensors.
+    """Let the modules of a model that `shard_heads` has sharded compute with their own shards, as plain tensors.
 
-    A model that is whole is left as it is.
+    A model that is not sharded is left as it is.
     """
     plan, mesh = model.__dict__.get(_PLAN, ({}, None))
     shadowed: list[tuple[nn.Module, str]] = []
@@ -96,6 +103,7 @@ def local_weights(model: nn.Module) -> Generator[None]:
 
 
 _PLAN = "_tensor_parallel_plan"
+_REMEDY = "Use another number of processes, or another way to run in parallel."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +112,25 @@ class DenseShare:
 
     mesh: DeviceMesh
     slices_source: bool
-    """Whether what the gate reads is the same everywhere, and to be cut; heads are cut already."""
+    """Whether the tensor that the gate reads is the same everywhere and must be sliced; heads are sliced already."""
 
     def own_part(self, source: Tensor) -> Tensor:
-        """The channels of this process."""
+        """Return the channels of this process."""
         return source.chunk(self.mesh.size(), dim=-1)[self.mesh.get_local_rank()] if self.slices_source else source
 
     def add_up(self, logits: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         return _add_up(logits, self.mesh)
 
 
 def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dict[str, Placed]:
     for name, count in (("num_heads", layer.shape.num_heads), ("num_kv_heads", layer.shape.num_kv_heads)):
         if count % num_processes:
-            raise ValueError(
-                f"{num_processes} processes cannot share the {number_of(count, 'head')} of {path or 'the layer'} "
-                f"({name}): use a number of processes that divides them, or another way to run in parallel."
+            raise InputError(
+                "num_processes",
+                expected=f"a divisor of the {number_of(count, 'head')} of {path or 'the layer'} ({name})",
+                got=num_processes,
+                hint=_REMEDY,
             )
     plan = {f"{name}.{part}": _BY_ROW for name in ("q_proj", "k_proj", "v_proj") for part in ("weight", "bias")}
     plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": Placed(Replicate(), "shared"), "metric.weight": _BY_ROW}
@@ -136,17 +146,16 @@ def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dic
 def _gate_plan(gate: AttentionGate, path: str, num_processes: int) -> dict[str, Placed]:
     names = [name for name, _ in gate.named_parameters()]
     if gate.gate.site != "dense":
-        # A matrix for each head, or for each group of heads, goes with them; one for the whole layer is everywhere.
+        # A matrix for each head or group of heads is sharded with them; one for the whole layer is replicated.
         return dict.fromkeys(names, _BY_ROW if gate.num_matrices > 1 else Placed(Replicate(), "summed"))
     first = next((name for name in names if name != "bias"), None)
     if first is None:
         return {}
     width = gate.get_parameter(first).shape[1]
     if width % num_processes or (gate.gate.width is not None and gate.gate.reads != "input"):
-        raise ValueError(
-            f"{num_processes} processes cannot share the {width} channels that the gate {gate.gate} of "
-            f"{path or 'the layer'} reads. Use another number of processes, or another way to run in parallel."
-        )
+        channels = f"{width} channels that the gate {gate.gate} of {path or 'the layer'} reads"
+        expected = f"a number that can share the {channels}"
+        raise InputError("num_processes", expected=expected, got=num_processes, hint=_REMEDY)
     return {first: _BY_COLUMN}
 
 
@@ -192,20 +201,16 @@ def _own_part(weight: Tensor, placed: Placed, mesh: DeviceMesh) -> Tensor:
         case "summed":
             return _copy_to_heads(local, mesh)
         case "shared":
-            # Of the size of a share, with the gradient of the whole: the processes' shares add up to it.
+            # The value is that of a share, so that the shares of all processes sum to it; the gradient is that of all.
             return local.detach() / mesh.size() + (local - local.detach())
 
 
 def _copy_to_heads(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The same; its gradient is the sum of those of all processes."""
+    """Return the same tensor; its gradient is the sum of those of all processes."""
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 def _add_up(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum over all processes; its gradient is the same everywhere."""
+    """Return the sum over all processes; its gradient is the same in all of them."""
     summed = DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
     return summed.to_local()
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -1,9 +1,9 @@
-r"""Attention with a sink: one more state of the softmax, with a logit $s$ of its own and no value.
+r"""Attention with a sink: one more state of the softmax, with its own logit $s$ and no value.
 
 With $L = \log Z$ of the keys and $l' = \log(Z + e^s)$ the output is $y = e^{L - l'} o$. The backward pass of the plain
-fused kernel asks for nothing but the weights $\exp(S - l')$ and the products of $y$ with its gradient. So, called with
-$y$ and $l'$ in place of its own output and log-sum-exp, it gives the gradients of queries, keys and values exactly; the
-sink's is $-\sum_i e^{s - l'_i}\, (dy_i \cdot y_i)$. See `tidegate.tensors.sink` for the mathematics.
+fused kernel needs only the weights $\exp(S - l')$ and the products of $y$ with its gradient. So, called with $y$ and
+$l'$ in place of its own output and log-sum-exp, it returns the exact gradients of queries, keys and values; the sink's
+is $-\sum_i e^{s - l'_i}\, (dy_i \cdot y_i)$. See `tidegate.tensors.sink` for the mathematics.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -37,17 +37,29 @@ def attend_with_sink(
     dropout: float = 0.0,
     scale: float,
 ) -> Tensor:
-    """Softmax attention with a sink of each head, (B, H, T, D); arguments as of `attend`.
+    """Return softmax attention with a sink in each head, (B, H, T, D).
 
-    A row that may see nothing has all its weight on the sink, and gives 0 with gradient 0. Dropout is of the weights on
-    the keys.
+    A row that may see nothing has all its weight on the sink; its output is 0 with gradient 0.
 
-    sink_H : the logit of each head's sink
+    Args:
+        q_BHTD: Queries.
+        k_BGSD: Keys.
+        v_BGSD: Values.
+        sink_H: The logit of each head's sink.
+        mask: As of `attend`, like `causal` and `scale`.
+        causal: See there.
+        dropout: Of the weights on the keys.
+        scale: See `attend`.
     """
     sink_H = sink_H.to(q_BHTD.device)
     if _fused_kernel_serves(q_BHTD, k_BGSD, v_BGSD, mask, dropout):
         q_BHTD, k_BGSD, v_BGSD = like_autocast(q_BHTD, k_BGSD, v_BGSD)
-        bias = None if mask is None else _additive(mask, q_BHTD)
+        bias = None
+        if mask is not None:
+            # The kernel takes masks that are added to the scores, with four axes.
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill_(~mask, -math.inf)
+            bias = mask.to(q_BHTD.dtype)[(None,) * (4 - mask.ndim)]
         return _FusedSink.apply(q_BHTD, k_BGSD, v_BGSD, sink_H, bias, causal, scale)
     o_BHTD = attend(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=scale)
     partition_BHT = log_partition(q_BHTD, k_BGSD, mask=mask, causal=causal, scale=scale)
@@ -58,9 +70,10 @@ def attend_with_sink(
 def log_partition(
     q_BHTD: Tensor, k_BGSD: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float
 ) -> Tensor:
-    """Logarithm of the partition function of the keys (B, H, T), by the matrix of scores; float32 or better.
+    """Return the logarithm of the partition function of the keys (B, H, T), in float32 or better.
 
-    -inf for a row that may see nothing, with gradient 0. It has derivatives of every kind and order.
+    It is computed from the score matrix and has derivatives of every kind and order. A row that may see nothing has
+    -inf with gradient 0.
     """
     B, H, T, D = q_BHTD.shape
     G, S = k_BGSD.shape[1:3]
@@ -73,7 +86,7 @@ def log_partition(
         return scores.logsumexp(dim=-1)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     sees_nothing = ~_sees(mask).any(dim=-1)
-    # The derivative of a log-sum-exp of -inf alone would be nan.
+    # The derivative of a log-sum-exp over nothing but -inf would be nan.
     finite = scores.masked_fill(sees_nothing.unsqueeze(-1), 0.0).logsumexp(dim=-1)
     return finite.masked_fill(sees_nothing, -math.inf)
 
@@ -81,12 +94,13 @@ def log_partition(
 def count_sink_in(output: Tensor, log_partition: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Return an attention output and its log-partition with a sink in the softmax.
 
-    output        : (..., D), of the keys alone
-    log_partition : (...), of the keys alone
-    sink          : broadcasts to log_partition
+    Args:
+        output: (..., D), of the keys without the sink.
+        log_partition: (...), of the keys without the sink.
+        sink: Broadcasts to `log_partition`.
     """
     total = torch.logaddexp(log_partition, sink.to(log_partition.dtype))
-    # Not in place: whoever watches has seen the kernel's own output.
+    # Not in place: a dispatch mode may hold the kernel's own output.
     return output * (log_partition - total).exp_().unsqueeze(-1).to(output.dtype), total
 
 
@@ -98,7 +112,7 @@ def sink_gradient(d_output: Tensor, output: Tensor, total: Tensor, sink: Tensor,
 
 
 class _FusedSink(torch.autograd.Function):
-    """The plain fused kernel, forward and backward, with the sink put in between."""
+    """The plain fused kernel, forward and backward, with the sink between them."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the base class leaves the arguments open
@@ -117,7 +131,7 @@ class _FusedSink(torch.autograd.Function):
         if q_BHTD.device.type == "cpu":
             o_BHTD, partition_BHT = _cpu_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale)
             if bias is not None:
-                # The kernel says 0 of a row that may see nothing.
+                # The kernel returns 0 for a row that may see nothing.
                 partition_BHT = partition_BHT.masked_fill(~_sees(bias).any(dim=-1), -math.inf)
         else:
             o_BHTD, partition_BHT, *rest = _cuda_forward(q_BHTD, k_BGSD, v_BGSD, 0.0, causal, False, scale=scale)
@@ -133,7 +147,7 @@ class _FusedSink(torch.autograd.Function):
         """Return the gradients of the tensors; the mask has none."""
         q, k, v, sink_H, bias, y_BHTD, total_BHT = ctx.saved_tensors
         causal, scale, random = ctx.options
-        # Before the other gradients are there: its products take as much memory as one of them.
+        # Before the other gradients are allocated: its products take as much memory as one of them.
         dsink_H = None
         if ctx.needs_input_grad[3]:
             dsink_H = sink_gradient(dy_BHTD, y_BHTD, total_BHT, sink_H[:, None], over=(0, 2))
@@ -149,8 +163,8 @@ class _FusedSink(torch.autograd.Function):
 
 
 def _fused_kernel_serves(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, dropout: float) -> bool:
-    """Whether a fused kernel that returns its log-sum-exp takes this call."""
-    # `plain_kernel` switches the fused ones off, on the CPU too. A call without queries kills the CPU's.
+    """Return whether a fused kernel that returns its log-sum-exp supports this call."""
+    # `plain_kernel` disables the fused kernels, on the CPU too. A call without queries crashes the CPU's.
     if dropout or q_BHTD.numel() == 0 or k_BGSD.numel() == 0 or not _fused_kernels_enabled():
         return False
     if inside_transform(q_BHTD, k_BGSD, v_BGSD) or (mask is not None and mask.requires_grad):
@@ -164,16 +178,9 @@ def _fused_kernels_enabled() -> bool:
     return torch.backends.cuda.flash_sdp_enabled()
 
 
-# The compiler cannot trace the question, so it asks once, when it compiles. `torch.compiler.assume_constant_result`
+# The compiler cannot trace this function and calls it once, when it compiles. `torch.compiler.assume_constant_result`
 # sets this mark too, but imports the compiler, which doubles the time of `import tidegate.torch`.
 _fused_kernels_enabled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _additive(mask: Tensor, q_BHTD: Tensor) -> Tensor:
-    """The mask as the kernel takes it: added to the scores, with four axes."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill_(~mask, -math.inf)
-    return mask.to(q_BHTD.dtype)[(None,) * (4 - mask.ndim)]
 
 
 def _sees(mask: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tidegate._files import write_tensors
 from tidegate._model_files import Shapes, model_format, read_model_config
+from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.vit import VisionTransformer
@@ -21,7 +22,11 @@ _KINDS = ("TransformerLM", "VisionTransformer")
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing."""
+    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing.
+
+    Raises:
+        TypeError: The model is of another class, such as a wrapper.
+    """
     if type(model).__name__ not in _KINDS:
         raise TypeError(
             f"model must be one of {', '.join(_KINDS)}; got {type(model).__name__}. Save what a wrapper wraps."
@@ -41,11 +46,14 @@ def load_model(
 ) -> Model:
     """Read what `save_model` wrote, in training mode like every new module.
 
-    A file that was changed or damaged, were it by a single bit, is refused, and so is one whose tensors are not those
-    of its configuration: before anything is built.
+    Args:
+        path: The file.
+        device: Where the parameters go; None is the CPU.
+        dtype: Of the parameters; None keeps that of the file.
 
-    device : where the parameters go; None is the CPU
-    dtype  : of the parameters; None keeps what the file has
+    Raises:
+        ValueError: The file was changed or damaged, even by a single bit, or its tensors do not fit its configuration.
+            Nothing has been built by then.
     """
     config = read_model_config(path, kinds=_KINDS, writer="save_model", shapes_of=_shapes)
     try:
@@ -53,7 +61,7 @@ def load_model(
             # Without the copy a parameter would be a view of the file, and change when the file does.
             tensors = {name: file.get_tensor(name).to(dtype=dtype, copy=True) for name in sorted(file.keys())}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}.") from error
+        raise InputError("path", expected="a safetensors file", got=Path(path), hint=f"{error}.") from error
     model = _build_on_meta(config)
     model.load_state_dict(tensors, assign=True)
     return model

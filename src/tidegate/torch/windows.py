@@ -1,8 +1,8 @@
-r"""Windows and packed documents at the cost of the keys that are seen: calls of the fused CPU kernel on blocks.
+r"""Attend to windows and packed documents at the cost of the visible keys: call the fused CPU kernel on blocks.
 
 The runs of keys of one block are joined by their log-partitions $L$: two outputs $o_1, o_2$ become
 $o_1 + \sigma(L_2 - L_1)\, (o_2 - o_1)$. The kernel's backward pass on one run, given the joined output and
-log-partition, gives that run's share of the gradients.
+log-partition, returns that run's share of the gradients.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width, N positions
 of all rows one after the other, C blocks of one shape, I queries of a block, J keys of a run.
@@ -37,28 +37,28 @@ _fused_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _Options: TypeAlias = tuple[list[int] | None, bool, int | None, float]
-"""The arguments of `attend_in_blocks` that are no tensors: boundaries, causality, window and scale."""
+"""The arguments of `attend_in_blocks` that are not tensors: boundaries, causality, window and scale."""
 
 _LEAST_QUERIES = 256
 """Fewer are faster under a mask."""
 
 _MOST_WORK = 0.8
-"""Blocks that are this part of the work under a mask, or more, save nothing."""
+"""Blocks that are this fraction of the work under a mask, or more, save nothing."""
 
 _WORK_OF_CALLS = 2e6
-"""What the calls for all blocks of one shape cost beside their products, in multiplications of queries and keys."""
+"""Overhead of the calls for all blocks of one shape, in multiplications of queries and keys."""
 
 _TILE = 512
-"""Keys that the kernel scores at once, also where causality hides some of them."""
+"""Number of keys that the kernel scores at once, even where causality hides some of them."""
 
 _LEAST_KEYS = 512
 """A block with fewer keys is one call with a mask, one with more keys up to three calls."""
 
 _LEAST_FLIP = 64
-"""A left edge of this many keys is worth the copies that turn it round: then it is causal and needs no mask."""
+"""A left edge of this many keys is worth the copies that reverse it: then it is causal and needs no mask."""
 
 _BLOCK_SIZES = ((128, 64), (511, 128), (2047, 256))
-"""The widest window that has blocks of so many queries; few keys are scored in vain, yet products are large."""
+"""The widest window, and the number of queries of its blocks; few hidden keys are scored, yet products are large."""
 _LARGEST_BLOCK = 512
 
 
@@ -73,14 +73,21 @@ def attend_without_mask(
     scale: float,
     sink_H: Tensor | None = None,
 ) -> Tensor | None:
-    """Attention (B, H, T, D) within documents and a window, by the keys that are seen; None where a mask must serve.
+    """Return attention (B, H, T, D) within documents and a window, without a mask; None where a mask is needed.
 
-    On a GPU documents go to the kernel for variable lengths, elsewhere the mask serves. On the CPU blocks of queries go
-    to the fused kernel, unless that may not be used or documents may not be looked at: inside transforms, while
-    compiling, with the plain kernel asked for.
+    On a GPU documents go to the kernel for variable lengths; everything else needs a mask. On the CPU blocks of queries
+    go to the fused kernel, unless it is disabled or the values of documents cannot be read: inside transforms, while
+    compiling, with the plain kernel requested.
 
-    documents : (B, T) ids, or `cu_seqlens` boundaries of a single row
-    sink_H    : the logit of each head's sink, if there are sinks
+    Args:
+        q_BHTD: Queries.
+        k_BGSD: Keys.
+        v_BGSD: Values.
+        documents: (B, T) ids, or `cu_seqlens` boundaries of a single row.
+        causal: Whether a query sees no later key.
+        window: A query sees keys fewer than this many positions away; None sees all.
+        scale: Of the scores.
+        sink_H: The logit of each head's sink, if there are sinks.
     """
     if sink_H is None and packed_kernel_serves(q_BHTD, documents):
         assert documents is not None
@@ -114,26 +121,36 @@ def attend_in_blocks(
     *,
     sink_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, T, H, D) and its log-partition (B, T, H), which no gradients flow through; sinks are counted in.
+    """Return attention (B, T, H, D) and its log-partition (B, T, H), sinks included; the latter has no gradient.
 
-    boundaries : first positions of all documents of all rows laid end to end, and their end; None has no documents
-    causal     : queries are the last positions of the keys, and see no later key
-    window     : a query sees keys fewer than this many positions away; None sees all
+    Args:
+        q_BTHD: Queries.
+        k_BSGD: Keys.
+        v_BSGD: Values.
+        boundaries: First positions of all documents of all rows laid end to end, and their end; None has no documents.
+        causal: Queries are the last positions of the keys, and see no later key.
+        window: A query sees keys fewer than this many positions away; None sees all.
+        scale: Of the scores.
+        sink_H: The logit of each head's sink, if there are sinks.
     """
     return _AttentionInBlocks.apply(sink_H, q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale)
 
 
 def whole_call(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> dict[str, Any]:
-    """Return the arguments of `scaled_dot_product_attention` that a call of `attend_in_blocks` stands for."""
+    """Return the arguments of `scaled_dot_product_attention` that are equivalent to a call of `attend_in_blocks`."""
     boundaries, causal, window, scale = options
     batch, num_queries = q_BTHD.shape[:2]
+    documents = None
+    if boundaries is not None:
+        lengths = torch.tensor(boundaries).diff()
+        documents = torch.arange(len(lengths)).repeat_interleave(lengths).view(batch, num_queries)
     mask, causal = combine_masks(
         None,
         num_queries=num_queries,
         num_keys=k_BSGD.shape[1],
         causal=causal,
         window=window,
-        documents=None if boundaries is None else _ids(boundaries).view(batch, num_queries),
+        documents=documents,
         device=q_BTHD.device,
     )
     query, key, value = (x.transpose(1, 2) for x in (q_BTHD, k_BSGD, v_BSGD))
@@ -141,7 +158,7 @@ def whole_call(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Optio
 
 
 def _blocks_serve(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, documents: Tensor | None) -> bool:
-    """Whether the fused CPU kernel takes these tensors, and whether it may be told by the documents' values how."""
+    """Return whether the fused CPU kernel supports these tensors, and the values of documents can be read."""
     given = (q_BHTD, k_BGSD, v_BGSD) if documents is None else (q_BHTD, k_BGSD, v_BGSD, documents)
     if torch.compiler.is_compiling() or not is_plain(*given) or inside_transform(q_BHTD, k_BGSD, v_BGSD):
         return False
@@ -149,13 +166,13 @@ def _blocks_serve(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, documents: Ten
         all(x.device.type == "cpu" and x.numel() > 0 for x in given)
         and q_BHTD.dtype == k_BGSD.dtype == v_BGSD.dtype
         and q_BHTD.dtype in _DTYPES
-        # PyTorch asks this of its fused CPU kernel as well; `plain_kernel` turns it off.
+        # PyTorch checks this for its fused CPU kernel as well; `plain_kernel` disables it.
         and torch.backends.cuda.flash_sdp_enabled()
     )
 
 
 def document_boundaries(documents: Tensor, *, batch: int, num_positions: int) -> list[int] | None:
-    """First positions of all documents of all rows laid end to end, and their end; None if a document is in pieces."""
+    """Return first positions of all documents of all rows laid end to end, and their end; None for split documents."""
     require_documents(documents, batch=batch, num_positions=num_positions)
     if documents.ndim == 1:
         return list(dict.fromkeys(documents.tolist()))
@@ -166,11 +183,6 @@ def document_boundaries(documents: Tensor, *, batch: int, num_positions: int) ->
     if len(set(runs)) < len(runs):
         return None
     return [*(rows * num_positions + columns).tolist(), batch * num_positions]
-
-
-def _ids(boundaries: list[int]) -> Tensor:
-    lengths = torch.tensor(boundaries).diff()
-    return torch.arange(len(lengths)).repeat_interleave(lengths)
 
 
 def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> tuple[Tensor, Tensor]:
@@ -228,8 +240,8 @@ def _backward(
     )
 
 
-# Operators, so that whoever watches PyTorch's dispatcher sees one attention call and not its pieces. PyTorch's
-# decorator for them would load the compiler at the first call, which takes seconds.
+# Operators, so that dispatch modes of PyTorch see one attention call and not its pieces. PyTorch's decorator for them
+# would load the compiler at the first call, which takes seconds.
 _INPUTS = "Tensor q_BTHD, Tensor k_BSGD, Tensor v_BSGD"
 _OPTIONS = "int[]? boundaries, bool causal, int? window, float scale"
 _library = torch.library.Library("tidegate", "DEF")
@@ -268,18 +280,18 @@ class _AttentionInBlocks(torch.autograd.Function):
 
 
 def _end_to_end(x_BTHD: Tensor) -> Tensor:
-    """(N, H, D): all rows one after the other, a view where that is possible."""
+    """Return (N, H, D), all rows one after the other, as a view if possible."""
     return with_adjacent_channels(x_BTHD).flatten(0, 1)
 
 
 class _KernelCall(NamedTuple):
-    """One run of keys of all blocks of one shape, as the kernel takes it."""
+    """One call of the kernel, for one run of keys of all blocks of one shape."""
 
     starts: Sequence[int]
     num_keys: int
     causal: bool
     flipped: bool
-    """Whether the kernel gets queries and keys in reverse order, in which the left edge is causal."""
+    """Whether queries and keys are reversed for the kernel, so that the left edge is causal."""
     mask: Tensor | None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -307,7 +319,7 @@ def _calls(blocks: Blocks, dtype: torch.dtype) -> Iterator[_KernelCall]:
 
 
 def _mask(num_queries: int, run: KeyRun, dtype: torch.dtype) -> Tensor | None:
-    """(I, J) additive: which keys of the run each query sees; None if each sees all."""
+    """Return the additive mask (I, J) of the keys of the run that each query sees; None if each sees all."""
     if run.low is None and run.high is None:
         return None
     ahead = torch.arange(run.num_keys) - torch.arange(num_queries)[:, None]
@@ -334,23 +346,20 @@ def _cached_plan(
         segments = [Segment(row * num_queries, num_queries, row * num_keys, num_keys) for row in range(batch)]
     else:
         segments = [Segment(start, stop - start, start, stop - start) for start, stop in pairwise(boundaries)]
-    return plan_blocks(segments, causal=causal, window=window, size=_block_size(window), least_keys=_LEAST_KEYS)
-
-
-def _block_size(window: int | None) -> int:
     sizes = (size for widest, size in _BLOCK_SIZES if window is not None and window <= widest)
-    return next(sizes, _LARGEST_BLOCK)
+    size = next(sizes, _LARGEST_BLOCK)
+    return plan_blocks(segments, causal=causal, window=window, size=size, least_keys=_LEAST_KEYS)
 
 
 def _work(plan: tuple[Blocks, ...], width: int) -> float:
-    """Multiplications of queries and keys, of so many channels in all heads, and what the calls cost beside them."""
+    """Return the cost in multiplications of queries and keys, `width` channels in all heads, overhead included."""
     # Blocks that are unevenly spaced are copied.
     calls = sum(_WORK_OF_CALLS * (1 if isinstance(blocks.queries, range) else 2) for blocks in plan)
     return calls + sum(width * len(blocks.queries) * blocks.num_queries * _scored_keys(blocks) for blocks in plan)
 
 
 def _scored_keys(blocks: Blocks) -> int:
-    """Keys that the kernel scores for a query, on average."""
+    """Return the average number of keys that the kernel scores for a query."""
     triangle = min(blocks.num_queries, (blocks.num_queries + _TILE) // 2)
     return sum(triangle if _is_triangle(blocks, run) else run.num_keys for run in blocks.runs)
 
@@ -366,7 +375,7 @@ def _shift(starts: Sequence[int], by: int) -> Sequence[int]:
 
 
 def _take(x_NHD: Tensor, starts: Sequence[int], length: int) -> Tensor:
-    """(C, H, I, D): so many positions from each start on; a view if the starts are evenly spaced."""
+    """Return `length` positions from each start on, (C, H, I, D); a view if the starts are evenly spaced."""
     if isinstance(starts, range):
         (_, heads, width), (position, head, channel) = x_NHD.shape, x_NHD.stride()
         shape, strides = (len(starts), heads, length, width), (starts.step * position, head, position, channel)
@@ -401,6 +410,6 @@ def _index(starts: Sequence[int], length: int) -> Tensor:
 
 
 def _join(o1: Tensor, L1: Tensor, o2: Tensor, L2: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-partition of two runs together."""
+    """Return the output and the log-partition of two runs together."""
     weight = (L2 - L1).sigmoid_().unsqueeze(-1)
     return o1.to(weight.dtype).lerp_(o2.to(weight.dtype), weight), torch.logaddexp(L1, L2)

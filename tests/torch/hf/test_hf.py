@@ -169,19 +169,20 @@ def test_generation_keeps_its_own_temperature_and_length():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field"),
     [
-        ({"num_heads": 5}, "d_model"),
-        ({"gate": "g9"}, "g9"),
-        ({"positions": "rotated"}, "positions must be"),
-        ({"qk_norm": "no"}, "^qk_norm must be True or False"),
-        ({"tie_word_embeddings": "false"}, "^tie_word_embeddings must be True or False"),
-        ({"use_cache": 1}, "^use_cache must be True or False"),
+        ({"d_model": 24, "num_heads": 5}, "d_model"),
+        ({"gate": "g9"}, "gate"),
+        ({"positions": "rotated"}, "positions"),
+        ({"qk_norm": "no"}, "qk_norm"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"use_cache": 1}, "use_cache"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_invalid_configuration_is_rejected(options, field):
+    with rejects(field) as caught:
         TidegateConfig(**options)
+    assert caught.value.got == options[field]
 
 
 # Files
@@ -351,7 +352,7 @@ def test_embeddings_may_stand_for_tokens():
     tokens = sample(2, 6)
     assert torch.equal(model(inputs_embeds=model.model.embedding(tokens)).logits, model(tokens).logits)
     for arguments in ({}, {"input_ids": tokens, "inputs_embeds": model.model.embedding(tokens)}):
-        with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        with rejects("input_ids"):
             model(**arguments)
 
 
@@ -388,10 +389,10 @@ def test_a_mask_of_the_wrong_length_is_refused():
     model = made()
     cache = DynamicCache(config=model.config)
     model(sample(1, 4), past_key_values=cache)
-    with pytest.raises(
-        ValueError, match=r"attention_mask must say of 6 positions .* the 4 in the cache included; got 2"
-    ):
+    with rejects("attention_mask") as caught:
         model(sample(1, 2), past_key_values=cache, attention_mask=torch.tensor([[0, 1]]))
+    assert "6 positions, including the 4 in the cache" in caught.value.expected
+    assert caught.value.got == 2
 
 
 def test_the_vocabulary_grows():
@@ -535,7 +536,8 @@ def test_gradients_are_the_same_with_checkpointing(gate):
     "options", [{"every_n_layers": 2}, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}, {"offload": True}]
 )
 def test_checkpointing_of_another_kind_is_refused(options):
-    with pytest.raises(ValueError, match="keeps the input of every block"):
+    (field,) = options
+    with rejects(field, hint="keeps the input of every block"):
         made().gradient_checkpointing_enable(**options)
 
 
@@ -586,7 +588,8 @@ def test_generation_stops_at_the_end_token():
     assert stopped == free[: free.index(free[2]) + 1]
 
 
-def test_tokens_outside_the_vocabulary_are_refused_in_words():
-    message = rf"^input_ids must be in \[0, {SIZES['vocab_size']}\), the model's vocabulary, got -1\. Use .*tokenizer"
-    with pytest.raises(ValueError, match=message):
+def test_tokens_outside_the_vocabulary_are_rejected():
+    with rejects("input_ids", hint="tokenizer") as caught:
         made()(input_ids=torch.tensor([[1, -1]]))
+    assert f"[0, {SIZES['vocab_size']})" in caught.value.expected
+    assert caught.value.got == -1

@@ -1,4 +1,4 @@
-"""The caches of transformers, as our attention layer takes a cache.
+"""Adapters from the caches of transformers to the cache of our attention layer.
 
 Legend: B batch, T new positions, S attended positions, G key/value heads, D head width.
 """
@@ -12,25 +12,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache
 
+from tidegate._validation import InputError
 from tidegate.torch.cache import AttentionCache
 
 
 @final
 class CachedKeys:
-    """Which keys the layers see in one call, and in which order.
+    """The keys that the layers see in one call, and their order.
 
-    `GatedAttention` takes the queries for the last of the keys. In a cache that grows they are. A static cache has a
-    fixed number of slots that fill from the front, and sizes must not depend on how many are filled:
+    `GatedAttention` expects the queries at the end of the keys. In a dynamic cache they are there. A static cache has a
+    fixed number of slots that fill from the front, and shapes must not depend on the number of filled slots:
 
-    - empty, it gives the new keys alone;
-    - for a single query without a window it gives the slots as they lie, and the mask hides those that are empty;
-    - otherwise it gives the slots turned until the newest is last, and the mask hides the empty ones in front.
+    - an empty cache gives only the new keys;
+    - for a single query without a window the slots keep their order, and the mask hides the empty ones;
+    - otherwise the slots are rotated until the newest is last, and the mask hides the empty ones in front.
     """
 
     def __init__(self, cache: Cache | None, num_queries: int, *, windowed: bool, device: torch.device) -> None:
         self.num_queries = num_queries
         self.seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
-        """Positions that have gone by; of a static cache in use a tensor, which must not be read on the host."""
+        """Number of cached positions; for a static cache in use a tensor, which must not be read on the host."""
         self._cache = cache
         self._num_slots: int | None = None
         self._order: Tensor | None = None
@@ -42,17 +43,23 @@ class CachedKeys:
             self._order = (slots + self.seen + num_queries) % self._num_slots
 
     def layers(self, num_layers: int) -> list[AttentionCache] | None:
-        """The cache of each layer, or None without a cache."""
+        """Return the cache of each layer, or None without a cache."""
         if self._cache is None:
             return None
         return [LayerCache(self._cache, index, self) for index in range(num_layers)]
 
     def mask(self, attention_mask: Tensor | None) -> Tensor | None:
-        """What hides keys, beside causality and window, in the order in which the layers see them.
+        """Return the mask of the keys, besides causality and window, in the order in which the layers see them.
 
-        attention_mask : (B, S) with 0 at padding, S counting cached positions; or broadcasting to (B, H, T, S), bool
-                         or added to the scores, where a static cache counts all of its slots
-        returns        : broadcasts to (B, H, T, S); None hides nothing
+        Args:
+            attention_mask: (B, S) with 0 at padding, S counting cached positions; or broadcasting to (B, H, T, S), bool
+                or added to the scores, where a static cache counts all of its slots.
+
+        Returns:
+            A mask that broadcasts to (B, H, T, S); None hides nothing.
+
+        Raises:
+            InputError: `attention_mask` is (B, S) with another number of positions.
         """
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = self._by_token(attention_mask)
@@ -60,7 +67,12 @@ class CachedKeys:
             return attention_mask
         if self._fresh:
             return None if attention_mask is None else attention_mask[..., : self.num_queries]
-        filled_S = torch.arange(self._num_slots, device=self._device(attention_mask)) < self.seen + self.num_queries
+        if attention_mask is not None:
+            device = attention_mask.device
+        else:
+            assert isinstance(self.seen, Tensor)
+            device = self.seen.device
+        filled_S = torch.arange(self._num_slots, device=device) < self.seen + self.num_queries
         if attention_mask is None:
             mask = filled_S[None, None, None, :]
         elif attention_mask.dtype == torch.bool:
@@ -82,26 +94,18 @@ class CachedKeys:
         return isinstance(self.seen, int) and self.seen == 0
 
     def _by_token(self, attention_mask: Tensor) -> Tensor | None:
-        """(B, 1, 1, S) bool, of all slots if the cache is static; None where no token is padding."""
+        """Return a mask (B, 1, 1, S) bool, of all slots if the cache is static; None if no token is padding."""
         given = attention_mask.shape[1]
         if self._num_slots is None and given != self.seen + self.num_queries:
-            raise ValueError(
-                f"attention_mask must say of {self.seen + self.num_queries} positions whether they are tokens, the "
-                f"{self.seen} in the cache included; got {given}."
-            )
-        # A look at the values makes a device wait, and saves the whole (T, S) mask; a compiled graph cannot look.
+            expected = f"of {self.seen + self.num_queries} positions, including the {self.seen} in the cache"
+            raise InputError("attention_mask", expected=expected, got=given)
+        # Reading the values makes a device wait, but saves the whole (T, S) mask; a compiled graph cannot read them.
         if not torch.compiler.is_compiling() and bool(attention_mask.all()):
             return None
         visible = attention_mask != 0
         if self._num_slots is not None:
             visible = F.pad(visible, (0, self._num_slots - given))
         return visible[:, None, None, :]
-
-    def _device(self, attention_mask: Tensor | None) -> torch.device:
-        if attention_mask is not None:
-            return attention_mask.device
-        assert isinstance(self.seen, Tensor)
-        return self.seen.device
 
 
 @final
@@ -115,10 +119,10 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """Positions that it holds."""
+        """Return the number of cached positions."""
         return self._cache.get_seq_length(self._layer)
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new positions; returns the keys and values to attend to, (B, G, S, D)."""
+        """Append the new positions; return the keys and values to attend to, (B, G, S, D)."""
         key_BGSD, value_BGSD = self._cache.update(key_BGTD, value_BGTD, self._layer)
         return self._keys.arrange(key_BGSD, key_BGTD), self._keys.arrange(value_BGSD, value_BGTD)

@@ -1,4 +1,4 @@
-"""The configuration of our decoder language model, as transformers reads and writes it."""
+"""The configuration of our decoder language model in the format of transformers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _RENAMED = {
 
 
 class TidegateConfig(PreTrainedConfig):
-    """The fields of `tidegate.config.TransformerConfig`, with what transformers asks of every configuration.
+    """The fields of `tidegate.config.TransformerConfig`, and those that transformers requires of every configuration.
 
-    Three fields have another name, since transformers has uses of its own for theirs: `attention_temperature` for
-    `temperature`, `max_position_embeddings` for `max_length`, `tie_word_embeddings` for `tie_embeddings`. The gates
-    are kept as they are spelled, and the rotary embedding as a dict of its fields, so that all of it is JSON.
+    Three fields have another name, since transformers uses theirs for something else: `attention_temperature` for
+    `temperature`, `max_position_embeddings` for `max_length`, `tie_word_embeddings` for `tie_embeddings`. The gates are
+    stored as strings and the rotary embedding as a dict of its fields, so that the whole configuration is JSON.
+
+    Raises:
+        InputError: A size or an option is invalid.
     """
 
     model_type = "tidegate"
@@ -68,7 +71,7 @@ class TidegateConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name, hint in TidegateConfig.__annotations__.items():
-            # Annotations are strings in this file. Here, since some fields have another name in ours.
+            # Annotations are strings in this file. Checked here, since some fields have another name in ours.
             if hint == "bool":
                 require_bool(name, getattr(self, name))
         self.gate = str(Gates.parse(self.gate))
@@ -76,16 +79,16 @@ class TidegateConfig(PreTrainedConfig):
         self.rotary = rotary.to_dict()
         self.d_ff = list(self.d_ff) if isinstance(self.d_ff, tuple) else self.d_ff
         super().__post_init__(**kwargs)
-        # Its checks are ours: sizes and options that make no sense are refused here.
+        # Raises InputError for invalid sizes and options.
         self.transformer_config()
 
     @classmethod
     def from_transformer_config(cls, config: TransformerConfig) -> Self:
-        """The same model in the words of transformers; `transformer_config` is the way back."""
+        """Return the configuration of the same model for transformers; `transformer_config` is the inverse."""
         return cls(**{_RENAMED.get(field.name, field.name): getattr(config, field.name) for field in fields(config)})
 
     def transformer_config(self) -> TransformerConfig:
-        """The configuration of the `TransformerLM` with the same blocks."""
+        """Return the configuration of the `TransformerLM` with the same blocks."""
         options: dict[str, Any] = {
             field.name: getattr(self, _RENAMED.get(field.name, field.name)) for field in fields(TransformerConfig)
         }

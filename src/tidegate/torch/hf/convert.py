@@ -1,4 +1,4 @@
-"""Our decoder language model, with the interface of transformers and without it."""
+"""Convert our decoder language model to the interface of transformers and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.torch.hf.model import TidegateForCausalLM
 
 
 def from_transformer_lm(model: TransformerLM) -> TidegateForCausalLM:
-    """The same model for transformers: copies of the weights, equal logits, the same mode of training."""
+    """Return the same model for transformers: copies of the weights, equal logits, the same training mode."""
     config = TidegateConfig.from_transformer_config(model.config)
     with torch.device("meta"):
         converted = TidegateForCausalLM(config)
@@ -22,7 +22,11 @@ def from_transformer_lm(model: TransformerLM) -> TidegateForCausalLM:
 
 
 def to_transformer_lm(model: TidegateForCausalLM) -> TransformerLM:
-    """The same model without transformers: copies of the weights, equal logits, the same mode of training."""
+    """Return the same model without transformers: copies of the weights, equal logits, the same training mode.
+
+    Raises:
+        TypeError: The model is of another class, such as a wrapper.
+    """
     if not isinstance(model, TidegateForCausalLM):
         raise TypeError(
             f"model must be a TidegateForCausalLM; got {type(model).__name__}. Convert what a wrapper wraps."

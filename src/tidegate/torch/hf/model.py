@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from tidegate._validation import require_known_positions, require_known_tokens, require_learned_positions
+from tidegate._validation import InputError, require_known_positions, require_known_tokens, require_learned_positions
 from tidegate.config import Init, embedding_deviation, starting_deviation
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.embedding import look_up
@@ -49,7 +49,7 @@ def _start_matrix(linear: nn.Linear, init: Init, *, num_layers: int, writes: boo
 
 
 class TidegatePreTrainedModel(PreTrainedModel):
-    """What our models have in common in transformers: how their weights start, and what they can do."""
+    """The base of our models in transformers: initialization of weights and supported features."""
 
     config: TidegateConfig
     config_class = TidegateConfig
@@ -63,7 +63,7 @@ class TidegatePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Start what no checkpoint filled, as `tidegate.torch.initialize` says; what was loaded stays."""
+        """Initialize the weights that no checkpoint filled, as `tidegate.torch.initialize` does; keep loaded ones."""
         blocks = cast("TidegateModel", self.base_model).stack.blocks
         writers = [
             writer
@@ -91,17 +91,20 @@ class TidegatePreTrainedModel(PreTrainedModel):
     ) -> None:
         options = getattr(gradient_checkpointing_func, "keywords", {})
         plain = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func) is checkpoint
-        if enable and (not plain or every_n_layers != 1 or set(options.items()) - {("use_reentrant", False)}):
-            raise ValueError(
-                "gradient checkpointing of this model keeps the input of every block, without re-entrance and on the "
-                f"device; got every_n_layers={every_n_layers}, gradient_checkpointing_kwargs={options}"
-                f"{'' if plain else ', offload=True'}. Leave them out."
-            )
+        unsupported = {
+            "every_n_layers": (every_n_layers != 1, every_n_layers),
+            "offload": (not plain, True),
+            "gradient_checkpointing_kwargs": (options not in ({}, {"use_reentrant": False}), options),
+        }
+        for field, (given, value) in unsupported.items():
+            if enable and given:
+                hint = "This model keeps the input of every block, without re-entrance and on the device."
+                raise InputError(field, expected="left out", got=value, hint=hint)
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
 
 
 class TidegateModel(TidegatePreTrainedModel):
-    """Tokens in, for each position its features after all blocks and the norm out."""
+    """Maps tokens to the features of each position after all blocks and the norm."""
 
     def __init__(self, config: TidegateConfig) -> None:
         super().__init__(config)
@@ -115,7 +118,7 @@ class TidegateModel(TidegatePreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether the stack keeps the input of each block alone, and computes the block again in the backward pass."""
+        """Whether the stack keeps only the input of each block, and recomputes the block in the backward pass."""
         return self.stack.checkpoint_blocks
 
     @gradient_checkpointing.setter
@@ -133,21 +136,26 @@ class TidegateModel(TidegatePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Features (B, T, M), the cache if one is used, and the input of each block if asked for.
+        """Return features (B, T, M), the cache if one is used, and the input of each block if requested.
 
-        input_ids            : (B, T) tokens; or give `inputs_embeds`
-        attention_mask       : (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S)
-        position_ids         : (B, T); None counts the tokens that are no padding. Without a mask and a cache, a
-                               position that does not follow the one before it begins a new document, which sees no
-                               other; with a cache all is one document.
-        past_key_values      : a dynamic or a static cache, which the tokens continue
-        inputs_embeds        : (B, T, M) in place of the tokens' embeddings
-        use_cache            : whether to make a cache if none is given; None does if the configuration says so, in
-                               evaluation, unless `position_ids` may tell documents apart
-        output_hidden_states : whether to return the input of each block, and what the norm gives at the end
+        Args:
+            input_ids: (B, T) tokens; or give `inputs_embeds`.
+            attention_mask: (B, S), 0 at padding on either side; or a mask that broadcasts to (B, H, T, S).
+            position_ids: (B, T); None counts the tokens that are not padding. Without a mask and a cache, a position
+                that does not follow the previous one starts a new document, which sees no other; with a cache all
+                tokens are one document.
+            past_key_values: A dynamic or a static cache, which the tokens continue.
+            inputs_embeds: (B, T, M), in place of the tokens' embeddings.
+            use_cache: Whether to create a cache if none is given; None creates one if the configuration says so, in
+                evaluation, unless `position_ids` may separate documents.
+            output_hidden_states: Whether to return the input of each block, and the output of the norm.
+
+        Raises:
+            InputError: Both or neither of `input_ids` and `inputs_embeds` are given, tokens or positions are out of
+                range, or the mask is of another length.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give either input_ids or inputs_embeds, not both and not neither.")
+            raise InputError("input_ids", expected="given exactly when inputs_embeds is not")
         if inputs_embeds is None:
             assert input_ids is not None
             x_BTM = look_up(self.embedding, input_ids, partial(require_known_tokens, name="input_ids"))
@@ -169,7 +177,9 @@ class TidegateModel(TidegatePreTrainedModel):
             x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Any] = []
-        with _block_inputs(self.stack, states) if wanted else nullcontext(), self._kernel():
+        # transformers has no public name for it.
+        eager = self.config._attn_implementation == "eager"  # pyright: ignore[reportPrivateUsage]
+        with _block_inputs(self.stack, states) if wanted else nullcontext(), plain_kernel() if eager else nullcontext():
             x_BTM = self.stack(
                 x_BTM,
                 mask=keys.mask(attention_mask),
@@ -183,16 +193,11 @@ class TidegateModel(TidegatePreTrainedModel):
             hidden_states=(*states, x_BTM) if wanted else None,
         )
 
-    def _kernel(self) -> AbstractContextManager[Any]:
-        # transformers has no public way to ask.
-        implementation = self.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-        return plain_kernel() if implementation == "eager" else nullcontext()
-
     def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
-        """Return the positions (T,), or (B, T) that leave padding out."""
+        """Return the positions (T,), or (B, T) that do not count padding."""
         if attention_mask is not None and attention_mask.ndim == 2:
             counted = (attention_mask != 0).cumsum(dim=1) - 1
-            # What a mask counts is known only when it runs.
+            # The values of a mask are known only when it runs.
             if self.position_embedding is not None and not torch.compiler.is_compiling():
                 require_learned_positions(int(counted.max()) + 1, self.config.max_position_embeddings)
             return counted.clamp(min=0)[:, -keys.num_queries :]
@@ -202,7 +207,7 @@ class TidegateModel(TidegatePreTrainedModel):
 
 
 class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
-    """A decoder language model with gated attention; the transformers twin of `TransformerLM`."""
+    """A decoder language model with gated attention; the counterpart of `TransformerLM` in transformers."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012, as transformers declares it
     accepts_loss_kwargs = True
@@ -228,18 +233,19 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) of the next tokens, and the loss if labels are given; see also `TidegateModel.forward`.
+        """Return the logits (B, T, V) of the next tokens, and the loss if labels are given.
 
-        input_ids            : see `TidegateModel.forward`, like all that is not said here
-        attention_mask       : see there
-        position_ids         : see there
-        past_key_values      : see there
-        inputs_embeds        : see there
-        labels               : (B, T), the tokens themselves, for they are shifted here; −100 counts for nothing
-        use_cache            : see there
-        output_hidden_states : see there
-        logits_to_keep       : give the logits of that many last positions, or of those positions, alone; 0 gives all
-        num_items_in_batch   : what the sum of losses is divided by; None is the number of labels that count
+        Args:
+            input_ids: See `TidegateModel.forward`.
+            attention_mask: See there.
+            position_ids: See there.
+            past_key_values: See there.
+            inputs_embeds: See there.
+            labels: (B, T), the tokens themselves, since they are shifted here; −100 is ignored.
+            use_cache: See `TidegateModel.forward`.
+            output_hidden_states: See there.
+            logits_to_keep: Number of last positions, or the positions, whose logits are returned; 0 is all.
+            num_items_in_batch: Divides the sum of losses; None is the number of labels that are not ignored.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -270,7 +276,7 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
 
 @contextmanager
 def _block_inputs(stack: TransformerStack, states: list[Any]) -> Generator[None]:
-    """Append what each block is given."""
+    """Append the input of each block to `states`."""
 
     def note(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         states.append(arguments[0])

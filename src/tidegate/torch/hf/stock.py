@@ -6,14 +6,18 @@ from typing import Any, cast
 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from tidegate._validation import InputError
 from tidegate.config import Rotary, TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 
 
 def to_stock_model(model: TransformerLM) -> PreTrainedModel:
-    """The same model without any code of ours: copies of the weights, equal logits, the same mode of training.
+    """Return the same model without our code: copies of the weights, equal logits, the same training mode.
 
-    Gates may then be added by `tidegate.torch.retrofit.add_gates`. Raises InputError for options without a counterpart.
+    Gates may then be added by `tidegate.torch.retrofit.add_gates`.
+
+    Raises:
+        InputError: An option of the model has no counterpart in Llama and Qwen3.
     """
     config = model.config
     require_stock(config)
@@ -46,7 +50,7 @@ def to_stock_model(model: TransformerLM) -> PreTrainedModel:
 
 
 def require_stock(config: TransformerConfig) -> None:
-    """Refuse options that neither Llama nor Qwen3 has."""
+    """Raise InputError for options that neither Llama nor Qwen3 has."""
     expected = {
         "gate": ("none", str(config.gate)),
         "feedforward": ("swiglu", config.feedforward),
@@ -61,13 +65,13 @@ def require_stock(config: TransformerConfig) -> None:
     }
     for name, (wanted, found) in expected.items():
         if wanted != found:
-            raise ValueError(f"transformers has no such decoder of its own: {name} is {found}, and not {wanted}.")
+            raise InputError(name, expected=repr(wanted), got=found, hint=_HINT)
     if isinstance(config.d_ff, tuple) and len(set(config.d_ff)) > 1:
-        raise ValueError("transformers has no such decoder of its own: the feed-forward layers have several widths.")
+        raise InputError("d_ff", expected="one width for all layers", got=config.d_ff, hint=_HINT)
 
 
 def _stock_name(name: str) -> str:
-    """Our name of a tensor as theirs."""
+    """Return the name in transformers of one of our tensors."""
     if name in _NAMES:
         return _NAMES[name]
     _, _, layer, part, *rest = name.split(".")
@@ -75,6 +79,7 @@ def _stock_name(name: str) -> str:
     return ".".join(("model.layers", layer, place, *rest))
 
 
+_HINT = "transformers has no other decoder of this kind."
 _NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
     "stack.norm.weight": "model.norm.weight",
