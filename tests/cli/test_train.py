@@ -307,7 +307,7 @@ def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
         model = TransformerLM(TransformerConfig(gate="bma", d_model=16, num_layers=1, num_heads=2, vocab_size=count))
         assert f"{model.num_parameters():,}" in found.output
         refused = invoke(*command, "--tokenizer", "bpe:300")
-        assert (refused.exit_code, "holds tokens already" in refused.output) == (2, True)
+        assert (refused.exit_code, "--tokenizer must be" in refused.output) == (2, True)
 
 
 def test_shards_are_read_through_before_a_training_and_not_for_a_dry_run(text, tmp_path):
