@@ -195,8 +195,8 @@ def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):
     [
         (["--nproc", "8", "--parallel", "tp"], "--nproc must be a divisor of the 4 heads of"),
         (["--nproc", "2", "--parallel", "tp", "--num-kv-heads", "1"], "--nproc must be a divisor of the 1 head of"),
-        (["--nproc", "3"], "--nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
-        (["--nproc", "3", "--dry-run"], "--nproc must divide the rows of a part of a batch"),
+        (["--nproc", "3"], "--nproc must be a divisor of the rows of a part of a batch, 4 in 1 parts, got 3"),
+        (["--nproc", "3", "--dry-run"], "--nproc must be a divisor of the rows of a part of a batch"),
         (["--parallel", "tp"], "--parallel must be left out for a single process, got 'tp'"),
         (["--max-restarts", "2"], "--max-restarts must be 0 without --nproc"),
     ],

@@ -178,15 +178,15 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--accumulate", 3], "--accumulate must divide batch_size"),
+        (["--accumulate", 3], "--accumulate must be a divisor of batch_size"),
         (["--gate", "g1@params=none"], "options of a comparison"),
         (["--gate", "nonsense"], "nonsense"),
-        (["--device", "quantum"], "--device quantum cannot be used here"),
+        (["--device", "quantum"], "--device must be one that can be used here"),
         (["--lr", "-1"], "--lr must be a finite number above 0"),
         (["--num-heads", 3], "num_heads"),
-        (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must lie above 0"),
-        (["--flops", "nan"], "--flops must be a number"),
-        (["--mfu", "3"], "--mfu must lie above 0"),
+        (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must be in (0, 1]"),
+        (["--flops", "nan"], "--flops must be a finite number above 0"),
+        (["--mfu", "3"], "--mfu must be in (0, 1]"),
         (["--gate", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
         (["--gate", "key:input:head@qk_norm=yes"], "--gate must be without qk_norm where it undoes a gate"),
     ],
@@ -226,7 +226,7 @@ def test_a_run_that_failed_does_not_keep_its_folder(trained, text, tmp_path):
 def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monkeypatch):
     monkeypatch.setattr("tidegate.lab.training.estimate.estimate_run", lambda run: pytest.fail("it was measured"))
     done = invoke("train", "--data", text, *SIZES, "--dry-run", "--flops", "-1")
-    assert (done.exit_code, "--flops must be a number" in done.output) == (2, True)
+    assert (done.exit_code, "--flops must be a finite number above 0" in done.output) == (2, True)
 
 
 def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
@@ -307,7 +307,7 @@ def test_a_preset_with_byte_pairs_takes_tokens_as_they_are(text, tmp_path):
         model = TransformerLM(TransformerConfig(gate="bma", d_model=16, num_layers=1, num_heads=2, vocab_size=count))
         assert f"{model.num_parameters():,}" in found.output
         refused = invoke(*command, "--tokenizer", "bpe:300")
-        assert (refused.exit_code, "holds tokens already" in refused.output) == (2, True)
+        assert (refused.exit_code, "--tokenizer must be" in refused.output) == (2, True)
 
 
 def test_shards_are_read_through_before_a_training_and_not_for_a_dry_run(text, tmp_path):

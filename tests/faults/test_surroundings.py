@@ -10,6 +10,7 @@ from pathlib import Path
 import fault_points
 import pytest
 import victims
+from errors import rejects
 from lab_runs import LENGTH, executed, patch_miniatures, records_of, request_of, run_of, text_of, timeless
 
 from tidegate.lab.compare.run import CHECKPOINTS, RunsFailedError, compare
@@ -154,9 +155,7 @@ def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, e
     def disturb(event):
         if not refused:
             refused.append(True)
-            with pytest.raises(
-                ValueError, match=r"Another command is at work in .*Wait for it, or choose another --out"
-            ):
+            with rejects("out", hint="Wait for it"):
                 comparison(out)
 
     records = comparison(out, on_event=disturb)

@@ -14,7 +14,6 @@ from tidegate.lab.compare.request import GRID, Request
 from tidegate.lab.compare.run import CHECKPOINTS, RunsFailedError, compare, records_path
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.variants import parse_variants
-from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.text import TextData
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Notice, Phase, Progress
@@ -310,8 +309,9 @@ class TestAFolder:
         for field, value in (("num_seeds", 0), ("num_seeds", 10_001), ("budget", 0), ("margin", -0.1)):
             with rejects(field):
                 request_of(task, **{field: value})
-        with pytest.raises(DataError, match="gone"):
+        with rejects("data") as rejected:
             compared(request_of(replace(task, source=str(tmp_path / "gone.txt"))), tmp_path / "out")
+        assert "gone.txt" in str(rejected.value.got)
         assert not (tmp_path / "out").exists()
 
     def test_is_not_made_for_options_that_training_refuses(self, task, tmp_path, miniatures):

@@ -1,11 +1,10 @@
 import sysconfig
 from pathlib import Path
 
-import pytest
+from errors import rejects
 
 from tidegate.lab.tasks.corpus import HELD_OUT, TRAINING, embedded_corpus
 from tidegate.lab.tasks.documents import Document, fingerprint
-from tidegate.lab.tasks.task import DataError
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -39,7 +38,7 @@ def test_a_missing_module_is_left_out_and_named(tmp_path):
 
 
 def test_a_python_without_sources_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match=r"no sources of its standard library.*--data"):
+    with rejects("data", hint="no sources of its standard library"):
         embedded_corpus(tmp_path)
 
 

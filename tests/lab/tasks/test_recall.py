@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from errors import rejects
 
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import NO_TARGET
@@ -94,15 +95,15 @@ def test_a_task_is_json_and_survives_pickling():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "field"),
     [
-        ({"num_pairs": 0}, "num_pairs must be a positive integer"),
-        ({"num_values": True}, "num_values must be a positive integer"),
-        ({"num_queries": 0}, "num_queries must be a positive integer"),
-        ({"num_pairs": 65}, "num_keys must be at least num_pairs, 65; got 64"),
-        ({"num_queries": 17}, "num_queries must be at most num_pairs, 16; got 17"),
+        ({"num_pairs": 0}, "num_pairs"),
+        ({"num_values": True}, "num_values"),
+        ({"num_queries": 0}, "num_queries"),
+        ({"num_pairs": 65}, "num_keys"),
+        ({"num_queries": 17}, "num_queries"),
     ],
 )
-def test_impossible_options_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_impossible_options_are_refused(options, field):
+    with rejects(field):
         RecallTask(**options)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from errors import rejects
 
 from tidegate.lab.tasks.holdout import hold_out
 from tidegate.lab.tasks.source import read_corpus
-from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.text import TextTask, text_task
 
 
@@ -54,7 +54,7 @@ def test_windows_start_at_every_place_of_the_training_text(tmp_path):
 
 
 def test_a_negative_seed_is_refused(text_file):
-    with pytest.raises(ValueError, match="seed must be at least 0; got -1"):
+    with rejects("seed"):
         text_task(str(text_file)).load().batch(seed=-1, step=0, size=1)
 
 
@@ -181,27 +181,27 @@ def test_facts_are_json(text_file, token_file):
 def test_changed_text_is_refused(text_file, sentences):
     task = text_task(str(text_file))
     text_file.write_text("".join(sentences[1:]))
-    with pytest.raises(DataError, match=f"has changed: its fingerprint was {task.fingerprint}"):
+    with rejects("data", hint=f"has changed: its fingerprint was {task.fingerprint}"):
         task.load()
 
 
 def test_changed_tokens_are_refused(token_file):
     task = text_task(str(token_file))
     np.save(token_file, np.arange(5000, dtype=np.uint16) % 776)
-    with pytest.raises(DataError, match="has changed"):
+    with rejects("data", hint="has changed"):
         task.load()
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("field", "value"),
     [
-        ({"length": 0}, "length must be a positive integer"),
-        ({"length": 1.5}, "length must be a positive integer"),
-        ({"num_validation_tokens": 0}, "num_validation_tokens must be"),
-        ({"validation_share": 0.0}, "validation_share must lie above 0"),
-        ({"validation_share": 0.6}, "at most at 0.5"),
+        ("length", 0),
+        ("length", 1.5),
+        ("num_validation_tokens", 0),
+        ("validation_share", 0.0),
+        ("validation_share", 0.6),
     ],
 )
-def test_impossible_options_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        TextTask(**options)
+def test_impossible_options_are_refused(field, value):
+    with rejects(field):
+        TextTask(**{field: value})

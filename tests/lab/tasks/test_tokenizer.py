@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from covers import axis, over
+from errors import rejects
 
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.holdout import hold_out
 from tidegate.lab.tasks.source import read_corpus
-from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.tasks.tokenizer import Tokenizer, trained_tokenizer
 
@@ -65,7 +65,7 @@ def test_text_with_few_pairs_has_fewer_tokens_than_asked_for(tmp_path):
 
 @pytest.mark.parametrize("spelling", ["bpe", "bpe:256", "bpe:-5", "words", "bpe:1e4", "", "none"])
 def test_other_tokenizers_are_refused(spelling, text_file):
-    with pytest.raises(DataError, match="--tokenizer must be 'bytes', or 'bpe:N'"):
+    with rejects("tokenizer"):
         text_task(str(text_file), tokenizer=spelling)
 
 
@@ -73,7 +73,7 @@ def test_byte_pairs_want_utf8(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("é".encode("latin-1") * 3000)
     assert text_task(str(path)).load().vocab_size == 256
-    with pytest.raises(DataError, match=r"latin\.txt is something else \(byte 0\); use --tokenizer bytes"):
+    with rejects("tokenizer", hint="latin.txt, which is something else at byte 0"):
         text_task(str(path), tokenizer="bpe:300").load()
 
 
@@ -117,5 +117,5 @@ def test_where_text_is_cut_does_not_show_in_its_tokens():
 def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_document(tmp_path):
     path = tmp_path / "mixed.txt"
     path.write_bytes(b"a line of text\n" * 10_000 + b"\xff\n" + b"another line\n" * 10_000)
-    with pytest.raises(DataError, match=r"mixed\.txt is something else \(byte 150000\)"):
+    with rejects("tokenizer", hint="mixed.txt, which is something else at byte 150000."):
         text_task(str(path), tokenizer="bpe:300").load()

@@ -211,17 +211,17 @@ class TestADamagedCheckpoint:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"metadata": {"run": "b"}}, "belongs to the run b and not to a"),
+            ({"metadata": {"run": "b"}}, "It belongs to the run b."),
             (
                 {"metadata": {"state": "[" * 100_000}},
-                "cannot be read: text must be valid JSON. Lists or objects are nested too",
+                "text must be valid JSON. Lists or objects are nested too",
             ),
             ({"metadata": {"state": json.dumps(asdict(STATE) | {"step": "3"})}}, "state.step must be a whole number"),
             ({"metadata": {"state": json.dumps(asdict(STATE) | {"tide": 1})}}, "state.tide must be a field"),
             ({"tensors": {"model.stack.norm.weight": None}}, "does not fit the run: stack.norm.weight is missing"),
             ({"tensors": {"model.stack.norm.weight": torch.zeros(3)}}, "has shape (3,), expected (16,)"),
             ({"tensors": {"optimizer.0.exp_avg": torch.zeros(3)}}, "optimizer.0.exp_avg has shape (3,), expected"),
-            ({"tensors": {"optimizer.99.exp_avg": torch.zeros(3)}}, "its optimiser has other parameters"),
+            ({"tensors": {"optimizer.99.exp_avg": torch.zeros(3)}}, "Its optimizer has other parameters"),
             ({"metadata": {"version": "0"}}, "has the format version '0'"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",

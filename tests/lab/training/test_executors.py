@@ -13,6 +13,7 @@ import fault_points
 import lab_runs
 import psutil
 import pytest
+from errors import rejects
 from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
 from waiting import LIMIT_IN_SECONDS, wait_until
 
@@ -209,7 +210,7 @@ class TestEveryExecutor:
 
 
 def test_an_unknown_executor_is_refused():
-    with pytest.raises(ValueError, match="executor must be one of serial, processes, ray; got 'threads'"):
+    with rejects("executor"):
         executor_of("threads")
 
 
@@ -376,7 +377,7 @@ class TestAComparisonInProcesses:
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
-    with pytest.raises(ChildProcessError, match=r"begin, with exit code 7\. Free memory, or use --executor serial\."):
+    with pytest.raises(ChildProcessError, match=r"begin, with exit code 7\. Free memory, or use the executor serial\."):
         done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
 
 
@@ -501,7 +502,7 @@ class TestTheReasonOfAnEnd:
 
 @pytest.mark.parametrize("retries", [-1, 1.5, True, "2"])
 def test_retries_that_are_no_number_of_times_are_refused(retries):
-    with pytest.raises(ValueError, match="retries must be a whole number of at least 0; got"):
+    with rejects("retries"):
         executor_of("processes", retries=retries)
 
 

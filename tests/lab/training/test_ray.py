@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lab_cluster
 import pytest
+from errors import rejects
 from lab_cluster import LONG, SCENARIOS, long_runs, pair_run
 from lab_runs import executed, run_of, text_of, timeless
 
@@ -71,7 +72,7 @@ def test_runs_that_lose_their_process_or_their_machine_go_on_elsewhere_and_are_r
 
 def test_runs_that_no_machine_has_room_for_are_refused_instead_of_waiting_for_ever(answers):
     said, _, _ = answers["crowded"]
-    assert said == [
+    assert [words.partition(". ")[2] for words in said] == [
         f"Ray has no room for a run of {needs}: its machines have 2 × 1 core. Ask for less, or add machines before "
         "you start."
         for needs in ("2 cores", "3 cores, in 3 processes", "4 cores, in 2 processes")
@@ -172,36 +173,36 @@ def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monke
 
 class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
-        ("options", "message"),
+        ("options", "field"),
         [
-            ({"cpus": 0}, "cpus must be a positive integer"),
-            ({"cpus": 1.5}, "cpus must be a positive integer"),
-            ({"cpus": 3, "processes": 2}, "cpus must be as many for each of a run's 2 processes; got 3"),
-            ({"processes": 0}, "processes must be a positive integer"),
-            ({"gpus": 1, "processes": 2}, "gpus must be 0, or one for each of a run's processes, 2; got 1"),
-            ({"gpus": -1}, "gpus must be 0, or one"),
-            ({"gpus": True}, "gpus must be 0, or one"),
+            ({"cpus": 0}, "cpus"),
+            ({"cpus": 1.5}, "cpus"),
+            ({"cpus": 3, "processes": 2}, "cpus"),
+            ({"processes": 0}, "processes"),
+            ({"gpus": 1, "processes": 2}, "gpus"),
+            ({"gpus": -1}, "gpus"),
+            ({"gpus": True}, "gpus"),
         ],
     )
-    def test_is_refused_where_it_makes_no_sense(self, options, message):
-        with pytest.raises(ValueError, match=message):
+    def test_is_refused_where_it_makes_no_sense(self, options, field):
+        with rejects(field):
             RunResources(**options)
 
     def test_is_for_ray_alone(self):
-        with pytest.raises(ValueError, match="executor must be ray for cores, devices and processes of each run; got"):
+        with rejects("executor"):
             executor_of("serial", resources=RunResources(cpus=2))
 
     @pytest.mark.parametrize(
-        ("options", "training", "message"),
+        ("options", "training", "field"),
         [
-            ({"gpus": 1}, {}, "gpus are for runs on the device cuda"),
-            ({"gpus": 1}, {"device": "cuda:1"}, "of which Ray chooses one; this one is on cuda:1"),
-            ({}, {"device": "cuda"}, "gpus must be at least 1 for runs on cuda"),
-            ({"processes": 3}, {}, "nproc must divide the rows of a part of a batch; got 3 processes and 4 rows"),
+            ({"gpus": 1}, {}, "gpus"),
+            ({"gpus": 1}, {"device": "cuda:1"}, "gpus"),
+            ({}, {"device": "cuda"}, "gpus"),
+            ({"processes": 3}, {}, "nproc"),
         ],
     )
-    def test_must_fit_the_run(self, task, options, training, message):
-        with pytest.raises(ValueError, match=message):
+    def test_must_fit_the_run(self, task, options, training, field):
+        with rejects(field):
             RunResources(**options).require(run_of(task, **training))
 
     def test_is_counted_on_each_machine(self, task):

@@ -289,7 +289,7 @@ def test_the_committed_records_are_whole():
 
 def test_two_cannot_work_on_one_file_at_once(tmp_path):
     file = RecordFile(tmp_path / "records.jsonl")
-    with file.lock(), pytest.raises(ValueError, match="Another command is at work"), file.lock():
+    with file.lock(), rejects("out", hint="Wait for it"), file.lock():
         pass
     with file.lock():
         assert file.read() == []

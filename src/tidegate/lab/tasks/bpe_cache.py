@@ -48,7 +48,7 @@ class _Made(NamedTuple):
 def merged_tokens(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> EncodedText:
     """Learn byte pairs from the training documents alone and encode all documents, or load both from the disk.
 
-    A `DataError` if the package `tokenizers` is missing, or if a document is not UTF-8.
+    Raise InputError if the package `tokenizers` is missing, or if a document is not UTF-8.
     """
     version = str(tokenizers_library(num_tokens).__version__)
     key = json.dumps([_FORMAT, fingerprint(training, held_out), num_tokens, version])

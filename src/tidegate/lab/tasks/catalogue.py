@@ -1,4 +1,4 @@
-"""The one door to all tasks, from what a command line says."""
+"""The one door to all tasks: from the options of a comparison, or from a record."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from tidegate._json import decode_part, require_object
-from tidegate._validation import InputError
+from tidegate._validation import InputError, require_choice
 from tidegate.lab.tasks.image import ImageTask, image_task
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.tasks.task import DataError, RecordedTask, Task, TaskKind
+from tidegate.lab.tasks.task import RecordedTask, Task, TaskKind
 from tidegate.lab.tasks.text import DEFAULT_LENGTH, TextTask, text_task
 
 _CLASSES: dict[str, type[TextTask | ImageTask | RecallTask]] = {
@@ -32,17 +32,17 @@ def task_of(
 
     final_tokens : how much of what is held out of a text is evaluated at the end, at most; None takes the task's own
 
-    A `DataError` says what cannot be found or read, and which option has no meaning for this kind of task.
+    Raises:
+        InputError: Data cannot be found or read, or an option has no meaning for this kind of task.
     """
     if kind == "lm":
         length = DEFAULT_LENGTH if length is None else length
         task = text_task(data, tokenizer=tokenizer, field=field, length=length)
         return task if final_tokens is None else replace(task, num_final_tokens=final_tokens)
-    if kind not in get_args(TaskKind):
-        raise DataError(f"--task must be one of {', '.join(get_args(TaskKind))}; got {kind!r}.")
+    require_choice("kind", kind, get_args(TaskKind))
     _require_absent(kind, "tokenizer", tokenizer)
     _require_absent(kind, "field", field)
-    _require_absent(kind, "final-tokens", final_tokens)
+    _require_absent(kind, "final_tokens", final_tokens)
     if kind == "image":
         _require_absent(kind, "length", length)
         return image_task(data)
@@ -62,12 +62,12 @@ def task_from_dict(values: Any) -> Task:
 
 def _require_absent(kind: TaskKind, option: str, value: str | int | None) -> None:
     if value is not None:
-        raise DataError(f"--{option} {value} has no meaning for --task {kind}; leave it out.")
+        raise InputError(option, expected=f"left out for the task {kind}", got=value)
 
 
 def _recall_task(length: int) -> RecallTask:
     """As many pairs as fit, all of them asked for; keys enough for four times as many."""
     num_pairs, rest = divmod(length, 3)
     if num_pairs < 1 or rest:
-        raise DataError(f"--length of --task recall must be a multiple of 3, three tokens a pair; got {length}.")
+        raise InputError("length", expected="a multiple of 3 for the task recall, three tokens a pair", got=length)
     return RecallTask(num_pairs=num_pairs, num_keys=max(RecallTask().num_keys, 4 * num_pairs))

@@ -6,8 +6,8 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Document, read_bytes
-from tidegate.lab.tasks.task import DataError
 
 _TRAINING = """
 _collections_abc.py _compat_pickle.py _markupbase.py _osx_support.py _pydecimal.py _pyio.py _strptime.py
@@ -63,7 +63,7 @@ class EmbeddedCorpus(NamedTuple):
 def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
     """Read the listed modules below `folder`, the running Python's standard library by default.
 
-    A module that is missing is left out and named; none at all, or none on either side, is a `DataError`.
+    A module that is missing is left out and named. Raise InputError if all are missing on either side.
     """
     folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     missing = tuple(name for name in (*TRAINING, *HELD_OUT) if not (folder / name).is_file())
@@ -72,7 +72,6 @@ def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
         for names in (TRAINING, HELD_OUT)
     )
     if not (training and held_out):
-        raise DataError(
-            f"this Python has no sources of its standard library in {folder}; give text of your own with --data."
-        )
+        hint = f"This Python has no sources of its standard library in {folder}."
+        raise InputError("data", expected="a text of your own", hint=hint)
     return EmbeddedCorpus(training, held_out, missing)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from tidegate._files import irregular_kind
-from tidegate.lab.tasks.task import DataError
+from tidegate._validation import InputError
 
 _SNIFFED_BYTES = 8192
 """How much of a file is looked at for a zero byte, which no text has."""
@@ -44,17 +44,33 @@ def fingerprint(*groups: Sequence[Document]) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file; a `DataError` if it cannot be read, or if it is a pipe or a device, which may never end."""
+    """Return a whole file. Raise InputError if it cannot be read, or is a pipe or a device, which may never end."""
     try:
-        if kind := irregular_kind(path):
-            raise DataError(f"--data {path} is {kind} and no file. Write what it gives to a file, and name that.")
+        _require_regular(path)
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """Return the error about a file or folder of the data that the system does not give."""
+    return InputError("data", expected="readable", got=path, hint=f"{error.strerror or error}.")
+
+
+def changed(source: str, before: str, now: str) -> InputError:
+    """Return the error about data that do not have the fingerprint of a run that began with them."""
+    hint = f"It has changed: its fingerprint was {before} and is {now}. Bring the old data back, or choose another out."
+    return InputError("data", expected="what it was", got=Path(source), hint=hint)
+
+
+def _require_regular(path: Path) -> None:
+    if kind := irregular_kind(path):
+        hint = f"It is {kind}. Write what it gives to a file, and name that."
+        raise InputError("data", expected="a file", got=path, hint=hint)
 
 
 def read_json(text: bytes) -> Any:
-    """JSON as anyone may have written it, nan and infinities included; a `ValueError` if it is none, or too deep."""
+    """Return JSON as anyone may have written it, nan and infinities included; ValueError if it is none, or too deep."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -62,19 +78,20 @@ def read_json(text: bytes) -> Any:
 
 
 def expand_home(source: str) -> Path:
-    """The path with `~` replaced by the home it stands for; a `DataError` if there is no such user."""
+    """Return the path with `~` replaced by the home it stands for. Raise InputError if there is no such user."""
     try:
         return Path(source).expanduser()
     except RuntimeError as error:
-        raise DataError(f"--data {source} names a home that is not there. Write the path in full.") from error
+        hint = "There is no such home. Write the path in full."
+        raise InputError("data", expected="a path below a home that exists", got=source, hint=hint) from error
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; a `DataError` if we may not look."""
+    """Return whether there is such a file or folder. Raise InputError if we may not look."""
     try:
         return path.exists()
     except OSError as error:
-        raise DataError(f"--data {path} cannot be read: {error.strerror or error}.") from error
+        raise unreadable(path, error) from error
 
 
 def holds_records(folder: Path) -> bool:
@@ -112,7 +129,7 @@ def file_documents(source: str, field: str) -> tuple[Document, ...]:
     """
     documents = tuple(document for document in _all_documents(source, field) if document.content)
     if not documents:
-        raise DataError(f"--data {source} holds no text; name a file with text in it, or a folder of such files.")
+        raise InputError("data", expected="a file with text in it, or a folder of such files", got=Path(source))
     return documents
 
 
@@ -122,14 +139,16 @@ def record_text(record: Any, field: str, place: str) -> bytes:
     Nothing where the field holds null.
     """
     if not isinstance(record, dict):
-        raise DataError(f"--data {place} is {type(record).__name__}, not an object with the field {field!r}.")
+        hint = f"{place} is {type(record).__name__}."
+        raise InputError("data", expected=f"JSON objects with the field {field!r}", hint=hint)
     fields = cast("dict[str, Any]", record)
     if field not in fields:
         found = ", ".join(map(repr, fields)) or "none"
-        raise DataError(f"--data {place} has no field {field!r}; it has {found}. Choose one with --field.")
+        raise InputError("field", expected=f"a field of {place}, which has {found}", got=field)
     text = "" if fields[field] is None else fields[field]
     if not isinstance(text, str):
-        raise DataError(f"--data {place} has {type(text).__name__} in the field {field!r}, not text; choose another.")
+        hint = f"{place} has {type(text).__name__} there."
+        raise InputError("field", expected="one that holds text", got=field, hint=hint)
     # A lone surrogate can stand in JSON, and in no UTF-8.
     return text.encode(errors="replace")
 
@@ -146,8 +165,7 @@ def text_files(source: str) -> Iterator[tuple[str, Path]]:
     """Name and place of the files of which `file_documents` reads the documents, sorted; their text is not read."""
     named = not is_pattern(source) and not Path(source).is_dir()
     for name, found in _named_files(source):
-        if kind := irregular_kind(found):
-            raise DataError(f"--data {found} is {kind} and no file. Write what it gives to a file, and name that.")
+        _require_regular(found)
         with found.open("rb") as file:
             if named or b"\0" not in file.read(_SNIFFED_BYTES):
                 yield name, found
@@ -174,9 +192,8 @@ def _named_files(source: str) -> list[tuple[str, Path]]:
 
 def _require_apart(folder: Path, source: str) -> None:
     if holds_records(folder):
-        raise DataError(
-            f"--data {source} is where a comparison wrote its {_RECORDS}; keep text in a folder other than --out."
-        )
+        hint = f"A comparison wrote its {_RECORDS} there. Keep text apart."
+        raise InputError("data", expected="other than the folder of a comparison", got=Path(source), hint=hint)
 
 
 def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Document]:
@@ -196,7 +213,8 @@ def _parse_json(line: bytes, path: Path, number: int) -> Any:
     try:
         return read_json(line)
     except ValueError as error:
-        raise DataError(f"--data {path}:{number} is not JSON ({error}); each line must be one JSON object.") from error
+        hint = f"{path}:{number} is not JSON: {error}."
+        raise InputError("data", expected="one JSON object a line", hint=hint) from error
 
 
 def _matches(pattern: Path, root: Path) -> list[Path]:
@@ -208,7 +226,8 @@ def _matches(pattern: Path, root: Path) -> list[Path]:
     kept = (path for path in found if not _is_hidden(path.relative_to(root)) and path.is_file())
     files = [path for path in kept if not any(map(is_ours, _folders_between(root, path)))]
     if not files:
-        raise DataError(f"--data {pattern} matches no file; quote the pattern, and check where it starts.")
+        hint = "Quote the pattern, and check where it starts."
+        raise InputError("data", expected="a pattern that matches files", got=pattern, hint=hint)
     return files
 
 
@@ -232,10 +251,10 @@ def files_below(folder: Path) -> Iterator[Path]:
     So are pipes, devices and links to them. A link that leads nowhere is not: whoever reads it says so.
     """
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"--data {error.filename} cannot be read: {error.strerror}.") from error
+    def stop(error: OSError) -> None:
+        raise unreadable(Path(error.filename), error) from error
 
-    for here, folders, files in os.walk(folder, onerror=refuse):
+    for here, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not name.startswith(".") and not holds_records(Path(here, name))]
         paths = (Path(here, name) for name in files if not name.startswith("."))
         yield from (path for path in paths if not _is_irregular(path))

@@ -7,21 +7,21 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Document, record_text
-from tidegate.lab.tasks.task import DataError
 
 
 def hub_documents(name: str, field: str) -> tuple[Document, ...]:
     """The rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.
 
-    What the cache of `datasets` holds is read without the network. A `DataError` says if the package is missing, or
-    if the dataset cannot be had.
+    What the cache of `datasets` holds is read without the network. Raise InputError if the package is missing, or if
+    the dataset cannot be had.
     """
     rows = _rows(name, field)
     documents = (Document(str(number), record_text(row, field, f"hf:{name}")) for number, row in enumerate(rows))
     kept = tuple(document for document in documents if document.content)
     if not kept:
-        raise DataError(f"--data hf:{name} holds no text in the field {field!r}; choose another with --field.")
+        raise InputError("field", expected=f"one that holds text in hf:{name}", got=field)
     return kept
 
 
@@ -40,10 +40,8 @@ def _rows(name: str, field: str, *, streaming: bool = False) -> Iterable[dict[st
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"--data {name} is no file or folder here, and reading it from the Hugging Face hub needs the package "
-            "datasets: pip install 'tidegate[hf]'."
-        ) from error
+        hint = "Reading from the Hugging Face hub needs the package datasets: pip install 'tidegate[hf]'."
+        raise InputError("data", expected="a file or folder that exists", got=name, hint=hint) from error
     dataset, _, configuration = name.partition("@")
     try:
         with _quiet():
@@ -53,10 +51,9 @@ def _rows(name: str, field: str, *, streaming: bool = False) -> Iterable[dict[st
     # The hub's libraries raise errors of a dozen unrelated classes, their own and those of what they call.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-        raise DataError(
-            f"--data {name} is no file or folder here, and cannot be had from the Hugging Face hub "
-            f"({type(error).__name__}: {reason}). Check the name and the network, or give a file."
-        ) from error
+        hint = f"{type(error).__name__}: {reason}. Check the name and the network, or give a file."
+        expected = "a file or folder that exists, or a dataset on the Hugging Face hub"
+        raise InputError("data", expected=expected, got=name, hint=hint) from error
     # Other columns may be images, that take long to decode.
     # A stream may not know its columns before its first row.
     return rows.select_columns([field]) if field in (rows.column_names or ()) else rows

@@ -13,10 +13,11 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate._validation import require_size
+from tidegate._validation import InputError, require_size
+from tidegate.lab.tasks.documents import changed
 from tidegate.lab.tasks.pictures import DIGITS, Pictures, digit_pictures, folder_pictures, picture_folder
 from tidegate.lab.tasks.seeding import draws
-from tidegate.lab.tasks.task import PROBE_ROWS, Batch, DataError, in_batches
+from tidegate.lab.tasks.task import PROBE_ROWS, Batch, in_batches
 
 _DIGITS_SIZE = 8
 _FOLDER_SIZE = 32
@@ -40,9 +41,9 @@ class ImageTask:
     def __post_init__(self) -> None:
         require_size("image_size", self.image_size)
         if self.source == DIGITS and self.image_size != _DIGITS_SIZE:
-            raise DataError(f"image_size of the digits is {_DIGITS_SIZE}; got {self.image_size!r}.")
+            raise InputError("image_size", expected=f"{_DIGITS_SIZE} for the digits", got=self.image_size)
         if not 0 < self.validation_share <= 0.5:
-            raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
+            raise InputError("validation_share", expected="above 0 and at most 0.5", got=self.validation_share)
 
     @property
     def length(self) -> int:
@@ -50,7 +51,7 @@ class ImageTask:
         return 1
 
     def load(self) -> ImageData:
-        """Read the images; once in a process. A `DataError` if they are no longer what they were."""
+        """Read the images; once in a process. Raise InputError if they are no longer what they were."""
         return _load(self)
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class ImageTask:
 
 
 def image_task(data: str | None = None, *, image_size: int | None = None) -> ImageTask:
-    """The task that `--data` names, found and fingerprinted; a `DataError` if there are no such images.
+    """Return the task that `data` names, found and fingerprinted; raise InputError if there are no such images.
 
     data       : None or "digits", or a folder with a folder for each class
     image_size : of a folder's images, 32 if None
@@ -168,10 +169,7 @@ class ImageData:
 def _load(task: ImageTask) -> ImageData:
     pictures = _read(task)
     if task.fingerprint not in ("", pictures.fingerprint):
-        raise DataError(
-            f"--data {task.source} has changed: its fingerprint was {task.fingerprint} and is {pictures.fingerprint}. "
-            "Bring the old images back, or start anew with another --out."
-        )
+        raise changed(task.source, task.fingerprint, pictures.fingerprint)
     return ImageData(task, pictures)
 
 
@@ -190,9 +188,8 @@ def _held_out(pictures: Pictures, share: float) -> npt.NDArray[np.bool_]:
         chosen[rows] = keys[rows] <= last
         if chosen[rows].all():
             name = pictures.classes[label]
-            raise DataError(
-                f"--data has too few different images of the class {name!r}; one at least is to be held out."
-            )
+            hint = f"The class {name!r} has too few; one at least is held out."
+            raise InputError("data", expected="folders of at least two different images each", hint=hint)
     return chosen
 
 

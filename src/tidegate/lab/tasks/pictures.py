@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import (
     Document,
     exists,
@@ -23,8 +24,8 @@ from tidegate.lab.tasks.documents import (
     fingerprint,
     holds_records,
     read_bytes,
+    unreadable,
 )
-from tidegate.lab.tasks.task import DataError
 
 DIGITS = "digits"
 """The source that needs no path."""
@@ -60,7 +61,8 @@ def digit_pictures() -> Pictures:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("--data digits needs the package scikit-learn: pip install 'tidegate[lab]'.") from error
+        hint = "The digits need the package scikit-learn: pip install 'tidegate[lab]'."
+        raise InputError("data", expected="a folder of images", got=DIGITS, hint=hint) from error
     digits: Any = load_digits()
     images = np.ascontiguousarray(digits.images, dtype=np.uint8)[:, None]
     labels = np.asarray(digits.target, dtype=np.int64)
@@ -70,12 +72,14 @@ def digit_pictures() -> Pictures:
 
 
 def picture_folder(source: str) -> str:
-    """Return the absolute path of a folder with at least two class folders; a `DataError` if it is none."""
+    """Return the absolute path of a folder with at least two class folders; raise InputError if it is none."""
     folder = expand_home(source).absolute()
     if not exists(folder):
-        raise DataError(f"--data {source} does not exist; give a folder of images, or 'digits'.")
+        hint = "It does not exist."
+        raise InputError("data", expected="a folder of images, or 'digits'", got=source, hint=hint)
     if not folder.is_dir() or len(_class_folders(folder)) < 2:
-        raise DataError(f"--data {source} must be a folder with one folder of images for each of two or more classes.")
+        expected = "a folder with one folder of images for each of two or more classes"
+        raise InputError("data", expected=expected, got=source)
     return str(folder)
 
 
@@ -87,7 +91,8 @@ def folder_pictures(source: str, image_size: int) -> Pictures:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("--data with images needs the package pillow: pip install 'tidegate[lab]'.") from error
+        hint = "Image files need the package pillow: pip install 'tidegate[lab]'."
+        raise InputError("data", expected="'digits'", got=source, hint=hint) from error
     folders = _class_folders(Path(source))
     endings = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _FORMATS)
     paths = [(label, path) for label, folder in enumerate(folders) for path in _image_files(folder, endings)]
@@ -110,7 +115,7 @@ def _class_folders(folder: Path) -> list[Path]:
     try:
         folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"--data {folder} cannot be read: {error.strerror or error}.") from error
+        raise unreadable(folder, error) from error
     return [path for path in folders if not holds_records(path)]
 
 
@@ -121,7 +126,8 @@ def _image_files(folder: Path, endings: frozenset[str]) -> list[Path]:
 def _require_two_each(folders: Sequence[Path], labels: npt.NDArray[np.int64]) -> None:
     for label, folder in enumerate(folders):
         if (count := int((labels == label).sum())) < 2:
-            raise DataError(f"--data {folder} holds {count} images; each class needs at least two, one to be held out.")
+            hint = f"{folder} has {count}; one is held out."
+            raise InputError("data", expected="folders of at least two images each", hint=hint)
 
 
 def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
@@ -136,14 +142,15 @@ def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.u
             grey = image.mode in ("1", "L", "LA")
             fitted = ImageOps.fit(image.convert("L" if grey else "RGB"), (image_size, image_size))
     except UnidentifiedImageError as error:
-        reason = f"it is none of {', '.join(known)}"
-        raise DataError(f"--data {path} cannot be read as an image: {reason}. Convert it or take it out.") from error
-    except DataError:
+        hint = f"It is none of {', '.join(known)}. Convert it or take it out."
+        raise InputError("data", expected="an image", got=path, hint=hint) from error
+    except InputError:
         raise
     # Decoders raise errors of many classes, those of the modules that they call among them.
     except Exception as error:
         reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"--data {path} cannot be read as an image: {reason}. Mend it or take it out.") from error
+        hint = f"{reason}. Mend it or take it out."
+        raise InputError("data", expected="an image", got=path, hint=hint) from error
     array = np.asarray(fitted, dtype=np.uint8)
     return array[None] if grey else np.moveaxis(array, -1, 0)
 
@@ -151,10 +158,9 @@ def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.u
 def _require_moderate_size(path: Path, size: tuple[int, int], num_bytes: int) -> None:
     width, height = size
     if width * height > max(_MOST_PIXELS, _MOST_PIXELS_PER_BYTE * num_bytes):
-        raise DataError(
-            f"--data {path} declares {width} × {height} pixels in {num_bytes:,} bytes, more than {_MOST_PIXELS:,} and "
-            f"than {_MOST_PIXELS_PER_BYTE} for each byte. Scale it down or take it out."
-        )
+        expected = f"an image of at most {_MOST_PIXELS:,} pixels or {_MOST_PIXELS_PER_BYTE} for each byte"
+        hint = f"It declares {width} × {height} pixels in {num_bytes:,} bytes. Scale it down or take it out."
+        raise InputError("data", expected=expected, got=path, hint=hint)
 
 
 def _to_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

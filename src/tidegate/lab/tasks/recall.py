@@ -12,9 +12,9 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate._validation import require_size
+from tidegate._validation import InputError, require_size
 from tidegate.lab.tasks.seeding import Purpose, draws
-from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, DataError
+from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch
 
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128
@@ -39,9 +39,9 @@ class RecallTask:
         for name in ("num_pairs", "num_queries", "num_keys", "num_values"):
             require_size(name, getattr(self, name), optional=name == "num_queries")
         if self.num_keys < self.num_pairs:
-            raise DataError(f"num_keys must be at least num_pairs, {self.num_pairs}; got {self.num_keys}.")
+            raise InputError("num_keys", expected=f"at least num_pairs={self.num_pairs}", got=self.num_keys)
         if self.queries > self.num_pairs:
-            raise DataError(f"num_queries must be at most num_pairs, {self.num_pairs}; got {self.num_queries}.")
+            raise InputError("num_queries", expected=f"at most num_pairs={self.num_pairs}", got=self.num_queries)
 
     @property
     def queries(self) -> int:

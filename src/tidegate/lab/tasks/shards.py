@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tidegate._files import write_content
 from tidegate._json import add_checksum, content_hash, decode, parse_json, verify_checksum
-from tidegate.lab.tasks.task import DataError
+from tidegate._validation import InputError
 from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -59,7 +59,7 @@ class ShardIndex:
     source: str = ""
     """Where that text was, as `resolve_source` gives it; empty in the index of an older version."""
     field: str | None = None
-    """The `--field` that it was read from."""
+    """The field of its records that it was read from."""
     shard_bytes: int = 0
     """Text of a shard, about; 0 in the index of an older version."""
     shards: tuple[Shard, ...]
@@ -97,37 +97,39 @@ def write_index(folder: Path, index: ShardIndex) -> None:
 def read_index(folder: Path) -> ShardIndex:
     """Read the index, and see that the files beside it have the sizes that it says; their bytes are not read.
 
-    A `DataError` says what is damaged, missing or cut short.
+    Raise InputError for what is damaged, missing or cut short.
     """
     try:
         index: ShardIndex = decode(ShardIndex, verify_checksum(parse_json((folder / INDEX).read_bytes())))
     except FileNotFoundError:
-        raise DataError(f"{folder / INDEX} is not there: the shards are not finished. {_REMEDY}") from None
+        raise _damaged(folder / INDEX, "is not there: the shards are not finished") from None
     except ValueError as problem:
-        raise DataError(f"{folder / INDEX} is damaged: {problem} {_REMEDY}") from None
+        raise _damaged(folder / INDEX, f"is damaged: {str(problem).rstrip('.')}") from None
     width = np.dtype(index.dtype).itemsize
     for shard in index.shards:
         path = folder / Path(shard.name).name
         size = path.stat().st_size if path.is_file() else 0
         if size != shard.num_tokens * width:
-            raise DataError(
-                f"{path} has {size:,} bytes and not {shard.num_tokens * width:,}: it was cut short or replaced. "
-                f"{_REMEDY}"
-            )
+            expected = shard.num_tokens * width
+            raise _damaged(path, f"has {size:,} bytes and not {expected:,}: it was cut short or replaced")
     if index.tokenizer_digest:
         tokenizer = folder / TOKENIZER
         if not tokenizer.is_file() or _digest(tokenizer.read_bytes()) != index.tokenizer_digest:
-            raise DataError(f"{tokenizer} is not the tokenizer that the shards were made with. {_REMEDY}")
+            raise _damaged(tokenizer, "is not the tokenizer that the shards were made with")
     return index
 
 
 def require_whole_shards(folder: Path, index: ShardIndex) -> None:
-    """Read all shards once, a piece at a time, and refuse one that does not have its digest."""
+    """Read all shards once, a piece at a time; raise InputError for one that does not have its digest."""
     for shard in index.shards:
         path = folder / shard.name
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.content:
-                raise DataError(f"{path} does not fit its digest: it was changed after it was written. {_REMEDY}")
+                raise _damaged(path, "does not fit its digest: it was changed after it was written")
+
+
+def _damaged(path: Path, state: str) -> InputError:
+    return InputError("data", expected="whole shards", hint=f"{path} {state}. {_REMEDY}")
 
 
 def tokenizer_text(folder: Path, index: ShardIndex) -> str:

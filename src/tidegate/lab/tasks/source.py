@@ -1,4 +1,4 @@
-"""What `--data` means for text: the embedded corpus, files, token arrays or a dataset on the hub."""
+"""What `data` means for text: the embedded corpus, files, token arrays or a dataset on the hub."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.corpus import embedded_corpus
 from tidegate.lab.tasks.documents import Document, exists, expand_home, file_documents, fingerprint, is_pattern
 from tidegate.lab.tasks.hub import hub_documents
 from tidegate.lab.tasks.shards import holds_shards
-from tidegate.lab.tasks.task import DataError
 
 EMBEDDED = "stdlib"
 """The source that needs no path."""
 
 _HUB = "hf:"
+_EXPECTED = "a file, a folder, a pattern or hf:NAME"
+_FIELD_HINT = "It is for JSON lines and datasets."
 
 SourceKind: TypeAlias = Literal["embedded", "files", "tokens", "shards", "hub"]
 
@@ -52,7 +54,7 @@ class TokenFile(NamedTuple):
 def source_kind(source: str) -> SourceKind:
     """Decide which of the five kinds a source is; what is neither there nor looks like a path is a name on the hub."""
     if not source:
-        raise DataError("--data must name a file, a folder, a pattern or hf:NAME; got nothing.")
+        raise InputError("data", expected=_EXPECTED, got=source)
     if source == EMBEDDED:
         return "embedded"
     if source.startswith(_HUB):
@@ -63,7 +65,7 @@ def source_kind(source: str) -> SourceKind:
             return "shards"
         return "tokens" if path.suffix == ".npy" and path.is_file() else "files"
     if _looks_like_path(source, path):
-        raise DataError(f"--data {source} does not exist; give a file, a folder, a pattern or hf:NAME.")
+        raise InputError("data", expected=_EXPECTED, got=source, hint="It does not exist.")
     return "hub"
 
 
@@ -80,9 +82,9 @@ def read_corpus(source: str, field: str | None) -> Corpus:
     """The documents of a source that is text; `field` names where JSON lines and datasets have it, "text" if None."""
     kind = source_kind(source)
     if kind in ("tokens", "shards"):
-        raise DataError(f"--data {source} holds tokens, not text; its tokenizer is 'none'.")
+        raise InputError("tokenizer", expected=f"'none' for {source}, which holds tokens and not text")
     if kind == "embedded" and field is not None:
-        raise DataError(f"--field {field} is for JSON lines and datasets; leave it out, or name them by --data.")
+        raise InputError("field", expected="left out for the embedded corpus", got=field, hint=_FIELD_HINT)
     if kind == "embedded":
         training, held_out, missing = embedded_corpus()
         title = f"sources of the standard library of Python {platform.python_version()}"
@@ -90,7 +92,7 @@ def read_corpus(source: str, field: str | None) -> Corpus:
     read = hub_documents if kind == "hub" else file_documents
     documents = read(source.removeprefix(_HUB), field or "text")
     if field is not None and kind == "files" and not any(".jsonl:" in document.name for document in documents):
-        raise DataError(f"--field {field} is for JSON lines and datasets, and --data {source} has none; leave it out.")
+        raise InputError("field", expected=f"left out for {source}", got=field, hint=_FIELD_HINT)
     return Corpus(documents, None, fingerprint(documents), _title(source, documents))
 
 
@@ -99,30 +101,27 @@ _LARGEST_VOCABULARY = 1 << 22
 
 def read_tokens(source: str) -> TokenFile:
     """The whole numbers of a one-dimensional `.npy` file, mapped and not read into memory."""
+    path = Path(source)
     try:
         with warnings.catch_warnings(action="ignore"):
             tokens: Any = np.lib.format.open_memmap(source, mode="r")
     # The header is read as a Python literal, whose faults raise errors of many classes.
     except Exception as error:
         reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"--data {source} cannot be read as a NumPy array: {reason}.") from error
+        raise InputError("data", expected="a NumPy array", got=path, hint=f"{reason}.") from error
     if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
-        raise DataError(
-            f"--data {source} must be a one-dimensional array of whole numbers, one a token; "
-            f"got {tokens.ndim} dimensions of {tokens.dtype}."
-        )
+        hint = f"It has {tokens.ndim} dimensions of {tokens.dtype}."
+        raise InputError("data", expected="a one-dimensional array of integers, one a token", got=path, hint=hint)
     if tokens.size == 0:
-        raise DataError(f"--data {source} holds no tokens.")
+        raise InputError("data", expected="one token or more", got=path, hint="It is empty.")
     if (lowest := int(tokens.min())) < 0:
-        raise DataError(f"--data {source} must hold token numbers from 0 on; got {lowest}.")
+        raise InputError("data", expected="tokens of at least 0", got=path, hint=f"It has {lowest}.")
     if (largest := int(tokens.max())) >= _LARGEST_VOCABULARY:
-        raise DataError(
-            f"--data {source} holds the token number {largest:,}; a vocabulary has at most {_LARGEST_VOCABULARY:,}. "
-            "Number the tokens from 0 on, without gaps."
-        )
+        hint = f"It has {largest:,}. Number the tokens from 0 on, without gaps."
+        raise InputError("data", expected=f"tokens below {_LARGEST_VOCABULARY:,}", got=path, hint=hint)
     digest = hashlib.sha256(f"{tokens.dtype.str} ".encode())
     digest.update(tokens)
-    return TokenFile(tokens, largest + 1, digest.hexdigest()[:16], Path(source).name)
+    return TokenFile(tokens, largest + 1, digest.hexdigest()[:16], path.name)
 
 
 def _looks_like_path(source: str, path: Path) -> bool:

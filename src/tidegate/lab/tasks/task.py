@@ -29,10 +29,6 @@ LONGER = 4
 """How many times the training length the long rows have."""
 
 
-class DataError(ValueError):
-    """Data that cannot be used, with the remedy: the command line shows its words alone."""
-
-
 class Batch(NamedTuple):
     """Examples, and what a model should say of them."""
 
@@ -121,7 +117,7 @@ class Task(Protocol):
         ...
 
     def load(self) -> TaskData:
-        """Read or make the data. Raises `DataError` if that cannot be, or if it is not what the fingerprint says."""
+        """Read or make the data. Raise InputError if that cannot be, or if it is not what the fingerprint says."""
         ...
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:

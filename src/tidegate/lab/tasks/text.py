@@ -16,12 +16,13 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate._validation import require_size
+from tidegate._validation import InputError, require_size
+from tidegate.lab.tasks.documents import changed
 from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
 from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
-from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, DataError, in_batches
+from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, in_batches
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 
 DEFAULT_LENGTH = 128
@@ -57,12 +58,12 @@ class TextTask:
         for name in ("length", "num_validation_tokens", "num_final_tokens"):
             require_size(name, getattr(self, name))
         if not 0 < self.validation_share <= 0.5:
-            raise DataError(f"validation_share must lie above 0 and at most at 0.5; got {self.validation_share!r}.")
+            raise InputError("validation_share", expected="above 0 and at most 0.5", got=self.validation_share)
         if self.tokenizer != "none":
             num_merged_tokens(self.tokenizer)
 
     def load(self) -> TextData:
-        """Read the text and make tokens of it; once in a process. A `DataError` if it is no longer what it was."""
+        """Read the text and make tokens of it; once in a process. Raise InputError if it is no longer what it was."""
         data = _open(self)
         _require_whole(self)
         return data
@@ -84,7 +85,7 @@ def text_task(
     field: str | None = None,
     length: int = DEFAULT_LENGTH,
 ) -> TextTask:
-    """The task that `--data` names, found and fingerprinted; a `DataError` if there is no such text.
+    """Return the task that `data` names, found and fingerprinted; raise InputError if there is no such text.
 
     data      : None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub
     tokenizer : None reads bytes, and takes tokens as they are. What holds tokens already admits its own alone
@@ -93,7 +94,7 @@ def text_task(
     kind = source_kind(source)
     if kind in ("tokens", "shards"):
         if field is not None:
-            raise DataError(f"--field {field} is for text, and --data {data} holds tokens already; leave it out.")
+            raise InputError("field", expected="left out", got=field, hint=f"{data} holds tokens already.")
         found = read_tokens(source) if kind == "tokens" else read_index(Path(source))
         _require_own_tokenizer(tokenizer, found, data)
         return TextTask(source=source, tokenizer="none", length=length, fingerprint=found.fingerprint)
@@ -104,15 +105,13 @@ def text_task(
 
 
 def _require_own_tokenizer(tokenizer: str | None, found: TokenFile | ShardIndex, data: str | None) -> None:
-    """Refuse a tokenizer beside tokens that were made by another one."""
+    """Raise InputError for a tokenizer beside tokens that were made by another one."""
     own = found.tokenizer.split()[0] if isinstance(found, ShardIndex) else ""
     if tokenizer in (None, "none", own):
         return
     made_by = f", made by {own}" if own else ""
-    raise DataError(
-        f"--tokenizer {tokenizer} is for text, and --data {data} holds tokens already{made_by}. Leave it out, or make "
-        f"other shards of the text: tidegate tokenize TEXT --tokenizer {tokenizer} --out OTHER."
-    )
+    hint = f"{data} holds tokens already{made_by}. Or tokenize the text again into another folder."
+    raise InputError("tokenizer", expected=f"{own!r} or left out" if own else "left out", got=tokenizer, hint=hint)
 
 
 @final
@@ -224,11 +223,11 @@ class TextData:
     def _require_windows(self) -> None:
         training, held_out = len(self._streams.training), len(self._streams.held_out)
         if min(training, held_out) <= self._length:
-            raise DataError(
-                f"--data {self._task.source} has {training + held_out:,} tokens, {held_out:,} of them held out; "
-                f"--length {self._length} needs {self._length + 1:,} to train on and as many held out. "
-                "Give more text or a smaller --length."
+            expected = (
+                f"at least {self._length + 1:,} tokens to train on and as many held out, for length={self._length}"
             )
+            hint = f"It has {training:,} and {held_out:,}. Give more text or a smaller length."
+            raise InputError("data", expected=expected, got=Path(self._task.source), hint=hint)
 
 
 def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) -> Batch:
@@ -263,10 +262,7 @@ def _open(task: TextTask) -> TextData:
 
 def _require_fingerprint(task: TextTask, found: str) -> None:
     if task.fingerprint not in ("", found):
-        raise DataError(
-            f"--data {task.source} has changed: its fingerprint was {task.fingerprint} and is {found}. "
-            "Bring the old text back, or start anew with another --out."
-        )
+        raise changed(task.source, task.fingerprint, found)
 
 
 def _sentence_case(title: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Content, Document, character_start
-from tidegate.lab.tasks.task import DataError
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """(tokens,), in the smallest of uint8, uint16 and uint32 that holds the vocabulary."""
@@ -56,14 +56,13 @@ class Tokenizer(NamedTuple):
 
 
 def num_merged_tokens(spelling: str) -> int | None:
-    """The vocabulary that `bpe:4096` asks for, or None for `bytes`; a `DataError` for anything else."""
+    """Return the vocabulary that `bpe:4096` asks for, or None for `bytes`; raise InputError for anything else."""
     if spelling == "bytes":
         return None
     match = re.fullmatch(r"bpe:(\d{1,7})", spelling)
     if match is None or int(match[1]) <= 256:
-        raise DataError(
-            f"--tokenizer must be 'bytes', or 'bpe:N' for N tokens, more than the 256 bytes; got {spelling!r}."
-        )
+        expected = "'bytes', or 'bpe:N' for N tokens, more than the 256 bytes"
+        raise InputError("tokenizer", expected=expected, got=spelling)
     return int(match[1])
 
 
@@ -73,13 +72,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def tokenizers_library(num_tokens: int) -> Any:
-    """The package that merges byte pairs; a `DataError` if it is missing."""
+    """Return the package that merges byte pairs; raise InputError if it is missing."""
     try:
         import tokenizers
     except ImportError as error:
-        raise DataError(
-            f"--tokenizer bpe:{num_tokens} needs the package tokenizers: pip install 'tidegate[lab]'."
-        ) from error
+        hint = "Byte pairs need the package tokenizers: pip install 'tidegate[lab]'."
+        raise InputError("tokenizer", expected="'bytes'", got=f"bpe:{num_tokens}", hint=hint) from error
     return tokenizers
 
 
@@ -87,7 +85,7 @@ def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokeniz
     """Byte pairs merged until there are `num_tokens`, or until the documents have no pair that comes twice.
 
     The same documents give the same merges. It is logged that they are learnt, which may take minutes. The text must be
-    UTF-8: a `DataError` names a document that is not.
+    UTF-8: an InputError names a document that is not.
     """
     library = tokenizers_library(num_tokens)
     num_bytes = sum(len(document.content) for document in documents)
@@ -163,7 +161,5 @@ def _decode(document: Document, start: int, stop: int) -> str:
     try:
         return bytes(document.content[start:stop]).decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"--tokenizer bpe reads UTF-8, and {document.name} is something else (byte {start + error.start}); "
-            "use --tokenizer bytes or convert it."
-        ) from error
+        hint = f"Or convert {document.name}, which is something else at byte {start + error.start}."
+        raise InputError("tokenizer", expected="'bytes' for text that is not UTF-8", hint=hint) from error

@@ -22,6 +22,7 @@ import numpy as np
 from tidegate._files import write_content
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._text import list_some
+from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
 from tidegate.lab.tasks.holdout import num_held_out
 from tidegate.lab.tasks.hub import stream_hub_documents
@@ -36,7 +37,6 @@ from tidegate.lab.tasks.shards import (
     write_index,
 )
 from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind
-from tidegate.lab.tasks.task import DataError
 from tidegate.lab.tasks.tokenizer import (
     Tokenizer,
     byte_tokenizer,
@@ -94,16 +94,15 @@ def tokenize(
     Shards that are there, whole and made of the same text, are kept. Byte pairs are learnt from the first 64 MiB.
     Where the text of the same source has changed, its shards are made anew, with the byte pairs that are there.
 
-    data          : what `--data` of a comparison takes; files are read a piece at a time, datasets are streamed
+    data          : what `task_of` takes; files are read a piece at a time, datasets are streamed
     tokenizer     : `bytes`, `bpe:N`, or the path of a `tokenizer.json` that was written here
     num_processes : that encode
     shard_bytes   : text of a shard, about
     report        : is told after each shard how many there are, and how many tokens they have
 
-    A `DataError` says that the folder has shards of another source, field, tokenizer or `shard_bytes`, or that the
-    source cannot be opened; the folder is then as it was.
-
     Raises:
+        InputError: The folder has shards of another source, field, tokenizer or `shard_bytes`, or the source cannot be
+            opened; the folder is then as it was.
         EncoderLost: after a process that encodes was killed.
     """
     source = resolve_source("stdlib" if data is None else data)
@@ -116,9 +115,8 @@ def tokenize(
     jobs = _jobs(source, field, shard_bytes)
     # Read before anything is written: a source that cannot be opened must not change the folder.
     if (first := next(jobs, None)) is None:
-        raise DataError(
-            f"--data {data} holds no text. Name a file with text in it, a folder of such files, or hf:NAME."
-        )
+        expected = "a file with text in it, a folder of such files, or hf:NAME"
+        raise InputError("data", expected=expected, got=data, hint="It holds no text.")
     folder.mkdir(parents=True, exist_ok=True)
     journal.begin()
     pairs = given or (_learn_pairs(source, field, folder, num_tokens, journal.pairs_digest) if num_tokens else "")
@@ -151,15 +149,14 @@ def tokenize(
 
 
 def _require_own_folder(folder: Path) -> None:
-    """Refuse a folder with files that are not of shards: some would be written over."""
+    """Raise InputError for a folder with files that are not of shards: some would be written over."""
     names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     others = [name for name in names if not _OWN_FILE.fullmatch(name)]
     # A kill at the very beginning leaves a journal that is half written.
     has_shards = any(name.startswith(JOURNAL) or _SHARD_FILE.fullmatch(name) for name in names)
     if others or (names and not has_shards and _done_index(folder / INDEX) is None):
-        raise DataError(
-            f"--out {folder} has files that are not of shards: {list_some(others or names)}. Choose another --out."
-        )
+        hint = f"It has files that are not of shards: {list_some(others or names)}."
+        raise InputError("out", expected="a folder for shards alone", got=folder, hint=hint)
 
 
 def _encoders(num_processes: int, pairs: str) -> Executor:
@@ -207,10 +204,8 @@ class _Journal:
         if changed := [name for name, value in before.items() if options[name] != value]:
             if kept:
                 differences = ", ".join(f"{name} was {before[name]} and is {options[name]}" for name in changed)
-                raise DataError(
-                    f"--out {path.parent} has shards of another call: {differences}. "
-                    "Choose another --out, or the same options."
-                )
+                hint = f"It has shards of another call: {differences}. Or use the same options."
+                raise InputError("out", expected="another folder", got=path.parent, hint=hint)
             # Another call ended before its first shard: there is nothing to lose.
             lines, done = [], None
         noted = [line[_PAIRS] for line in lines if _PAIRS in line]
@@ -328,7 +323,8 @@ def _pieces(source: str, field: str | None, piece_bytes: int) -> Iterator[Docume
             else:
                 yield from _file_pieces(path, name, piece_bytes)
     else:
-        raise DataError(f"--data {source} holds tokens already: give it to --data of tidegate train as it is.")
+        hint = "It holds tokens already: give it to tidegate train as it is."
+        raise InputError("data", expected="text", got=Path(source), hint=hint)
 
 
 def _file_pieces(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
@@ -351,10 +347,10 @@ def _read_pairs(path: str) -> str:
         pairs = Path(path).read_text(encoding="utf-8")
         read_tokenizer(pairs, 0)
     except OSError as problem:
-        raise DataError(f"--tokenizer {path} cannot be read: {problem.strerror}.") from None
+        raise InputError("tokenizer", expected="readable", got=path, hint=f"{problem.strerror}.") from None
     # The library has no class of its own for what it cannot parse.
     except Exception as problem:
-        raise DataError(f"--tokenizer {path} is no tokenizer: {problem}.") from None
+        raise InputError("tokenizer", expected="the JSON of a tokenizer", got=path, hint=f"{problem}.") from None
     return pairs
 
 

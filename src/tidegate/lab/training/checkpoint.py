@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tidegate._files import TensorFormat, read_tensor_header, require_shapes, write_tensors
 from tidegate._json import decode, parse_json
 from tidegate._text import shorten
+from tidegate._validation import InputError
 from tidegate.lab.training.records import ObservationSummary, Point
 
 _Value = TypeVar("_Value")
@@ -148,38 +149,38 @@ def _read(
     file = path.stat()
     header = read_tensor_header(path, _FORMAT)
     if header.metadata["run"] != run:
-        raise ValueError(f"{path} belongs to the run {shorten(header.metadata['run'])} and not to {run}.")
+        hint = f"It belongs to the run {shorten(header.metadata['run'])}."
+        raise InputError("checkpoint", expected=f"of the run {run}", got=path, hint=hint)
     shapes = {part: _below(part, header.shapes) for part in (_MODEL, _OPTIMIZER)}
-    complaint = f"{path} does not fit the run"
     require_shapes(
         shapes[_MODEL],
         {name: tuple(value.shape) for name, value in model.state_dict().items()},
-        complaint=complaint,
+        complaint=f"{path} does not fit the run",
     )
     if optimizer is not None:
-        _require_optimizer_shapes(shapes[_OPTIMIZER], optimizer, complaint)
+        _require_optimizer_shapes(shapes[_OPTIMIZER], optimizer, path)
     try:
         state = decode(TrainingState, parse_json(header.metadata["state"]), where="state")
         tensors = load_file(path)
     except (ValueError, SafetensorError) as problem:
-        raise ValueError(f"{path} cannot be read: {problem}") from None
+        raise InputError("checkpoint", expected="readable", got=path, hint=f"{problem}") from None
     # A process of a machine that is cut off may still save: state and tensors would be of two checkpoints.
     if not samestat(file, path.stat()):
         return _read(path, model, optimizer, run)
     return state, {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
 
 
-def _require_optimizer_shapes(
-    shapes: dict[str, tuple[int, ...]], optimizer: torch.optim.Optimizer, complaint: str
-) -> None:
-    """Refuse what is not the state of these parameters: for each some single numbers, and tensors of its own shape."""
+def _require_optimizer_shapes(shapes: dict[str, tuple[int, ...]], optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """Raise InputError unless the state has for each parameter single numbers, and tensors of its shape, alone."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = {str(index): tuple(parameter.shape) for index, parameter in enumerate(parameters)}
     if {name.partition(".")[0] for name in shapes} != set(own):
-        raise ValueError(f"{complaint}: its optimiser has other parameters.")
+        hint = "Its optimizer has other parameters."
+        raise InputError("checkpoint", expected="one that fits the run", got=path, hint=hint)
     for name, shape in shapes.items():
         if shape not in ((), expected := own[name.partition(".")[0]]):
-            raise ValueError(f"{complaint}: {_OPTIMIZER}.{name} has shape {shape}, expected {expected}.")
+            hint = f"{_OPTIMIZER}.{name} has shape {shape}, expected {expected}."
+            raise InputError("checkpoint", expected="one that fits the run", got=path, hint=hint)
 
 
 def _by_index(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from tidegate._validation import InputError, require_positive
 from tidegate.config import TransformerConfig
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.engine.loss import compile_blocks, in_precision, loss_parts
@@ -85,11 +85,10 @@ def training_hours(operations: float, *, flops: float, mfu: float) -> float:
 
 
 def require_rate(flops: float, mfu: float) -> None:
-    """Refuse a rate, or a share of it, at which nothing would ever be done."""
-    if not 0 < flops < math.inf:
-        raise ValueError(f"flops must be a number of operations a second above 0; got {flops!r}.")
+    """Raise InputError for a rate, or a share of it, at which nothing would ever be done."""
+    require_positive("flops", flops)
     if not 0 < mfu <= 1:
-        raise ValueError(f"mfu must lie above 0 and at most at 1; got {mfu!r}.")
+        raise InputError("mfu", expected="in (0, 1]", got=mfu)
 
 
 def estimate_run(run: Run, *, measure: bool = True) -> Estimate:

@@ -12,6 +12,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from tidegate._validation import InputError
+
 _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """The names that glibc's mallopt gives to its options."""
@@ -90,14 +92,15 @@ def _read_kills(file: Path) -> int | None:
 
 
 def require_device(name: str) -> None:
-    """Refuse a device that PyTorch does not know, or that this machine does not have."""
+    """Raise InputError for a device that PyTorch does not know, or that this machine does not have."""
     import torch
 
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
-        raise ValueError(f"device {name} cannot be used here: {reason}. Leave it out to train on the CPU.") from None
+        hint = f"{reason}. Leave it out to train on the CPU."
+        raise InputError("device", expected="one that can be used here", got=name, hint=hint) from None
 
 
 def available_bytes(device: str) -> int | None:

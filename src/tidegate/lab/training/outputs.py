@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate._files import write_atomically
+from tidegate._validation import InputError
 from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
 from tidegate.lab.training.engine.distributed_checkpoint import load_latest
 from tidegate.lab.training.model import build_model
@@ -46,19 +47,20 @@ class TrainingFolder:
     def finished(self, run: Run) -> Record | None:
         """Return the record of a run that ended here, with a model or by diverging; None if there is none.
 
-        A `ValueError` says that the folder belongs to another run.
+        Raise InputError if the folder belongs to another run.
         """
         lines = self.records.read()
         records = [line for line in lines if isinstance(line, Record)]
         if len(records) < len(lines):
-            raise ValueError(f"--out {self.path} holds a comparison. Choose another place.")
+            raise InputError("out", expected="a folder without a comparison", got=self.path)
         ended = [record for record in records if record.status != "failed"]
         others = {record.id for record in ended} | {file.name.split(".")[0] for file in self._checkpoint_files()}
         if others - {run.id}:
-            raise ValueError(
-                f"--out {self.path} belongs to another training, {sorted(others - {run.id})[0]}, and this one is "
-                f"{run.id}: options or data differ. Go on with the options of that one, or choose another --out."
+            hint = (
+                f"It belongs to another training, {sorted(others - {run.id})[0]}: options or data differ. Go on with "
+                "the options of that one, or choose another folder."
             )
+            raise InputError("out", expected=f"the folder of the run {run.id}", got=self.path, hint=hint)
         return ended[-1] if ended and (ended[-1].status == "diverged" or self.model.exists()) else None
 
     def has_begun(self) -> bool:
@@ -93,5 +95,6 @@ def trained_model(run: Run, checkpoints: Path) -> Model:
     loaded = load_latest(checkpoints, run, model, None)
     if loaded.state is None or loaded.state.step != run.training.steps:
         reasons = " ".join(loaded.problems) or f"{checkpoints} holds none."
-        raise ValueError(f"The checkpoint with the trained model cannot be read. {reasons} Run the command again.")
+        hint = f"{reasons} Run the command again."
+        raise InputError("checkpoints", expected="a folder with the trained model", got=checkpoints, hint=hint)
     return model

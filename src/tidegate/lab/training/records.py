@@ -280,15 +280,14 @@ class RecordFile:
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes from working on the same file; a `ValueError` says that one does already."""
+        """Keep other processes from working on the same file; raise InputError if one does already."""
         with self.path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                folder = self.path.parent
-                raise ValueError(
-                    f"Another command is at work in {folder}. Wait for it, or choose another --out."
-                ) from None
+                expected = "a folder in which no other command is at work"
+                hint = "Wait for it, or choose another folder."
+                raise InputError("out", expected=expected, got=self.path.parent, hint=hint) from None
             self._locked = file
             try:
                 yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidegate._json import content_hash, decode_part, require_object
-from tidegate._validation import require_size
+from tidegate._validation import InputError, require_choice, require_positive, require_size
 from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.lab.tasks.catalogue import task_from_dict
 from tidegate.lab.tasks.task import Task
@@ -65,22 +65,17 @@ class Training:
         for name in ("steps", "batch_size", "num_evaluations", "num_observations", "num_threads", "accumulate"):
             require_size(name, getattr(self, name))
         for name in ("lr", "gate_lr", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
+            require_positive(name, getattr(self, name))
         for name in ("weight_decay", "warmup", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1; got {getattr(self, name)!r}.")
+                raise InputError(name, expected="in [0, 1]", got=getattr(self, name))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1); got {getattr(self, name)!r}.")
-        self._require_engine()
-
-    def _require_engine(self) -> None:
-        for name, choices in (("precision", get_args(Precision)), ("optimizer", get_args(OptimizerName))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be {' or '.join(choices)}; got {getattr(self, name)!r}.")
+                raise InputError(name, expected="in [0, 1)", got=getattr(self, name))
+        require_choice("precision", self.precision, get_args(Precision))
+        require_choice("optimizer", self.optimizer, get_args(OptimizerName))
         if self.batch_size % self.accumulate:
-            raise ValueError(f"accumulate must divide batch_size; got {self.accumulate} and {self.batch_size}.")
+            raise InputError("accumulate", expected=f"a divisor of batch_size={self.batch_size}", got=self.accumulate)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; later fields only if not at their defaults, so that older runs keep their hashes."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import assert_close
+from errors import rejects
 from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless
 from torch import nn
 
@@ -55,16 +56,16 @@ def test_parts_are_refused_where_a_gate_reads_the_next_sequence(task):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field"),
     [
-        ({"batch_size": 4, "accumulate": 3}, "accumulate must divide batch_size; got 3 and 4"),
-        ({"precision": "fp16"}, "precision must be fp32 or bf16; got 'fp16'"),
-        ({"optimizer": "sgd"}, "optimizer must be adamw or muon; got 'sgd'"),
+        ({"batch_size": 4, "accumulate": 3}, "accumulate"),
+        ({"precision": "fp16"}, "precision"),
+        ({"optimizer": "sgd"}, "optimizer"),
         ({"accumulate": 0}, "accumulate"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_cannot_be_are_refused(options, field):
+    with rejects(field):
         Training(steps=1, **options)
 
 

@@ -180,22 +180,28 @@ def test_checkpoints_that_were_damaged_do_not_stand_in_the_way_of_new_ones(folde
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "options", "message"),
+    ("kind", "number", "options", "field"),
     [
-        ("ddp", 3, {}, "nproc must divide the rows"),
-        ("ddp", 2, {"accumulate": 4}, "nproc must divide the rows"),
-        ("fsdp", 2, {"optimizer": "muon"}, "Muon needs them whole"),
-        ("tp", 2, {"compile": True}, "neither with compile"),
+        ("ddp", 3, {}, "nproc"),
+        ("ddp", 2, {"accumulate": 4}, "nproc"),
+        ("fsdp", 2, {"optimizer": "muon"}, "parallel"),
+        ("tp", 2, {"compile": True}, "parallel"),
     ],
 )
-def test_what_processes_cannot_do_together_is_refused_before_they_start(task, kind, number, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_processes_cannot_do_together_is_refused_before_they_start(task, kind, number, options, field):
+    with rejects(field):
         require_parallel(run_with(task, "g1", **options), kind, number)
+
+
+def test_heads_that_processes_cannot_share_are_refused_before_they_start(task):
+    with rejects("num_processes") as caught:
+        require_parallel(run_with(task, "g1"), "tp", 8)
+    assert "the 4 heads" in caught.value.expected
 
 
 def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_out(task):
     run = run_of(task, model=model_of("output:input:sigmoid:shuffled", **SIZES))
-    with pytest.raises(ValueError, match="reads the next"):
+    with rejects("parallel"):
         require_parallel(run, "ddp", 2)
     grouped = run_of(task, model=replace(model_of("g1", **SIZES), num_kv_heads=1))
     with rejects("num_processes") as caught:

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tidegate._files import write_content
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._text import shorten
+from tidegate._validation import InputError
 from tidegate.lab.training.checkpoint import (
     LoadedCheckpoint,
     TrainingState,
@@ -131,11 +132,12 @@ def _read(
         state: TrainingState = decode(TrainingState, content["state"], where="state")
         damaged = [name for name, digest in content["files"].items() if _digest(place / Path(name).name) != digest]
     except (OSError, ValueError, KeyError, AttributeError) as problem:
-        raise ValueError(f"{place} is damaged: {problem}") from None
+        raise InputError("checkpoint", expected="whole", got=place, hint=f"{problem}") from None
     if damaged:
-        raise ValueError(f"{place} is damaged: {damaged[0]} does not fit its digest.")
+        raise InputError("checkpoint", expected="whole", got=place, hint=f"{damaged[0]} does not fit its digest.")
     if content["run"] != run:
-        raise ValueError(f"{place} belongs to the run {shorten(str(content['run']))} and not to {run}.")
+        hint = f"It belongs to the run {shorten(str(content['run']))}."
+        raise InputError("checkpoint", expected=f"of the run {run}", got=place, hint=hint)
     if optimizer is not None:
         make_empty_state(optimizer)
     targets = _tensors(model, optimizer)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.model import batch_loss, summed_loss
@@ -79,9 +80,7 @@ def split_rows(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def require_independent_rows(config: ModelConfig, training: Training) -> None:
-    """Refuse parts in which a gate that reads the next sequence would find another one than in the whole batch."""
+    """Raise InputError for parts in which a gate that reads the next sequence would find another than in the batch."""
     if training.accumulate > 1 and config.gates.read_other_sequences:
-        raise ValueError(
-            f"accumulate must be 1 with the gate {config.gate}, which reads the next sequence of a batch; got "
-            f"{training.accumulate}."
-        )
+        expected = f"1 with the gate {config.gate}, which reads the next sequence of a batch"
+        raise InputError("accumulate", expected=expected, got=training.accumulate)

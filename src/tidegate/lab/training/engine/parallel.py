@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tidegate._validation import InputError
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.run import Run
@@ -109,7 +110,7 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
-    """Join the processes that torchrun, or `tidegate train --nproc`, has started together with this one."""
+    """Join the processes that torchrun, or `tidegate train`, has started together with this one."""
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -166,23 +167,19 @@ def tells_of_lost_process(error: str) -> bool:
 
 
 def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
-    """Refuse a run that so many processes cannot do together; a `ValueError` says why, and what they could do."""
+    """Raise InputError for a run that so many processes cannot do together."""
     training = run.training
     if kind != "tp" and training.batch_size % (num_processes * training.accumulate):
-        raise ValueError(
-            f"nproc must divide the rows of a part of a batch; got {num_processes} processes and {training.batch_size} "
-            f"rows in {training.accumulate} parts."
-        )
+        expected = f"a divisor of the rows of a part of a batch, {training.batch_size} in {training.accumulate} parts"
+        raise InputError("nproc", expected=expected, got=num_processes)
     if training.optimizer == "muon" and kind != "ddp":
-        raise ValueError(f"parallel {kind} shares matrices out, and Muon needs them whole. Use ddp, or adamw.")
+        hint = "Or use the optimizer adamw."
+        raise InputError("parallel", expected="'ddp' for Muon, which needs whole matrices", got=kind, hint=hint)
     if run.model.gates.read_other_sequences and kind != "tp":
-        raise ValueError(
-            f"parallel {kind} parts the sequences of a batch, and the gate {run.model.gate} reads the next."
-        )
+        expected = f"'tp' with the gate {run.model.gate}, which reads the next sequence of a batch"
+        raise InputError("parallel", expected=expected, got=kind)
     if kind == "tp":
         with torch.device("meta"):
             tensor_parallel_plan(build_model(run.model), num_processes)
         if training.compile or run.model.attention_dropout:
-            raise ValueError(
-                "parallel tp goes neither with compile nor with attention_dropout. Leave them out, or use ddp."
-            )
+            raise InputError("parallel", expected="'ddp' with compile or attention_dropout", got=kind)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import final
 
+from tidegate._validation import InputError
 from tidegate.lab.training.events import Notice, RunEvent
 from tidegate.lab.training.machine import environment, out_of_memory_kills
 from tidegate.lab.training.records import Record
@@ -17,9 +18,9 @@ RETRIES = 2
 
 
 def require_retries(retries: int) -> None:
-    """Refuse what is not a whole number of at least 0."""
+    """Raise InputError for what is not an integer of at least 0."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"retries must be a whole number of at least 0; got {retries!r}.")
+        raise InputError("retries", expected="an integer of at least 0", got=retries)
 
 
 @final

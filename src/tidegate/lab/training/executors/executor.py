@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
+from tidegate._validation import InputError, require_choice
 from tidegate.lab.training.events import RunEvent
 from tidegate.lab.training.executors.attempts import RETRIES, require_retries
 from tidegate.lab.training.executors.resources import RunResources
@@ -42,9 +43,10 @@ def executor_of(name: ExecutorName, *, retries: int = RETRIES, resources: RunRes
                 there is no process but this one
     resources : what Ray sets aside for each run; other executors take none
     """
+    require_choice("executor", name, get_args(ExecutorName))
     require_retries(retries)
     if resources is not None and name != "ray":
-        raise ValueError(f"executor must be ray for cores, devices and processes of each run; got {name}.")
+        raise InputError("executor", expected="'ray' for cores, devices and processes of each run", got=name)
     match name:
         case "serial":
             from tidegate.lab.training.executors.serial import SerialExecutor
@@ -60,4 +62,3 @@ def executor_of(name: ExecutorName, *, retries: int = RETRIES, resources: RunRes
             from tidegate.lab.training.executors.ray import RayExecutor
 
             return RayExecutor(resources, retries=retries)
-    raise ValueError(f"executor must be one of {', '.join(get_args(ExecutorName))}; got {name!r}.")

@@ -195,7 +195,7 @@ class _WorkerPool:
         self.false_starts += 1
         if self.false_starts > self.attempts.retries:
             raise ChildProcessError(
-                f"A training process ended before it could begin, {how}. Free memory, or use --executor serial."
+                f"A training process ended before it could begin, {how}. Free memory, or use the executor serial."
             )
         self.report(Notice(text=f"A training process ended before it could begin, {how}. Another takes its place."))
 

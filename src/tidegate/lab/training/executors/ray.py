@@ -18,6 +18,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tidegate._validation import InputError
 from tidegate.lab.training.engine.parallel import Processes, tells_of_lost_process
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
 from tidegate.lab.training.executors.attempts import RETRIES, Attempts
@@ -62,9 +63,11 @@ class RayExecutor:
         for run in runs:
             if not self.resources.num_places(run, machines):
                 has = ", ".join(f"{count} × {kind}" for kind, count in Counter(map(describe, machines)).items())
-                raise ValueError(
-                    f"Ray has no room for a run of {self.resources.describe(run)}: its machines have {has}. Ask for "
-                    "less, or add machines before you start."
+                raise InputError(
+                    "resources",
+                    expected="within what the machines of the cluster have",
+                    hint=f"Ray has no room for a run of {self.resources.describe(run)}: its machines have {has}. Ask "
+                    "for less, or add machines before you start.",
                 )
 
     def execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tidegate._validation import require_size
+from tidegate._validation import InputError, require_size
 from tidegate.lab.training.engine.parallel import require_parallel
 from tidegate.lab.training.run import Run
 
@@ -25,11 +25,9 @@ class RunResources:
         require_size("processes", self.processes)
         require_size("cpus", self.cpus, optional=True)
         if self.cpus is not None and self.cpus % self.processes:
-            raise ValueError(f"cpus must be as many for each of a run's {self.processes} processes; got {self.cpus}.")
+            raise InputError("cpus", expected=f"a multiple of processes={self.processes}", got=self.cpus)
         if isinstance(self.gpus, bool) or self.gpus not in (0, self.processes):
-            raise ValueError(
-                f"gpus must be 0, or one for each of a run's processes, {self.processes}; got {self.gpus!r}."
-            )
+            raise InputError("gpus", expected=f"0 or processes={self.processes}", got=self.gpus)
 
     @property
     def threads(self) -> int | None:
@@ -41,14 +39,14 @@ class RunResources:
         return {"CPU": self.threads or run.training.num_threads, "GPU": self.gpus // self.processes}
 
     def require(self, run: Run) -> None:
-        """Refuse a run that cannot be done with this; a `ValueError` says why."""
+        """Raise InputError for a run that cannot be done with this."""
         device = run.training.device
         if self.gpus and device != "cuda":
-            raise ValueError(
-                f"gpus are for runs on the device cuda, of which Ray chooses one; this one is on {device}."
-            )
+            hint = "They are for the device cuda, of which Ray chooses one."
+            raise InputError("gpus", expected=f"0 for runs on {device}", got=self.gpus, hint=hint)
         if device.startswith("cuda") and not self.gpus:
-            raise ValueError(f"gpus must be at least 1 for runs on {device}: Ray hides devices from others; got 0.")
+            hint = "Ray hides devices from others."
+            raise InputError("gpus", expected=f"at least 1 for runs on {device}", got=0, hint=hint)
         if self.processes > 1:
             require_parallel(run, "ddp", self.processes)
 
