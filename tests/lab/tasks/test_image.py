@@ -209,13 +209,16 @@ def test_facts_are_json_and_images_are_loaded_once(folder):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    with rejects("data", hint="does not exist"):
+    with rejects("data", hint="does not exist") as rejected:
         image_task("nowhere")
+    assert rejected.value.got == "nowhere"
     (tmp_path / "one").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        with rejects("data"):
+        with rejects("data") as rejected:
             image_task(str(path))
+        assert rejected.value.got == str(path)
+        assert "one folder of images for each of two or more classes" in rejected.value.expected
 
 
 def test_a_class_needs_two_different_images(folder):

@@ -172,8 +172,9 @@ def test_an_empty_corpus_is_refused(tmp_path):
 
 
 def test_a_pattern_without_a_match_is_refused(tmp_path):
-    with rejects("data", hint="Quote the pattern"):
+    with rejects("data", hint="Quote the pattern") as rejected:
         text_task(str(tmp_path / "*.txt"))
+    assert rejected.value.got == tmp_path / "*.txt"
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3, 200, 255])

@@ -349,8 +349,10 @@ class TestTheTask:
             text_task(str(tmp_path / "out"), tokenizer="bpe:300")
         with rejects("data", hint="holds tokens already"):
             tokenize(str(tmp_path / "out"), tmp_path / "again")
-        with rejects("tokenizer"):
-            tokenize(str(text), tmp_path / "no", tokenizer=str(tmp_path / "out" / "index.json"))
+        no_tokenizer = str(tmp_path / "out" / "index.json")
+        with rejects("tokenizer") as rejected:
+            tokenize(str(text), tmp_path / "no", tokenizer=no_tokenizer)
+        assert (rejected.value.got, rejected.value.expected) == (no_tokenizer, "the JSON of a tokenizer")
 
 
 def test_places_outside_of_a_stream_are_refused():
