@@ -22,9 +22,9 @@ from tidegate._json import add_checksum, parse_json, verify_checksum
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
-from tidegate.lab.tasks.bpe_cache import merged_tokens
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.text import _open, _require_whole, text_task
+from tidegate.lab.tasks.tokenizer import merged_tokens
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
 from tidegate.lab.training.engine.distributed_checkpoint import load_latest

@@ -30,7 +30,7 @@ from tidegate.lab.models.language_models import load_language_model
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.options import set_options, settings_of
 from tidegate.lab.studies.study import read_record
-from tidegate.lab.tasks.pictures import folder_pictures
+from tidegate.lab.tasks.image import folder_pictures
 from tidegate.lab.tasks.source import read_corpus, read_tokens
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint
 from tidegate.lab.training.model import build_model

@@ -4,10 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tidegate.lab.tasks import bpe_cache as merged
-from tidegate.lab.tasks.bpe_cache import merged_tokens
+from tidegate.lab.tasks import tokenizer as merged
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.text import text_task
+from tidegate.lab.tasks.tokenizer import merged_tokens
 
 TRAINING = [Document("a", b"the cat sat on the mat\n" * 50), Document("b", "déjà vu".encode())]
 HELD_OUT = [Document("c", b"the mat sat on the cat\n" * 5)]

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from errors import rejects
 
-from tidegate.lab.tasks.corpus import HELD_OUT, TRAINING, embedded_corpus
 from tidegate.lab.tasks.documents import Document, fingerprint
+from tidegate.lab.tasks.source import HELD_OUT, TRAINING, embedded_corpus
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 

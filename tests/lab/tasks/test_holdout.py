@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.lab.tasks.documents import Document
-from tidegate.lab.tasks.holdout import hold_out, num_held_out
+from tidegate.lab.tasks.streams import hold_out, num_held_out
 
 
 def documents(*sizes):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from errors import rejects
 
-from tidegate.lab.tasks.holdout import hold_out
 from tidegate.lab.tasks.source import read_corpus
+from tidegate.lab.tasks.streams import hold_out
 from tidegate.lab.tasks.text import TextTask, text_task
 
 

@@ -10,8 +10,8 @@ from covers import axis, over
 from errors import rejects
 
 from tidegate.lab.tasks.documents import Document
-from tidegate.lab.tasks.holdout import hold_out
 from tidegate.lab.tasks.source import read_corpus
+from tidegate.lab.tasks.streams import hold_out
 from tidegate.lab.tasks.text import text_task
 from tidegate.lab.tasks.tokenizer import Tokenizer, trained_tokenizer
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate._validation import InputError, require_size
-from tidegate.lab.tasks.seeding import Purpose, draws
-from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch
+from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, Purpose, draws
 
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from tidegate._json import decode_part, require_object
@@ -175,3 +176,18 @@ class TaskFacts:
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as JSON values."""
         return self.all
+
+
+Purpose: TypeAlias = Literal["training", "validation", "probe", "long"]
+"""What numbers are for: those of one purpose never come up again for another, whatever the seed."""
+
+_WORDS: dict[Purpose, int] = {"training": 0, "validation": 1, "probe": 2, "long": 3}
+
+
+def draws(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
+    """Return a generator that depends on its arguments alone."""
+    for name, value in (("seed", seed), ("step", step)):
+        if value < 0:
+            raise InputError(name, expected="at least 0", got=value)
+    # The bit generator is named, since NumPy may change its default one.
+    return np.random.Generator(np.random.PCG64([_WORDS[purpose], seed, step]))

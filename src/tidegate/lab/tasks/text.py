@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from tidegate._validation import InputError, require_size
 from tidegate.lab.tasks.documents import changed
-from tidegate.lab.tasks.seeding import draws
 from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
 from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
-from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, in_batches
+from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, draws, in_batches
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 
 DEFAULT_LENGTH = 128

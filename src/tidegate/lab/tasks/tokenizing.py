@@ -24,8 +24,6 @@ from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._text import list_some
 from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Document, character_start, record_documents, text_files
-from tidegate.lab.tasks.holdout import num_held_out
-from tidegate.lab.tasks.hub import stream_hub_documents
 from tidegate.lab.tasks.shards import (
     INDEX,
     JOURNAL,
@@ -36,7 +34,8 @@ from tidegate.lab.tasks.shards import (
     smallest_dtype,
     write_index,
 )
-from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind
+from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind, stream_hub_documents
+from tidegate.lab.tasks.streams import num_held_out
 from tidegate.lab.tasks.tokenizer import (
     Tokenizer,
     byte_tokenizer,
