@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tidegate.torch.retrofit.flow import Trace, Watch, gradient_to
-from tidegate.torch.retrofit.layout import AttentionLayout
+from tidegate.torch.retrofit.layout import AttentionLayout, weight_of
 from tidegate.torch.retrofit.probe import bitwise_equal
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -64,8 +64,8 @@ def find_decomposed_attention(
 
 def _has_weights(module: nn.Module) -> bool:
     """Return whether a module has the weights of a matrix, or of a convolution, which cannot be gated."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim >= 2
+    weight = weight_of(module)
+    return weight is not None and weight.ndim >= 2
 
 
 class _Operators(TorchFunctionMode):

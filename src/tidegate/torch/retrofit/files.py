@@ -26,6 +26,7 @@ from tidegate.gates import Gates
 from tidegate.torch.retrofit.checks import require_model
 from tidegate.torch.retrofit.install import install_gates, remove_gates
 from tidegate.torch.retrofit.layer import acting_layers, require_gates
+from tidegate.torch.retrofit.layout import weight_of
 from tidegate.torch.retrofit.record import RECORD_NAME
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
@@ -241,6 +242,8 @@ def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in own.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 yield f"{path}.{name}", tensor
+        if not own and (weight := weight_of(module)) is not None:
+            yield f"{path}.weight", weight.dequantize()
 
 
 def _raw_bytes(tensor: Tensor) -> memoryview:

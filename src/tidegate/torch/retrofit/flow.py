@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tidegate.sizes import HeadShape
 from tidegate.torch.retrofit.interface import calls_interface
-from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot, Source
+from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot, Source, weight_of
 from tidegate.torch.retrofit.probe import bitwise_equal
 
 
@@ -256,5 +256,5 @@ class Watch:
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2
+    weight = weight_of(module)
+    return weight is not None and weight.ndim == 2

@@ -163,7 +163,7 @@ def install_gates(model: nn.Module, layers: dict[str, Gates]) -> None:
 def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) -> list[GatedLayer]:
     base = unwrap_model(model)
     require_fitting(base, chosen, gates)
-    added = {GatedLayer(layout, gates): _new_gates(layout, gates) for layout in chosen}
+    added = {GatedLayer(layout, gates): _new_gates(base, layout, gates) for layout in chosen}
     if not any(gated_layers(base)):
         _copy_configuration(model)
     if any(layer.acts_in_function for layer in added):
@@ -266,11 +266,13 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 
-def _new_gates(layout: AttentionLayout, gates: Gates) -> AttentionGates:
+def _new_gates(model: PreTrainedModel, layout: AttentionLayout, gates: Gates) -> AttentionGates:
     """Make gates with the device and dtype of the layer's weights; float32 if these are quantized."""
     weights = list(layout.module.parameters())
+    # Dynamically quantized layers have no parameters.
+    device = weights[0].device if weights else model.device
     dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
-    modules = AttentionGates(gates, layout.shape, device=weights[0].device, dtype=dtype)
+    modules = AttentionGates(gates, layout.shape, device=device, dtype=dtype)
     return modules.train(layout.module.training)
 
 

@@ -5,9 +5,10 @@ Legend: B batch, T positions, M model width, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,13 @@ class AttentionLayout:
     """Whether it attends to something else than its input."""
     in_function: bool = True
     """Whether a gate at the output acts inside the attention function; else it acts before the output projection."""
+
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """Return a module's weights, if it has any; quantized modules unpack theirs in a method."""
+    weight: Any = getattr(module, "weight", None)
+    weight = weight() if inspect.ismethod(weight) else weight
+    return weight if isinstance(weight, Tensor) else None
 
 
 def _replace_columns(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
