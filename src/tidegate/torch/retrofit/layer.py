@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, cast
@@ -144,8 +144,7 @@ class GatedLayer:
     def remove(self) -> None:
         """Remove gates and hooks."""
         delattr(self.layout.module, GATES_NAME)
-        for hook in (self, self.end_call):
-            _remove_hook(self.layout.module, hook)
+        _remove_hooks(self.layout.module, lambda each: each in (self, self.end_call))
         for hook in self.hooks:
             hook.move(None)
 
@@ -211,11 +210,16 @@ class _ProjectionHook(ABC):
         if module is self.hooked:
             return
         if self.hooked is not None:
-            _remove_hook(self.hooked, self)
+            _remove_hooks(self.hooked, lambda each: each is self)
         self.hooked = module
         if module is not None:
+            # Quantization hands this hook to the module that it exchanges, and a copy of a projection has a copy of it.
+            _remove_hooks(module, lambda each: each is self or self._is_of_another_slot(each))
             hook: Any = self
             (module.register_forward_pre_hook if self.runs_before else module.register_forward_hook)(hook)
+
+    def _is_of_another_slot(self, hook: object) -> bool:
+        return isinstance(hook, _ProjectionHook) and hook.slot != self.slot
 
     @abstractmethod
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Any:
@@ -273,10 +277,10 @@ class _OutputHook(_ProjectionHook):
         return (reads.gate_output(self.layer.gate_at("output"), heads).flatten(-2), *_args[1:])
 
 
-def _remove_hook(module: nn.Module, hook: object) -> None:
+def _remove_hooks(module: nn.Module, matches: Callable[[object], bool]) -> None:
     # `RemovableHandle` does not survive a deep copy of the model.
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, each in hooks.items() if each == hook]:
+        for key in [key for key, each in hooks.items() if matches(each)]:
             del hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
             module._forward_hooks_always_called.pop(key, None)

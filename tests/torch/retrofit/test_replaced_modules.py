@@ -1,0 +1,178 @@
+"""Gates act once, whatever replaces, copies, wraps or shards the modules of a gated model."""
+
+import copy
+import io
+
+import pytest
+import torch
+from closeness import assert_close
+from errors import rejects
+from peft import LoraConfig, get_peft_model
+from retrofit_models import inputs_of, logits, stir, tiny
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import parametrizations, parametrize
+
+from tidegate.torch import gate_parameters
+from tidegate.torch.gate import AttentionGate
+from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates
+
+GATES = ("g1", "g2", "bma", "bma+g1+g3+g4+g5")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+gates = pytest.mark.parametrize("gate", GATES)
+quantization = pytest.mark.filterwarnings("ignore:torch.ao.quantization", "ignore:torch.quantize_per_tensor")
+
+
+def plain(**options):
+    return tiny("llama", num_hidden_layers=1, **options)
+
+
+def gated(gate):
+    model = plain()
+    add_gates(model, gate, activation=None)
+    return stir(model)
+
+
+def count_calls(model):
+    """Run the model, and count the calls of each of its gates."""
+    calls = {module: 0 for module in model.modules() if isinstance(module, AttentionGate)}
+
+    def count(module, _args, _output):
+        calls[module] += 1
+
+    handles = [module.register_forward_hook(count) for module in calls]
+    logits(model)
+    for handle in handles:
+        handle.remove()
+    return list(calls.values())
+
+
+def quantize(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+
+
+def attentions(model):
+    return [layer.self_attn for layer in model.model.layers]
+
+
+def copy_projections(model):
+    for attention in attentions(model):
+        for name in PROJECTIONS:
+            setattr(attention, name, copy.deepcopy(getattr(attention, name)))
+    return model
+
+
+def copy_projections_behind_the_module(model):
+    for attention in attentions(model):
+        for name in PROJECTIONS:
+            attention._modules[name] = copy.deepcopy(attention._modules[name])
+    return model
+
+
+def copy_layers(model):
+    model.model.layers = nn.ModuleList(map(copy.deepcopy, model.model.layers))
+    return model
+
+
+def parametrize_projections(model):
+    for attention in attentions(model):
+        for name in PROJECTIONS:
+            parametrize.register_parametrization(getattr(attention, name), "weight", nn.Identity())
+    return model
+
+
+def normalize_weights(model):
+    for attention in attentions(model):
+        for name in PROJECTIONS:
+            parametrizations.weight_norm(getattr(attention, name))
+    return model
+
+
+def normalize_weights_by_hooks(model):
+    for attention in attentions(model):
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            nn.utils.weight_norm(attention.v_proj)
+    return model
+
+
+def adapt(model):
+    return get_peft_model(model, LoraConfig(r=2, target_modules=list(PROJECTIONS))).eval()
+
+
+def adapt_and_merge(model):
+    return adapt(model).merge_and_unload()
+
+
+def save_and_unpickle(model):
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+CHANGES = (
+    *(copy.deepcopy, copy.copy, copy_layers, copy_projections, copy_projections_behind_the_module, save_and_unpickle),
+    *(parametrize_projections, normalize_weights, normalize_weights_by_hooks, adapt, adapt_and_merge),
+)
+"""Changes of modules that compute the same."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@gates
+def test_gates_act_once_after_a_change_of_modules(change, gate):
+    model = gated(gate)
+    expected, calls = logits(model), count_calls(model)
+    assert set(calls) == {1}
+    changed = change(model)
+    assert count_calls(changed) == calls
+    assert_close(logits(changed), expected, what="forward")
+
+
+@quantization
+@gates
+def test_gates_act_once_in_a_quantized_model_before_and_after(gate):
+    model = gated(gate)
+    quantized = quantize(model)
+    assert set(count_calls(quantized)) == {1}
+    # The gates of a model that was quantized without them have no hooks of other modules.
+    later = quantize(plain())
+    add_gates(later, gate, activation=None)
+    stir(later)
+    assert torch.equal(logits(quantized), logits(later))
+    assert not torch.equal(logits(quantized), logits(quantize(plain())))
+    remove_gates(quantized)
+    assert torch.equal(logits(quantized), logits(quantize(plain())))
+
+
+@quantization
+def test_gates_of_a_quantized_model_are_loaded_into_the_same_weights(tmp_path):
+    model = quantize(gated("bma+g1"))
+    save_gates(model, tmp_path)
+    again = quantize(plain())
+    load_gates(again, tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    with rejects("model", hint="other weights"):
+        load_gates(quantize(plain(seed=1)), tmp_path)
+
+
+@pytest.fixture(name="mesh")
+def _mesh():
+    """One process that shards over itself."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@gates
+@pytest.mark.parametrize("parts", ["layers", "attention"])
+def test_gates_act_once_and_learn_in_a_sharded_model(mesh, gate, parts):
+    model = gated(gate)
+    expected, inputs = logits(model), inputs_of(model)
+    for module in (*(model.model.layers if parts == "layers" else attentions(model)), model):
+        fully_shard(module, mesh=mesh)
+    assert set(count_calls(model)) == {1}
+    assert torch.equal(logits(model), expected)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(weight.grad.full_tensor().any() for weight in gate_parameters(model))
