@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from tidegate.torch import gate_parameters
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates
+from tidegate.torch.retrofit import add_gates, load_gates, load_pretrained, remove_gates, save_gates, save_pretrained
 
 GATES = ("g1", "g2", "bma", "bma+g1+g3+g4+g5")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -155,6 +155,32 @@ def test_gates_of_a_quantized_model_are_loaded_into_the_same_weights(tmp_path):
     assert torch.equal(logits(again), logits(model))
     with rejects("model", hint="other weights"):
         load_gates(quantize(plain(seed=1)), tmp_path)
+
+
+@quantization
+@pytest.mark.parametrize("change", [normalize_weights, parametrize_projections, quantize])
+def test_weights_that_cannot_be_loaded_are_not_saved(tmp_path, change):
+    model = change(gated("g1"))
+    with rejects("model", hint="use save_gates"):
+        save_pretrained(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_remedy_for_parametrized_weights_works(tmp_path):
+    model = normalize_weights(gated("g1"))
+    expected = logits(model)
+    for attention in attentions(model):
+        for name in PROJECTIONS:
+            parametrize.remove_parametrizations(getattr(attention, name), "weight")
+    save_pretrained(model, tmp_path)
+    assert torch.equal(logits(load_pretrained(tmp_path)), logits(model))
+    assert_close(logits(model), expected, what="forward")
+
+
+def test_weights_that_are_missing_from_a_folder_are_not_drawn_at_random(tmp_path):
+    normalize_weights(gated("g1")).save_pretrained(tmp_path)
+    with rejects("directory", hint="no model.layers.0.self_attn.k_proj.weight"):
+        load_pretrained(tmp_path)
 
 
 @pytest.fixture(name="mesh")

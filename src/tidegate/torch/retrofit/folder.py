@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -14,10 +16,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from tidegate._files import give_usual_modes
+from tidegate._text import list_some
 from tidegate._validation import InputError
 from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, save_gates
 from tidegate.torch.retrofit.install import install_gates
 from tidegate.torch.retrofit.layer import GATES_NAME, acting_layers, require_gates
+from tidegate.torch.retrofit.probe import keep_random_state
 from tidegate.torch.retrofit.record import RECORD_NAME, recorded_gates
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
@@ -54,9 +58,26 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
         hint = f"transformers would load {others[0].name} without the gates. Choose another, or remove the file."
         raise InputError("directory", expected="one without another model", got=Path(directory), hint=hint)
     plain = {name: weight for name, weight in base.state_dict().items() if not _is_of_gates(name)}
+    _require_own_weights(base, plain)
     base.save_pretrained(directory, state_dict=plain, variant=VARIANT)
     give_usual_modes(directory)
     save_gates(base, directory)
+
+
+def _require_own_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Raise InputError if the model's class would not find these weights in a file, as after a parametrization."""
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    with torch.device("meta"), keep_random_state(model):
+        expected = type(model)(copy.deepcopy(model.config)).state_dict()
+    if differing := sorted(expected.keys() ^ weights.keys()):
+        raise InputError(
+            "model",
+            expected="one whose weights its class can load",
+            got=type(model).__name__,
+            hint=f"Its weights differ in {list_some(differing)}. Take parametrizations such as weight_norm away with "
+            "torch.nn.utils.parametrize.remove_parametrizations, and save before quantizing; or use save_gates.",
+        )
 
 
 def load_pretrained(
@@ -130,7 +151,14 @@ def _load_plain(folder: Path, variant: str | None) -> PreTrainedModel:
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         expected = f"a class of transformers {transformers.__version__}"
         raise InputError("architectures", expected=expected, got=names[0], hint=f"See {folder / 'config.json'}.")
-    return kind.from_pretrained(folder, variant=variant, dtype="auto", local_files_only=True, use_safetensors=True)
+    loaded: Any = kind.from_pretrained(
+        folder, variant=variant, dtype="auto", local_files_only=True, use_safetensors=True, output_loading_info=True
+    )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        # transformers gives them random values.
+        raise _no_gated_model(folder, f"Its files have no {list_some(missing)}.")
+    return model
 
 
 def has_gates(folder: Path) -> bool:
