@@ -202,3 +202,9 @@ def test_gates_act_once_and_learn_in_a_sharded_model(mesh, gate, parts):
     assert torch.equal(logits(model), expected)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert all(weight.grad.full_tensor().any() for weight in gate_parameters(model))
+
+
+def test_gates_are_added_before_a_model_is_sharded(mesh):
+    model = fully_shard(plain(), mesh=mesh)
+    with rejects("model", hint="add gates first"):
+        add_gates(model)

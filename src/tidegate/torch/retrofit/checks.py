@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tidegate._validation import InputError
@@ -38,6 +38,10 @@ def require_model(model: PreTrainedModel) -> None:
         raise cannot_gate(
             model, "some of its weights are on the meta device and have no values; load the whole model onto a device"
         )
+    if any(_is_sharded(weight) for weight in model.parameters()):
+        raise cannot_gate(
+            model, "its weights are sharded, and new gates would not be; add gates first, then call fully_shard"
+        )
     if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
         raise cannot_gate(
@@ -45,6 +49,15 @@ def require_model(model: PreTrainedModel) -> None:
         )
     if hasattr(model.base_model, "set_attention_type"):
         raise cannot_gate(model, "it exchanges its attention modules as its inputs grow, and gates would be lost")
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    # It takes a tenth of a second to import.
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(weight, DTensor)
 
 
 def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:
