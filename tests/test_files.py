@@ -1,7 +1,6 @@
 import errno
 import io
 import os
-import re
 import stat
 import threading
 
@@ -9,12 +8,13 @@ import fault_points
 import pytest
 import torch
 from damage import flip, forge_tensors
+from errors import rejects
 from safetensors.torch import load_file, save_file
 
 from tidegate import _files
 from tidegate._files import (
     TensorFormat,
-    irregular_kind,
+    nonregular_file_type,
     read_tensor_header,
     require_shapes,
     write_atomically,
@@ -162,9 +162,7 @@ class TestAFileOfTensors:
         assert read_tensor_header(paths[0], FORM).metadata["sea"].startswith("café, \x7f, 🌊, \x01 and")
 
     def test_is_named_where_its_folder_was_given(self, waves):
-        with pytest.raises(
-            ValueError, match=rf"is a folder and no file\. Name a file that write_waves wrote, such as {waves}\."
-        ):
+        with rejects("path", hint=f"It is a directory. Name a file that write_waves wrote, such as {waves}."):
             read_tensor_header(waves.parent, FORM)
 
     def test_notices_every_flipped_bit(self, waves):
@@ -172,37 +170,30 @@ class TestAFileOfTensors:
         # Every byte, and each of its bits in turn.
         for bit in range(0, 8 * len(content), 7):
             waves.write_bytes(flip(content, bit))
-            with pytest.raises(ValueError, match=r"waves\.safetensors"):
+            with rejects("path"):
                 read_tensor_header(waves, FORM)
 
     def test_notices_every_cut_and_whatever_is_added(self, waves):
         content = waves.read_bytes()
         for changed in (*(content[:length] for length in range(len(content))), content + b"\0", b"\0" + content):
             waves.write_bytes(changed)
-            with pytest.raises(ValueError, match=r"waves\.safetensors"):
+            with rejects("path"):
                 read_tensor_header(waves, FORM)
 
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (
-                {"metadata": {"format": "tides"}},
-                "holds no waves: its format is 'tides', not 'waves'. Write it with write_",
-            ),
-            (
-                {"metadata": {"version": "2"}},
-                "has the format version '2'; this library reads '3'. Load it with the release that wrote it, or write "
-                "it anew with write_waves.",
-            ),
-            ({"metadata": {"version": "2" * 10_000}}, "… (10,002 characters); this library reads '3'"),
+            ({"metadata": {"format": "tides"}}, "Its format is 'tides', not 'waves'. Write it with write_waves."),
+            ({"metadata": {"version": "2"}}, "Load it with the release that wrote it"),
+            ({"metadata": {"version": "2" * 10_000}}, "… (10,002 characters)"),
             ({"metadata": {"format": "t" * 10_000}}, "… (10,002 characters), not 'waves'"),
             ({"metadata": {"w" * 10_000: ""}}, "… (10,000 characters) is missing or unknown"),
             ({"metadata": {f"w{number}": "" for number in range(100)}}, "w12, w13 and 94 more is missing or unknown"),
-            ({"metadata": {"sea": None}}, "must be digest, format, sea, version; sea is missing or unknown"),
+            ({"metadata": {"sea": None}}, "sea is missing or unknown"),
             ({"metadata": {"wind": "strong"}}, "wind is missing or unknown"),
             ({"metadata": {"digest": None}, "sealed": False}, "digest is missing or unknown"),
-            ({"metadata": {"digest": "0" * 64}, "sealed": False}, "is damaged: its content does not fit its digest"),
-            ({"metadata": {"digest": "x"}, "sealed": False}, "is damaged: it has 0 digests and not one"),
+            ({"metadata": {"digest": "0" * 64}, "sealed": False}, "checksum mismatch"),
+            ({"metadata": {"digest": "x"}, "sealed": False}, "It is damaged: it has 0."),
         ],
         ids=[
             "format",
@@ -220,7 +211,7 @@ class TestAFileOfTensors:
     )
     def test_of_another_kind_or_without_a_digest_is_refused(self, waves, change, words):
         forge_tensors(waves, **change)
-        with pytest.raises(ValueError, match=re.escape(words)):
+        with rejects("path", hint=words):
             read_tensor_header(waves, FORM)
 
     @pytest.mark.parametrize(
@@ -230,18 +221,18 @@ class TestAFileOfTensors:
     )
     def test_that_is_none_is_refused(self, tmp_path, content):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(ValueError, match="a is not a safetensors file"):
+        with rejects("path"):
             read_tensor_header(tmp_path / "a", FORM)
 
     def test_with_a_header_nested_too_deeply_is_refused(self, tmp_path):
         header = b'{"a":' + b"[" * 100_000
         (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(ValueError, match=r"not a safetensors file: .*nested too deeply"):
+        with rejects("path", hint="nested too deeply"):
             read_tensor_header(tmp_path / "a", FORM)
 
     def test_that_is_a_pipe_is_refused_and_not_waited_for(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(ValueError, match=r"pipe is a named pipe and no file\. Name a file that write_waves wrote"):
+        with rejects("path", hint="It is a named pipe."):
             read_tensor_header(tmp_path / "pipe", FORM)
 
     def test_on_a_full_disk_raises_what_the_system_says(self, tmp_path):
@@ -294,7 +285,7 @@ def test_what_is_no_regular_file_is_named(tmp_path):
     for link, target in (("to_file", "file"), ("to_pipe", "pipe"), ("to_null", os.devnull), ("nowhere", "gone")):
         (tmp_path / link).symlink_to(target)
     kinds = {"file": "", "to_file": "", "pipe": "a named pipe", "to_pipe": "a named pipe", "to_null": "a device"}
-    assert {name: irregular_kind(tmp_path / name) for name in kinds} == kinds
-    assert irregular_kind(tmp_path) == "a folder"
+    assert {name: nonregular_file_type(tmp_path / name) for name in kinds} == kinds
+    assert nonregular_file_type(tmp_path) == "a directory"
     with pytest.raises(FileNotFoundError):
-        irregular_kind(tmp_path / "nowhere")
+        nonregular_file_type(tmp_path / "nowhere")

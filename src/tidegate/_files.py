@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from tidegate._json import decode, parse_json
 from tidegate._text import echo, list_some, shorten
+from tidegate._validation import InputError
 
 StrPath: TypeAlias = str | os.PathLike[str]
 OpenFile: TypeAlias = BufferedReader | BufferedRandom
@@ -189,24 +190,22 @@ def write_tensors(
 
 
 def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
-    """Read what a file says of itself after comparing its digest with all of its bytes.
+    """Return the header of a file after comparing its digest with all of its bytes; no tensor is loaded.
 
-    A `ValueError` says that it is no such file, or that it was changed or damaged. The tensors are not loaded: the file
-    is read once, a piece at a time.
+    Raises:
+        InputError: If it is not a file of this format, or was changed or damaged.
     """
-    if kind := irregular_kind(path):
-        inside = sorted(Path(path).glob("*.safetensors")) if kind == "a folder" else []
+    if kind := nonregular_file_type(path):
+        inside = sorted(Path(path).glob("*.safetensors")) if kind == "a directory" else []
         such_as = f", such as {inside[0]}" if inside else ""
-        raise ValueError(f"{path} is {kind} and no file. Name a file that {form.writer} wrote{such_as}.")
+        raise path_error(path, "a file", f"It is {kind}. Name a file that {form.writer} wrote{such_as}.")
     with Path(path).open("rb") as file:
         metadata, entries = _parse_header(_header(file, path), path)
         _require_format(metadata, path, form)
         place = _digest_place(file, path)
         if metadata["digest"] != _compute_digest(file, place):
-            raise ValueError(
-                f"{path} is damaged: its content does not fit its digest. Take a copy of it, or write it anew with "
-                f"{form.writer}."
-            )
+            remedy = f"Restore a copy, or write it again with {form.writer}."
+            raise path_error(path, f"a file of {form.writer}", f"It is damaged: checksum mismatch. {remedy}")
     return TensorHeader(
         metadata=metadata,
         shapes={name: entry.shape for name, entry in entries.items()},
@@ -215,13 +214,18 @@ def read_tensor_header(path: StrPath, form: TensorFormat) -> TensorHeader:
     )
 
 
+def path_error(path: StrPath, expected: str, hint: str) -> InputError:
+    """Return the error about a file; as a Path it is shown in full, however long it is."""
+    return InputError("path", expected=expected, got=Path(path), hint=hint)
+
+
 def _header(file: OpenFile, path: StrPath) -> bytes:
     """Return the JSON at the beginning of a safetensors file."""
     file.seek(0)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     header = file.read(length) if length <= _LONGEST_HEADER else b""
     if len(header) != length or not header.startswith(b"{"):
-        raise ValueError(f"{path} is not a safetensors file: it has no header, or not the whole of it.")
+        raise path_error(path, "a safetensors file", "Its header is missing or incomplete.")
     return header
 
 
@@ -243,34 +247,28 @@ def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[st
         metadata = decode(dict[str, str], content.pop("__metadata__", {}), where="__metadata__")
         return metadata, decode(dict[str, _TensorEntry], content)
     except ValueError as problem:
-        raise ValueError(f"{path} is not a safetensors file: {problem}") from None
+        raise path_error(path, "a safetensors file", str(problem)) from None
 
 
 def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorFormat) -> None:
     if metadata.get("format") != form.name:
-        raise ValueError(
-            f"{path} holds no {form.holds}: its format is {echo(metadata.get('format'))}, not {form.name!r}. "
-            f"Write it with {form.writer}."
-        )
+        hint = f"Its format is {echo(metadata.get('format'))}, not {form.name!r}. Write it with {form.writer}."
+        raise path_error(path, f"a file with {form.holds}", hint)
     if metadata.get("version") != form.version:
-        raise ValueError(
-            f"{path} has the format version {echo(metadata.get('version'))}; this library reads {form.version!r}. "
-            f"Load it with the release that wrote it, or write it anew with {form.writer}."
-        )
+        hint = f"It has version {echo(metadata.get('version'))}. Load it with the release that wrote it, or write it "
+        raise path_error(path, f"a file of format version {form.version!r}", f"{hint}again with {form.writer}.")
     known = {"format", "version", "digest", *form.keys}
     if set(metadata) != known:
         differing = list_some([shorten(name) for name in sorted(known.symmetric_difference(metadata))])
-        raise ValueError(
-            f"The metadata of {path} must be {', '.join(sorted(known))}; {differing} is missing or unknown. "
-            f"Write it with {form.writer}."
-        )
+        hint = f"{differing} is missing or unknown. Write it with {form.writer}."
+        raise path_error(path, f"a file with the metadata {', '.join(sorted(known))}", hint)
 
 
 def _digest_place(file: OpenFile, path: StrPath) -> slice:
     """Return where the digits of the digest stand in the file."""
     found = list(_DIGEST.finditer(_header(file, path)))
     if len(found) != 1:
-        raise ValueError(f"{path} is damaged: it has {len(found)} digests and not one.")
+        raise path_error(path, "a file with one digest", f"It is damaged: it has {len(found)}.")
     return slice(_LENGTH_BYTES + found[0].start(1), _LENGTH_BYTES + found[0].end(1))
 
 
@@ -286,7 +284,7 @@ def _compute_digest(file: OpenFile, place: slice) -> str:
 def require_shapes(
     given: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, complaint: str
 ) -> None:
-    """Refuse names or shapes that differ; the error lists them after the complaint, the first twenty of many."""
+    """Raise ValueError for names or shapes that differ; it lists the first twenty after the complaint."""
     found = [
         *(f"{shorten(name)} is missing" for name in expected if name not in given),
         *(f"{shorten(name)} is unexpected" for name in given if name not in expected),
@@ -301,13 +299,13 @@ def require_shapes(
         raise ValueError(f"{complaint}: {'; '.join(found[:_MOST_LISTED])}{more}.")
 
 
-def irregular_kind(path: StrPath) -> str:
-    """Say what a path leads to if it is no regular file, as in "a named pipe"; empty for a regular file.
+def nonregular_file_type(path: StrPath) -> str:
+    """Return the type of a file that is not regular, such as "a named pipe"; an empty string for a regular file.
 
-    Links are followed. An `OSError` if there is nothing. What is no regular file may never end, or wait for ever.
+    Links are followed; OSError if nothing is there. Reading a file that is not regular may block or never end.
     """
     mode = Path(path).stat().st_mode
     if stat.S_ISREG(mode):
         return ""
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")

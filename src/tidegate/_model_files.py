@@ -6,9 +6,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 
-from tidegate._files import StrPath, TensorFormat, read_tensor_header, require_shapes
+from tidegate._files import StrPath, TensorFormat, path_error, read_tensor_header, require_shapes
 from tidegate._text import echo, shorten
 from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig, VisionConfig
@@ -49,28 +48,23 @@ def read_model_config(
     header = read_tensor_header(path, model_format(writer))
     kind, kinds = header.metadata["model"], tuple(kinds)
     if kind not in kinds:
-        raise _path_error(path, f"a file of {' or '.join(kinds)}", f"It holds a model {echo(kind)}.")
+        raise path_error(path, f"a file of {' or '.join(kinds)}", f"It holds a model {echo(kind)}.")
     try:
         config = _CONFIGS[kind].from_json(header.metadata["config"])
-    except (ValueError, TypeError, OverflowError) as problem:
+    except InputError as problem:
         hint = f"Its configuration cannot be read: {shorten(str(problem))}"
-        raise _path_error(path, "a file with a valid configuration", hint) from None
+        raise path_error(path, "a file with a valid configuration", hint) from None
     for name, dtype in header.dtypes.items():
         if dtype not in _FLOATS:
             hint = f"It has the tensor {shorten(name)} of the type {shorten(dtype)}."
-            raise _path_error(path, f"a file of tensors of {', '.join(_FLOATS)}", hint)
+            raise path_error(path, f"a file of tensors of {', '.join(_FLOATS)}", hint)
     _require_sizes(path, config, header.shapes)
     try:
         expected = _expected_shapes(config, shapes_of)
     except (RuntimeError, TypeError, OverflowError) as problem:
-        raise _path_error(path, _FITTING, f"Invalid model dimensions: {shorten(str(problem))}") from None
+        raise path_error(path, _FITTING, f"Invalid model dimensions: {shorten(str(problem))}") from None
     require_shapes(header.shapes, expected, complaint=f"{path} does not fit its own configuration")
     return config
-
-
-def _path_error(path: StrPath, expected: str, hint: str) -> InputError:
-    # As a Path the error shows it in full, however long it is.
-    return InputError("path", expected=expected, got=Path(path), hint=hint)
 
 
 def _require_sizes(path: StrPath, config: StackConfig, shapes: Shapes) -> None:
@@ -78,12 +72,12 @@ def _require_sizes(path: StrPath, config: StackConfig, shapes: Shapes) -> None:
     num_blocks = len({match[1] for name in shapes if (match := _BLOCK.match(name)) is not None})
     if config.num_layers != num_blocks:
         hint = f"num_layers is {config.num_layers:,}, and it has tensors of {num_blocks:,} blocks."
-        raise _path_error(path, _FITTING, hint)
+        raise path_error(path, _FITTING, hint)
     largest = max(map(math.prod, shapes.values()))
     for name, size in _declared_sizes(config).items():
         if size > largest:
             hint = f"{name} is {size:,}, and its largest tensor has {largest:,} numbers."
-            raise _path_error(path, _FITTING, hint)
+            raise path_error(path, _FITTING, hint)
 
 
 def _declared_sizes(config: StackConfig) -> dict[str, int]:

@@ -9,10 +9,10 @@ import json
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, final, get_args
+from typing import Any, Literal, Self, TypeAlias, final, get_args
 
-from tidegate._json import parse_json
-from tidegate._text import echo, shorten
+from tidegate._json import decode, parse_json
+from tidegate._text import echo
 from tidegate._validation import (
     InputError,
     require_bool,
@@ -125,7 +125,7 @@ class Rotary:
 class LayerOptions:
     """The options of an attention layer that a model hands on to all of its layers as they are."""
 
-    gate: GateLike = "bma"
+    gate: GateLike = field(default="bma", metadata={"decode": Gates.parse})
     """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; kept as `Gates`. `"none"` is plain attention."""
     d_model: int
     """Width of a layer's input and output: of the residual stream."""
@@ -319,11 +319,8 @@ class StackConfig(LayerOptions, ABC):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; missing fields take their defaults, unknown ones are refused."""
-        data: Any = parse_json(text)
-        if isinstance(data, dict) and "rotary" in data:
-            data["rotary"] = _from_fields(Rotary, cast("Any", data["rotary"]))
-        return _from_fields(cls, cast("Any", data))
+        """Read what `to_json` wrote; missing fields take their defaults. Raise InputError for unknown ones."""
+        return decode(cls, parse_json(text))
 
     def _require_widths(self) -> None:
         if not isinstance(self.d_ff, tuple | list):
@@ -410,21 +407,3 @@ class VisionConfig(StackConfig):
     def num_tokens(self) -> int:
         """Positions that the blocks see: the patches, and the class token if there is one."""
         return self.num_patches + (self.pooling == "class")
-
-
-_Data = TypeVar("_Data", bound=StackConfig | Rotary)
-
-
-def _from_fields(kind: type[_Data], data: object) -> _Data:
-    if not isinstance(data, dict):
-        raise InputError(kind.__name__, expected="a JSON object", got=data)
-    options, known = cast("dict[str, Any]", data), [option.name for option in fields(kind)]
-    if unknown := sorted(set(options).difference(known)):
-        raise InputError(
-            shorten(", ".join(unknown)), expected=f"a field of {kind.__name__}", hint=f"Known: {', '.join(known)}."
-        )
-    try:
-        return kind(**options)
-    except TypeError as problem:
-        # A type that a program may not pass is a value that a text may not hold.
-        raise ValueError(str(problem)) from problem

@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from tidegate._json import parse_json
+from tidegate._json import decode, parse_json
 from tidegate._text import echo
 from tidegate._validation import InputError, require_size
 from tidegate.sizes import HeadShape
@@ -235,14 +235,7 @@ class Gate:
     @classmethod
     def from_json(cls, text: str) -> Gate:
         """Read what `to_json` wrote; missing fields take their defaults. Raise InputError for unknown ones."""
-        data = parse_json(text)
-        if not isinstance(data, dict):
-            raise InputError("gate", expected="a JSON object with fields like 'site' and 'reads'", got=text)
-        options, known = cast("dict[str, Any]", data), [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise InputError("gate", expected="an object of known fields", got=name, hint=_suggest(name, known))
-        return cls(**options)
+        return decode(cls, parse_json(text))
 
     def num_heads_at_site(self, shape: HeadShape) -> int:
         """Heads that the gated tensor has; the dense site has none and counts as one."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, TypeAlias, cast, final
+from typing import TypeAlias, final
 
-from tidegate._json import parse_json
+from tidegate._json import decode, parse_json
 from tidegate._text import echo
 from tidegate._validation import InputError
 from tidegate.gate import GATE_PATHS, Gate, GatePath
@@ -102,10 +102,7 @@ class Gates(tuple[Gate, ...]):
     @classmethod
     def from_json(cls, text: str) -> Gates:
         """Read what `to_json` wrote."""
-        data = parse_json(text)
-        if not isinstance(data, list):
-            raise InputError("gates", expected="a JSON list of objects", got=text)
-        return cls(Gate.from_json(json.dumps(gate)) for gate in cast("list[Any]", data))
+        return cls(decode(tuple[Gate, ...], parse_json(text)))
 
 
 def require_layer_inputs(

@@ -59,7 +59,7 @@ def test_tokens_and_both_parts_are_taken(folder, tmp_path, part):
     ("arguments", "reason"),
     [
         (["nowhere"], "an existing file or folder"),
-        (["notes.txt"], "is not a safetensors file"),
+        (["notes.txt"], "a safetensors file"),
         (["."], "It has 2 .safetensors files"),
         (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
         (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),

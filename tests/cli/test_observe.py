@@ -152,7 +152,7 @@ def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder,
     ("arguments", "reason"),
     [
         (["nowhere"], "an existing file or folder"),
-        (["notes.txt"], "is not a safetensors file"),
+        (["notes.txt"], "a safetensors file"),
         (["."], "It has 2 .safetensors files"),
         (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
         (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),

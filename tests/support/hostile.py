@@ -174,7 +174,7 @@ class Hostile:
 
 FOLDERS = (
     Hostile(pickled_weights, "a folder with model.safetensors or model.safetensors.index.json"),
-    Hostile(pickle_named_safetensors, "is not a safetensors file: it has no header"),
+    Hostile(pickle_named_safetensors, "must be a safetensors file"),
     Hostile(code_by_auto_map, "Its model_type is 'evil'"),
     Hostile(missing_tensor, "Missing, so that they would be random: model."),
     Hostile(other_shape, "self_attn.q_proj.weight is (1, 32), not (32, 32)"),
@@ -192,8 +192,8 @@ FOLDERS = (
     Hostile(our_giant_width, "d_model is 1,000,000,000, and its largest tensor has"),
     Hostile(our_giant_vocabulary, "vocab_size is 1,000,000,000,000,000, and its largest tensor has"),
     Hostile(our_nested_metadata, "cannot be read: text must be valid JSON"),
-    Hostile(our_nested_header, "is not a safetensors file: text must be valid JSON"),
-    Hostile(empty_file, "is not a safetensors file: it has no header"),
+    Hostile(our_nested_header, "text must be valid JSON"),
+    Hostile(empty_file, "must be a safetensors file"),
 )
 
 

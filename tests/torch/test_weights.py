@@ -150,10 +150,10 @@ NORM = "stack.norm.weight"
 REFUSED = [
     (
         {"metadata": {"format": None}, "sealed": False},
-        "holds no Tidegate model: its format is None, not 'tidegate'. Write it with save_model.",
+        "Its format is None, not 'tidegate'. Write it with save_model.",
     ),
-    ({"metadata": {"format": "pt"}}, "holds no Tidegate model: its format is 'pt'"),
-    ({"metadata": {"version": "1"}}, "has the format version '1'; this library reads '2'"),
+    ({"metadata": {"format": "pt"}}, "Its format is 'pt'"),
+    ({"metadata": {"version": "1"}}, "It has version '1'. Load it with the release that wrote it"),
     ({"metadata": {"config": None}}, "config is missing or unknown"),
     ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
     ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
@@ -161,7 +161,7 @@ REFUSED = [
 ]
 REJECTED = [
     ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'.", "TransformerLM or VisionTransformer"),
-    ({"metadata": {"model": "VisionTransformer"}}, "window must be a field of VisionConfig", ""),
+    ({"metadata": {"model": "VisionTransformer"}}, "must be a field of VisionConfig", ""),
     ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'.", ""),
     ({"metadata": {"config": "{"}}, "cannot be read: text must be valid JSON", ""),
     (
@@ -270,21 +270,19 @@ def test_nothing_is_loaded_from_a_damaged_file(path, monkeypatch):
     save_model(text_model(), path)
     flip_inside(path, 0.9)
     monkeypatch.setattr(weights, "safe_open", None)
-    with pytest.raises(
-        ValueError, match=r"model\.safetensors is damaged: its content does not fit its digest\. Take a copy"
-    ):
+    with rejects("path", hint="checksum mismatch"):
         load_model(path)
 
 
 def test_a_plain_safetensors_file_is_refused(path):
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="holds no Tidegate model"):
+    with rejects("path", hint="Its format is None"):
         load_model(path)
 
 
 def test_a_pickle_is_refused_and_not_read(path):
     torch.save(text_model().state_dict(), path)
-    with pytest.raises(ValueError, match="is not a safetensors file"):
+    with rejects("path"):
         load_model(path)
 
 

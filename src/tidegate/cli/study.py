@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidegate._files import irregular_kind
+from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
 from tidegate.cli.console import finish_page, new_console, print_json
 from tidegate.cli.errors import stop
@@ -78,7 +78,7 @@ def _answer(chosen: Study[Any, Any], settings: Any, options: StudyOptions) -> No
         with display(new_console(stderr=True), quiet=options.quiet) as shown:
             result = chosen.run(settings, tell=shown.show)
     else:
-        if kind := irregular_kind(options.again):
+        if kind := nonregular_file_type(options.again):
             raise InputError(
                 "again", expected=f"the {chosen.name}.json of a study", got=options.again, hint=f"It is {kind}."
             )

@@ -32,7 +32,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from tidegate._files import irregular_kind
+from tidegate._files import nonregular_file_type
 from tidegate._text import echo, list_some, shorten
 from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import read_json
@@ -149,10 +149,10 @@ def require_regular_files(field: str, folder: Path) -> None:
     """Raise InputError if a folder has pipes, devices or sockets in it, from which reading might never end."""
     for path in sorted(folder.iterdir()):
         try:
-            kind = irregular_kind(path)
+            kind = nonregular_file_type(path)
         except OSError as problem:
             raise InputError(field, expected="a readable folder", got=path, hint=f"{problem.strerror}.") from None
-        if kind not in ("", "a folder"):
+        if kind not in ("", "a directory"):
             raise InputError(field, expected="a folder of files", got=path, hint=f"It is {kind}. Remove it.")
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidegate._files import irregular_kind
+from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
 from tidegate.lab.models.hugging_face import declares_gates, load_from_folder, load_tokenizer, require_regular_files
 from tidegate.lab.tasks.documents import character_start, read_json
@@ -117,7 +117,7 @@ def load_language_model(
         )
     if place.is_dir():
         require_regular_files("model", place)
-    elif kind := irregular_kind(place):
+    elif kind := nonregular_file_type(place):
         raise InputError("model", expected="a file of save_model", got=place, hint=f"It is {kind}.")
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(files) != 1:
@@ -296,7 +296,7 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
     if path.name != "model.safetensors" or not file.exists():
         return ""
     hint = "Restore the tokenizer of the training."
-    if kind := irregular_kind(file):
+    if kind := nonregular_file_type(file):
         raise InputError("tokenizer", expected="a file", got=file, hint=f"It is {kind}. Remove it.")
     text = file.read_text(encoding="utf-8", errors="replace")
     try:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tidegate._files import irregular_kind, write_content
+from tidegate._files import nonregular_file_type, write_content
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
 from tidegate.lab.studies.options import format_command
@@ -71,7 +71,7 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
         InputError: The record is damaged, or one of another study.
     """
     expected = f"an intact record of the study {study.name}"
-    if kind := irregular_kind(path):
+    if kind := nonregular_file_type(path):
         raise InputError("record", expected=expected, got=path, hint=f"It is {kind}. Name a {study.name}.json.")
     try:
         record = verify_checksum(parse_json(path.read_bytes()))

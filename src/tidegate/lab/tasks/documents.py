@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from tidegate._files import irregular_kind
+from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
 
 _SNIFFED_BYTES = 8192
@@ -64,7 +64,7 @@ def changed(source: str, before: str, now: str) -> InputError:
 
 
 def _require_regular(path: Path) -> None:
-    if kind := irregular_kind(path):
+    if kind := nonregular_file_type(path):
         hint = f"It is {kind}. Write what it gives to a file, and name that."
         raise InputError("data", expected="a file", got=path, hint=hint)
 
@@ -98,7 +98,7 @@ def holds_records(folder: Path) -> bool:
     """Whether a comparison wrote its records here: the first line of `records.jsonl` is its plan."""
     path = folder / _RECORDS
     try:
-        if irregular_kind(path):
+        if nonregular_file_type(path):
             return False
         with path.open("rb") as file:
             first = read_json(file.readline(_LONGEST_PLAN))
@@ -262,6 +262,6 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def _is_irregular(path: Path) -> bool:
     try:
-        return irregular_kind(path) != ""
+        return nonregular_file_type(path) != ""
     except OSError:
         return False
