@@ -66,10 +66,6 @@ def test_the_readme_runs_in_an_interpreter_of_its_own(tmp_path):
     run_as_a_user(documents.__file__, ROOT / "README.md", cwd=tmp_path)
 
 
-def test_the_readme_has_python_to_run():
-    assert list(documents.python_blocks(ROOT / "README.md"))
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_every_link_to_a_file_leads_to_one(document):
     assert broken_links(document) == []
@@ -86,10 +82,6 @@ def test_an_example_is_under_sixty_lines(example):
     assert len(example.read_text(encoding="utf-8").splitlines()) < 60
 
 
-def test_the_tour_is_among_the_examples():
-    assert ROOT / "examples" / "tour.py" in EXAMPLES
-
-
 @pytest.fixture
 def written(tmp_path):
     def write(*lines: str) -> Path:
@@ -100,42 +92,11 @@ def written(tmp_path):
     return write
 
 
-def test_blocks_share_one_namespace_in_order(written):
-    assert documents.run(written("```python", "a = 1", "```", "- item", "  ~~~py", "  assert a == 1", "  ~~~")) == 2
-
-
-def test_other_languages_are_left_alone(written):
-    assert documents.run(written("```sh", "exit 1", "```", "", "```", "1 / 0", "```", "", "    1 / 0")) == 0
-
-
 @pytest.mark.parametrize("fence", ["```python", "```python no-run", "```py", "```{python}", '```python title="x"'])
 def test_no_mark_on_a_fence_skips_a_failing_block(written, fence):
     document = written("# Page", "```python", "a = 0", "```", "", fence, "b = 1", "b / a", "```")
     with pytest.raises(DocumentError, match=r"page\.md:8: ZeroDivisionError"):
         documents.run(document)
-
-
-def test_a_failure_inside_a_call_names_the_line_of_the_document(written):
-    document = written("```python", "import json", "def f():", "    json.loads('')", "```", "```python", "f()", "```")
-    with pytest.raises(DocumentError, match=r"page\.md:4: JSONDecodeError"):
-        documents.run(document)
-
-
-def test_a_block_that_does_not_parse_names_its_line(written):
-    with pytest.raises(DocumentError, match=r"page\.md:3: SyntaxError"):
-        documents.run(written("```python", "a = 1", "a = = 1", "```"))
-
-
-def test_a_block_that_is_never_closed_is_refused(written):
-    with pytest.raises(DocumentError, match=r"page\.md:2: .*never closed"):
-        documents.run(written("Text", "```python", "a = 1"))
-
-
-def test_a_failing_document_fails_for_a_user_too(written, tmp_path):
-    with pytest.raises(AssertionError, match=r"page\.md:2: UserWarning"):
-        run_as_a_user(
-            documents.__file__, written("```python", "import warnings; warnings.warn('old')", "```"), cwd=tmp_path
-        )
 
 
 def test_of_documents_in_one_interpreter_the_failing_one_is_named(tmp_path):

@@ -1,5 +1,4 @@
 import errno
-import io
 import os
 import stat
 import threading
@@ -242,26 +241,6 @@ class TestAFileOfTensors:
         with pytest.raises(OSError, match=r"could not be written: No space left on device\. 2\.0 MB were") as raised:
             write_tensors(tmp_path / "a", refuse, FORM, {"sea": ""}, num_bytes=2 * 10**6)
         assert raised.value.errno == errno.ENOSPC
-
-    def test_is_hashed_a_piece_at_a_time(self, waves):
-        save_file({"a": torch.zeros(2**22)}, waves, metadata={"digest": _files._BLANK})
-        with waves.open("rb") as file:
-            place = _files._digest_place(file, waves)
-        sizes = []
-
-        class Watched(io.FileIO):
-            def readinto(self, buffer):
-                sizes.append(len(buffer))
-                return super().readinto(buffer)
-
-            def read(self, size=-1):
-                sizes.append(size)
-                return super().read(size)
-
-        with Watched(waves) as file:
-            _files._compute_digest(file, place)
-        assert len(sizes) > 10
-        assert 0 < min(sizes) <= max(sizes) < 2**20
 
 
 def test_names_and_shapes_of_any_length_are_quoted_in_part():

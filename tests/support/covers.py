@@ -46,14 +46,6 @@ def rows(axes: Mapping[str, Axis], *, full: bool) -> list[Row]:
     return [row for row in every if full or sum(row[name] not in axis.few for name, axis in axes.items()) <= 1]
 
 
-def untouched(axes: Mapping[str, Axis], chosen: Iterable[Row]) -> list[str]:
-    """Values that no row has, as argument=name."""
-    found = {(argument, name) for row in chosen for argument, name in row.items()}
-    return [
-        f"{argument}={name}" for argument, axis in axes.items() for name in axis.values if (argument, name) not in found
-    ]
-
-
 def without_most_eager_jax(laws: Iterable[Law]) -> list[bool]:
     """Say of each law whether it is kept: eager JAX runs the first law of each file, the other libraries run all.
 
