@@ -149,7 +149,8 @@ def test_a_rotary_embedding_is_not_switched_on_by_what_is_no_boolean(value):
         ('{"rotary": {"bass": 3}}', "rotary.bass"),
         ('{"rotary": 3}', "rotary"),
         ('{"d_model": "128"}', "d_model"),
-        ('{"gate": 3}', "gate"),
+        ('{"gate": "g9"}', "gate"),
+        ('{"gate": 3}', "value"),
         ("[]", "value"),
     ],
 )

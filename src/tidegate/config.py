@@ -125,7 +125,8 @@ class Rotary:
 class LayerOptions:
     """The options of an attention layer that a model hands on to all of its layers as they are."""
 
-    gate: GateLike = field(default="bma", metadata={"decode": Gates.parse})
+    # `__post_init__` parses a gate that comes from JSON, too, and names it in errors.
+    gate: GateLike = field(default="bma", metadata={"decode": lambda value: value})
     """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; kept as `Gates`. `"none"` is plain attention."""
     d_model: int
     """Width of a layer's input and output: of the residual stream."""

@@ -221,7 +221,7 @@ class TestADamagedCheckpoint:
             ({"tensors": {"model.stack.norm.weight": torch.zeros(3)}}, "has shape (3,), expected (16,)"),
             ({"tensors": {"optimizer.0.exp_avg": torch.zeros(3)}}, "optimizer.0.exp_avg has shape (3,), expected"),
             ({"tensors": {"optimizer.99.exp_avg": torch.zeros(3)}}, "Its optimizer has other parameters"),
-            ({"metadata": {"version": "0"}}, "has the format version '0'"),
+            ({"metadata": {"version": "0"}}, "It has version '0'"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
