@@ -2,7 +2,7 @@
 
 No name of a model or of its parts matters. Queries, keys and values are recorded in the attention function, and their
 gradients say which columns of which projection each head came from. Modules without an attention function are found by
-the operators that they call, in `decomposed.py`.
+the operators that they call, in `survey.py`.
 
 Legend: B batch, T positions, M model width, W width of a projection, H query heads, G key/value heads, D head width.
 """

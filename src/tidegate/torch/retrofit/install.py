@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -128,12 +127,15 @@ def add_gates(
         before = _answers_before(base, inputs)
         survey = survey_attention(base, inputs)
         added = _install(model, gates, _choose_layouts(survey, gates, layers))
-        with _remove_on_error(base, added):
+        try:
             after = {stock: _answers_with(base, stock, inputs) for stock in before}
             equal = all(bitwise_equal(after[name], before[name]) for name in before)
             change = 0.0 if equal else max(largest_change(after[name], before[name]) for name in before)
             if not equal and all(map(_is_neutral, gates)):
                 raise cannot_gate(base, f"with {gates}, which is neutral, its answers changed by up to {change:.3g}")
+        except BaseException:
+            _remove(base, added)
+            raise
     # Their layers were in evaluation mode until now.
     for layer in added:
         layer.modules.train(layer.layout.module.training)
@@ -196,15 +198,6 @@ def _remove(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     if not acts_in_function and now != stock_implementation(now):
         model.set_attn_implementation(stock_implementation(now))
     record_gates(model)
-
-
-@contextmanager
-def _remove_on_error(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> Generator[None]:
-    try:
-        yield
-    except BaseException:
-        _remove(model, layers)
-        raise
 
 
 def _copy_configuration(model: nn.Module) -> None:

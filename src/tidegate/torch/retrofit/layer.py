@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -132,7 +132,6 @@ class GatedLayer:
 
     def install(self, modules: nn.Module) -> None:
         """Give the attention module its gates and the hooks through which they act."""
-        _watch_replacements()
         attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
@@ -295,13 +294,8 @@ def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
             hook.move(module)
 
 
-@cache
-def _watch_replacements() -> None:
-    """Register `_move_hooks` with PyTorch, once in a process.
-
-    Hooks move at once, not at the next forward pass, because a compiled model cannot move them while it runs.
-    """
-    register_module_module_registration_hook(_move_hooks)
+# Hooks move at once, not at the next forward pass, because a compiled model cannot move them while it runs.
+register_module_module_registration_hook(_move_hooks)
 
 
 def _reads_elsewhere(gate: Gate, layout: AttentionLayout) -> bool:

@@ -1,18 +1,25 @@
-"""Find all attention of a model that gates can act on, and the reasons why the rest cannot have gates."""
+"""Find all attention of a model that gates can act on, and the reasons why the rest cannot have gates.
+
+Attention goes through transformers' attention function, or is decomposed: a softmax over keys whose result multiplies
+values, or PyTorch's own attention, and a matrix whose input is the heads' outputs, side by side, bit by bit.
+
+Legend: B batch, T query positions, S key positions, W width of a projection, H query heads, D head width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tidegate.torch.retrofit.checks import require_attention
-from tidegate.torch.retrofit.decomposed import find_decomposed_attention
-from tidegate.torch.retrofit.flow import find_attention
+from tidegate.torch.retrofit.flow import Trace, Watch, find_attention, gradient_to
 from tidegate.torch.retrofit.interface import (
     calls_interface,
     gated_implementation,
@@ -22,7 +29,7 @@ from tidegate.torch.retrofit.interface import (
     stock_implementation,
 )
 from tidegate.torch.retrofit.layer import gated_layers
-from tidegate.torch.retrofit.layout import AttentionLayout
+from tidegate.torch.retrofit.layout import AttentionLayout, weight_of
 from tidegate.torch.retrofit.probe import (
     answer_in_two,
     answers,
@@ -34,6 +41,16 @@ from tidegate.torch.retrofit.probe import (
 
 NOT_REACHED = "a plain input does not reach it, or the model runs it without gradients"
 UNFIT = "its attention is decomposed, and its heads are not the input of an output projection unchanged"
+
+_ATTENTION = "scaled_dot_product_attention"
+_OPERANDS = {
+    "softmax": ("input",),
+    "matmul": ("input", "other"),
+    "__matmul__": ("input", "other"),
+    "bmm": ("input", "mat2"),
+    _ATTENTION: ("query", "key", "value"),
+}
+"""The operators that are recorded, and the names of their operands, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +73,7 @@ def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Surve
         calling = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
         found = _find_on_interface(model, inputs) if calling else []
         known = {layer.module for layer in found}
-        decomposed, unfit = find_decomposed_attention(model, lambda: model(**inputs), known=known)
+        decomposed, unfit = _find_decomposed(model, lambda: model(**inputs), known=known)
         found += [replace(layer, in_function=False) for layer in decomposed]
         require_attention(model, found)
         layers = _note_cache(model, inputs, found)
@@ -131,3 +148,141 @@ def _note_cache(
         )
         for layer in layers
     )
+
+
+def _find_decomposed(
+    model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
+) -> tuple[list[AttentionLayout], list[str]]:
+    """Return the layouts of the other modules that attend, in the order in which they run, and the paths of the unfit.
+
+    Unfit are those whose heads are not the input of a matrix unchanged.
+    """
+    names = {
+        module: name
+        for name, module in model.named_modules()
+        if module not in known and any(map(_has_weights, module.children()))
+    }
+    watch = Watch(model, names)
+    operators = _Operators(watch)
+    with watch.recording(), torch.enable_grad(), ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(module.register_forward_pre_hook(operators.enter))
+            stack.enter_context(module.register_forward_hook(operators.leave, always_call=True))
+        stack.enter_context(operators)
+        run()
+    found = (trace.layout() for trace in watch.traces.values())
+    layouts = [layout for layout in found if layout is not None and layout.output is not None]
+    fitting = {layout.name for layout in layouts}
+    return layouts, [trace.name for trace in operators.attending if trace.name not in fitting]
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Return whether a module has the weights of a matrix, or of a convolution, which cannot be gated."""
+    weight = weight_of(module)
+    return weight is not None and weight.ndim >= 2
+
+
+class _Operators(TorchFunctionMode):
+    """Records the operators that the modules call."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+        self.running: list[nn.Module] = []
+        """The modules that are running, the innermost last."""
+        self.softmax: dict[Trace, tuple[Tensor, Tensor]] = {}
+        """The scores and weights of the last softmax of each trace."""
+        self.attending: dict[Trace, None] = {}
+        """The traces in which a softmax was multiplied by values, in order."""
+
+    def enter(self, module: nn.Module, _args: Any) -> None:
+        """Note that a module begins to run."""
+        self.running.append(module)
+
+    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """Note that the innermost module has ended."""
+        self.running.pop()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _OPERANDS:
+            owner = next((each for each in reversed(self.running) if any(True for _ in each.children())), None)
+            trace = None if owner is None else self.watch.traces.get(owner)
+            if trace is not None and not trace.settled and trace.input is not None:
+                names = _OPERANDS[name]
+                operands = [*args[: len(names)], *((kwargs or {})[each] for each in names[len(args) :])]
+                self._record(trace, name, operands, result)
+        return result
+
+    def _record(self, trace: Trace, name: str, operands: list[Tensor], result: Tensor) -> None:
+        if name == "softmax":
+            (scores,) = operands
+            if scores.ndim >= 3 and scores.is_floating_point():
+                self.softmax[trace] = scores, result
+        elif name == _ATTENTION:
+            query, key, value = operands
+            self.attending[trace] = None
+            trace.record_call(query, key, value, result.transpose(1, 2))
+        elif trace in self.softmax:
+            scores, weights = self.softmax[trace]
+            if _same_numbers(operands[0], weights):
+                self.attending[trace] = None
+                _record_product(trace, scores, operands[1], result)
+
+
+def _same_numbers(ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers in the same order, whatever their shapes and dtypes."""
+    return ours.numel() == theirs.numel() and bitwise_equal([ours.flatten()], [theirs.to(ours.dtype).flatten()])
+
+
+def _record_product(trace: Trace, scores: Tensor, value: Tensor, output: Tensor) -> None:
+    """Record the product of weights and values; heads may stand beside the batch in one axis."""
+    assert trace.input is not None
+    batch = trace.input.shape[0]
+    scores_BHTS, value_BHSD, output_BHTD = (
+        each.unflatten(0, (batch, -1)) if each.ndim == 3 and each.shape[0] % batch == 0 else each
+        for each in (scores, value, output)
+    )
+    if any(each.ndim != 4 for each in (scores_BHTS, value_BHSD, output_BHTD)):
+        return
+    gradients = [_columns_in_scores(scores_BHTS, call.leaf) for call in trace.calls]
+    value_part = trace.part(value_BHSD)
+    trace.record_parts(
+        {
+            "query": trace.part_of([(call, own) for call, (own, _) in zip(trace.calls, gradients, strict=True)]),
+            "key": trace.part_of([(call, other) for call, (_, other) in zip(trace.calls, gradients, strict=True)]),
+            "value": value_part,
+        },
+        value_BHSD,
+        output_BHTD.transpose(1, 2),
+    )
+    trace.settled = value.requires_grad
+
+
+def _columns_in_scores(scores_BHTS: Tensor, leaf_BTW: Tensor) -> tuple[list[list[int]] | None, list[list[int]] | None]:
+    """List the columns that each head's queries and keys come from, by the scores of the last query.
+
+    The scores of a query depend on its own position in the query's columns, and on all positions in those of the keys.
+    """
+    last = scores_BHTS.shape[2] - 1
+    if leaf_BTW.shape[1] <= last:
+        return None, None
+    weights = torch.randn(scores_BHTS.shape[-1], generator=torch.Generator().manual_seed(0)).to(scores_BHTS)
+    queries: list[list[int]] = []
+    keys: list[list[int]] = []
+    for head in range(scores_BHTS.shape[1]):
+        # Masked scores may be infinite; their gradient is zero, but not their product.
+        row = scores_BHTS[:, head, last]
+        gradient = gradient_to(leaf_BTW, (row.masked_fill(~row.isfinite(), 0) * weights).sum())
+        if gradient is None:
+            return None, None
+        elsewhere = gradient[:, :last].abs().sum((0, 1)) > 0
+        here = (gradient[:, last].abs().sum(0) > 0) & ~elsewhere
+        for heads, columns in ((queries, here), (keys, elsewhere)):
+            found = columns.nonzero().flatten().tolist()
+            if found not in heads:
+                heads.append(found)
+    return (queries if all(queries) else None), (keys if all(keys) else None)
