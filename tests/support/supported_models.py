@@ -3,13 +3,8 @@
 `make models` runs this script over all types, which takes some minutes, and writes the table into the page. Run it
 again with another transformers: types that are new are built from the generic sizes of model_types.py, and those that
 cannot be are named with the error. A type that fails a check is named in the table, and at the end the script fails.
-
-With `--record COMMIT`, and the sources of that commit in front on `PYTHONPATH`, it writes what works there as the
-record that the page counts *before* from. What is newer than the commit and asked for here (`has_cache`, `left_alone`)
-is to be added to those sources; models are observed as they are built alone, since there `eager` attention was not.
 """
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +20,6 @@ from tidegate._validation import InputError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "models-supported.md"
-BEFORE = DOCS / "records" / "models" / "before.json"
-"""What worked before issue 17: this script with `--record`, on the sources of the commit that the record names."""
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 GATES = ("g1", "bma")
 COLUMNS = (*GATES, "observe")
@@ -51,7 +44,7 @@ class Row:
         return column not in self.refusals and column not in self.failures
 
 
-def row_of(model_type, *, as_built_alone=False):
+def row_of(model_type):
     """Try all columns on a tiny model."""
     if model_type in model_types.NOT_BUILT:
         return Row(model_type, built=False, attends=True, note=model_types.NOT_BUILT[model_type])
@@ -72,7 +65,7 @@ def row_of(model_type, *, as_built_alone=False):
             # Whatever else is raised is a defect: the table names it, and the other types are tried.
             failures[gate] = f"{type(error).__name__}: {error}"
     try:
-        if why := observed_reason(model_type, as_built_alone=as_built_alone):
+        if why := observed_reason(model_type):
             refusals["observe"] = why
     except Exception as error:
         failures["observe"] = f"{type(error).__name__}: {error}"
@@ -93,13 +86,9 @@ def reason_of(error):
     return text[:1].lower() + text[1:]
 
 
-def observed_reason(model_type, *, as_built_alone=False):
-    """Why `observe` does not see this type; empty if it does."""
-    return _without_names(examine(model_type, as_built_alone=as_built_alone).why)
-
-
-def _without_names(why):
-    """Say the same of all models that show no attention call: the error names each."""
+def observed_reason(model_type):
+    """Why `observe` does not see this type, without its name; empty if it does."""
+    why = examine(model_type).why
     return "no attention call is seen" if "made no attention call" in why else why
 
 
@@ -117,28 +106,21 @@ def count_others(kind):
     return counts, failures
 
 
-def page_of(page, rows, others, before):
-    """The page with these rows, these counts of other kinds and this record of before in place of its tables."""
+def page_of(page, rows, others):
+    """The page with these rows and these counts of other kinds in place of its tables."""
     head, rest = page.split(BEGIN)
-    earlier = before["works"].values()
-    shares_before = [_share(sum(column in each for each in earlier), len(earlier)) for column in COLUMNS]
     attending = [row for row in rows if row.built and row.attends]
-    shares_now = [_share(_working(attending, column), len(attending)) for column in COLUMNS]
+    counts = [sum(row.works(column) for row in attending) for column in COLUMNS]
+    shares = [f"{count} ({count / len(attending):.0%})" for count in counts]
     reasons = list(dict.fromkeys(why for row in rows for why in row.refusals.values()))
     lines = [
         f"Made with transformers {transformers.__version__}, PyTorch {torch.__version__.split('+')[0]} and Python "
         f"{sys.version_info.major}.{sys.version_info.minor}: {len(rows)} types, of which "
         f"{sum(row.built for row in rows)} are built here and {len(attending)} of those have softmax attention.",
         "",
-        f"| | types | {' | '.join(COLUMNS)} |",
-        f"|---|--:|{'--:|' * len(COLUMNS)}",
-        f"| before | {len(earlier)} | {' | '.join(shares_before)} |",
-        f"| now | {len(attending)} | {' | '.join(shares_now)} |",
-        "",
-        f"*Before* is commit {before['commit']} with transformers {before['transformers']}, tried by the same script "
-        f"([record](records/models/{BEFORE.name})). The sources of that commit were patched for it: the script calls "
-        "`has_cache` and reads `left_alone` of a report, which they did not have. Under `observe` more is asked *now*: "
-        "a model must be seen as it is built and with `eager` attention; *before* it was observed only as it is built.",
+        f"| types | {' | '.join(COLUMNS)} |",
+        f"|--:|{'--:|' * len(COLUMNS)}",
+        f"| {len(attending)} | {' | '.join(shares)} |",
         "",
         f"| model type | {' | '.join(COLUMNS)} | |",
         f"|---|{':-:|' * len(COLUMNS)}---|",
@@ -155,14 +137,6 @@ def page_of(page, rows, others, before):
         *(f"| {kind} | {' | '.join(map(str, counts))} |" for kind, counts in others.items()),
     ]
     return "\n".join([head + BEGIN, *lines, END + rest.split(END)[1]])
-
-
-def _share(count, total):
-    return f"{count} ({count / total:.0%})"
-
-
-def _working(rows, column):
-    return sum(row.works(column) for row in rows)
 
 
 def _line(row, reasons):
@@ -183,34 +157,20 @@ def _in_a_cell(text):
     return " ".join(text.split())[:200].replace("|", "/")
 
 
-def main(arguments):
-    """Try the types that are named, or all; then write the page, or with `--record COMMIT` the record of before."""
+def main(names):
+    """Try the types that are named, or all and write the page; return the failures."""
     transformers.logging.set_verbosity_error()
-    commit = arguments[1] if arguments[:1] == ["--record"] else None
-    names = arguments if commit is None else []
     rows = []
     for model_type in names or model_types.model_types():
-        rows.append(row := row_of(model_type, as_built_alone=commit is not None))
+        rows.append(row := row_of(model_type))
         print(row.model_type, row.note, row.refusals or "", row.failures or "", flush=True)
     failures = {row.model_type: row.failures for row in rows if row.failures}
-    if commit is not None:
-        BEFORE.write_text(record_of(commit, rows), encoding="utf-8")
-    elif not names:
+    if not names:
         others = {kind: count_others(kind) for kind in other_types.KINDS}
         failures |= {f"{name} ({kind})": why for kind, (_, failed) in others.items() for name, why in failed.items()}
         counts = {kind: each for kind, (each, _) in others.items()}
-        before = json.loads(BEFORE.read_text(encoding="utf-8"))
-        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows, counts, before), encoding="utf-8")
-    return "".join(f"{name} fails: {why}\n" for name, why in failures.items()) if commit is None else ""
-
-
-def record_of(commit, rows):
-    """What worked with each type that attends, as JSON."""
-    works = {
-        row.model_type: [column for column in COLUMNS if row.works(column)] for row in rows if row.built and row.attends
-    }
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
-    return json.dumps({"commit": commit, **versions, "works": works}, indent=1) + "\n"
+        PAGE.write_text(page_of(PAGE.read_text(encoding="utf-8"), rows, counts), encoding="utf-8")
+    return "".join(f"{name} fails: {why}\n" for name, why in failures.items())
 
 
 if __name__ == "__main__":

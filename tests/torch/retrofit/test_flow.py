@@ -1,9 +1,6 @@
 """What a model is made of is found by what flows through it."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 from errors import rejects
 from retrofit_models import FAMILIES, LowRankAdapter, adapt, tiny
 from torch import nn
@@ -113,11 +110,3 @@ def test_what_stands_after_a_norm_is_not_taken_for_the_output_projection():
     with rejects("model", hint="no projection takes the attention output"):
         add_gates(model, "g5")
     assert add_gates(model, "g1").bitwise_equal
-
-
-def test_a_gradient_names_the_columns_of_a_head():
-    (layer, _) = layers_of(tiny("gpt-neox"))
-    found = {kind: part.columns.heads()[1] for kind, part in layer.parts.items()}
-    expected = SimpleNamespace(query=range(24, 32), key=range(32, 40), value=range(40, 48))
-    assert found == {kind: list(columns) for kind, columns in vars(expected).items()}
-    assert torch.is_grad_enabled()

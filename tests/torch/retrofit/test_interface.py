@@ -2,11 +2,8 @@ import pytest
 import torch
 from closeness import assert_close
 from retrofit_models import inputs_of, logits, stir, tiny
-from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tidegate.torch.retrofit import add_gates, remove_gates
-from tidegate.torch.retrofit.interface import calls_interface, keeps_to_stock, names_implementation
 
 
 @pytest.mark.parametrize("stock", ["eager", "sdpa"])
@@ -60,23 +57,6 @@ def test_attention_weights_can_still_be_asked_for():
     add_gates(model)
     weights = model(**inputs_of(model), output_attentions=True).attentions
     assert [tuple(each.shape) for each in weights] == [(2, 4, 7, 7)] * 2
-
-
-def test_a_module_that_calls_the_table_alone_has_no_gated_twin():
-    class Bare(nn.Module):
-        def forward(self, query, key, value):
-            return ALL_ATTENTION_FUNCTIONS[self.implementation](self, query, key, value, None)[0]
-
-    assert keeps_to_stock(Bare)
-    assert not calls_interface(Bare)
-    assert not names_implementation(Bare)
-    assert not keeps_to_stock(type(tiny("llama").model.layers[0].self_attn))
-
-
-def test_a_module_is_known_by_the_function_that_it_calls():
-    model = tiny("bert")
-    found = {type(module).__name__ for module in model.modules() if calls_interface(type(module))}
-    assert found == {"BertSelfAttention"}
 
 
 def test_the_name_of_the_implementation_is_not_saved_with_the_model(tmp_path):

@@ -11,18 +11,14 @@ from closeness import assert_close
 from layers import WITH_MATRICES
 from peft import LoraConfig, get_peft_model
 from retrofit_models import LowRankAdapter, adapt, inputs_of, logits, merge_adapters, stir, tiny
-from torch.nn.modules.module import _global_module_registration_hooks as listeners
 
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, gate_parameters
 from tidegate.torch.retrofit import add_gates, freeze_all_but_gates, remove_gates
-from tidegate.torch.retrofit.layer import _move_hooks, _watch_replacements, gated_layers
+from tidegate.torch.retrofit.layer import gated_layers
 
 GATES = [gate for gate in WITH_MATRICES if not (gate.reads == "value" and gate.site in ("query", "key"))]
 SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:shared-layer:w4", "dense:input:r2"]
-
-# Files are read before any test runs: no gate has been added yet.
-LISTENED_ON_IMPORT = _move_hooks in listeners.values()
 
 
 def attention_call(model, length=6):
@@ -161,23 +157,6 @@ def test_a_copy_of_a_gated_model_is_a_model_of_its_own(gate):
     assert not torch.equal(logits(model), before)
 
 
-def test_a_state_dict_goes_there_and_back():
-    model, other = tiny("llama"), tiny("llama", seed=1)
-    for each in (model, other):
-        add_gates(each, "bma+g1-head")
-    stir(model)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(logits(other), logits(model))
-
-
-def test_nothing_of_a_call_is_kept():
-    model = tiny("llama")
-    add_gates(model, "bma+g5")
-    logits(model)
-    hooks = [hook for layer in model.model.layers for hook in layer.self_attn._forward_pre_hooks.values()]
-    assert [hook.call.reads for hook in hooks] == [None, None]
-
-
 def test_gradient_checkpointing_gives_the_same_gradients():
     gradients = []
     for checkpointing in (False, True):
@@ -206,20 +185,6 @@ def test_nothing_of_a_call_that_fails_is_kept(gate):
     with pytest.raises(KeyError):
         logits(model)
     assert [layer.call.reads for layer in gated_layers(model)] == [None, None]
-
-
-def test_modules_are_listened_to_from_the_first_gate_on():
-    assert not LISTENED_ON_IMPORT
-    # Forget the gates that other tests have added.
-    _watch_replacements.cache_clear()
-    listeners.clear()
-    found = []
-    for _ in range(2):
-        model = tiny("llama")
-        found.append(len(listeners))
-        add_gates(model, "g1")
-        found.append(len(listeners))
-    assert found == [0, 1, 1, 1]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from retrofit_models import tiny
 from tidegate.torch.retrofit.probe import (
     answers,
     bitwise_equal,
-    evaluation_mode,
     exceeds_rounding,
     has_cache,
     largest_change,
@@ -19,11 +18,6 @@ def test_the_probe_is_padded_on_the_left_on_the_right_and_nowhere():
     inputs = probe_inputs(tiny("llama"))
     assert inputs["input_ids"].max() < 64
     assert inputs["attention_mask"].tolist() == [[0] * 3 + [1] * 5, [1] * 5 + [0] * 3, [1] * 8]
-
-
-def test_images_have_the_size_and_dtype_of_the_model():
-    pixels = probe_inputs(tiny("vit", dtype=torch.bfloat16))["pixel_values"]
-    assert (pixels.shape, pixels.dtype) == ((3, 3, 16, 16), torch.bfloat16)
 
 
 def test_a_model_with_a_cache_answers_in_one_pass_and_in_two():
@@ -56,26 +50,7 @@ def test_one_bit_makes_a_difference_and_nan_does_not(dtype):
     assert not bitwise_equal([x], [y])
     assert not bitwise_equal([x], [x.double()])
     assert not bitwise_equal([x], [])
-
-
-def test_the_largest_change_is_over_all_answers():
-    x = torch.zeros(3)
-    assert largest_change([x, x], [x + 1, x - 2]) == 2
-
-
-def test_every_module_gets_its_mode_back_after_an_error():
-    model = tiny("llama").train()
-    model.lm_head.eval()
-    modes = [module.training for module in model.modules()]
-
-    def fail():
-        with evaluation_mode(model):
-            assert not any(module.training for module in model.modules())
-            raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        fail()
-    assert [module.training for module in model.modules()] == modes
+    assert not bitwise_equal([torch.zeros(1)], [-torch.zeros(1)])
 
 
 def test_nan_counts_where_it_stands_and_not_by_its_bits():
@@ -87,10 +62,6 @@ def test_nan_counts_where_it_stands_and_not_by_its_bits():
     elsewhere = torch.tensor([float("nan"), 1.0, 3.0])
     assert not bitwise_equal([x], [elsewhere])
     assert largest_change([x], [elsewhere]) == float("inf")
-
-
-def test_the_sign_of_zero_is_a_bit():
-    assert not bitwise_equal([torch.zeros(1)], [-torch.zeros(1)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
