@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate._text import echo, list_some, number_of, printable, shorten
+from tidegate._text import list_some, number_of, printable, short_repr, shorten
 
 STEERING = [*range(9), *range(11, 32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 anything = st.text(st.sampled_from([*map(chr, STEERING), *'\ud800\udfff\t\n\\"/a≥🌊ש']))
@@ -39,20 +39,20 @@ def test_a_long_list_says_how_many_it_leaves_out():
 
 @pytest.mark.parametrize("value", ["g1", 3, None, [1, "a"], "x" * 198], ids=lambda value: str(value)[:9])
 def test_what_is_short_is_quoted_as_python_writes_it(value):
-    assert echo(value) == repr(value)
+    assert short_repr(value) == repr(value)
 
 
 def test_of_a_long_value_the_beginning_is_quoted_and_its_length():
-    assert echo("x" * 10**6) == "'" + "x" * 199 + "… (1,000,002 characters)"
+    assert short_repr("x" * 10**6) == "'" + "x" * 199 + "… (1,000,002 characters)"
     assert shorten("x" * 201) == "x" * 200 + "… (201 characters)"
 
 
 def test_control_characters_are_escaped():
-    assert echo("a\x1b[31m\n") == "'a\\x1b[31m\\n'"
+    assert short_repr("a\x1b[31m\n") == "'a\\x1b[31m\\n'"
 
 
 def test_a_number_that_python_does_not_write_is_named_by_its_type():
-    assert echo(10**5000) == "a value of type int that cannot be written"
+    assert short_repr(10**5000) == "a value of type int that cannot be written"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tidegate._json import decode, parse_json
-from tidegate._text import echo, list_some, shorten
+from tidegate._text import list_some, short_repr, shorten
 from tidegate._validation import InputError
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -77,7 +77,7 @@ def write_content(path: StrPath, content: bytes) -> None:
     write_atomically(path, lambda file: file.write_bytes(content), num_bytes=len(content))
 
 
-def give_usual_modes(folder: StrPath) -> None:
+def fix_permissions(folder: StrPath) -> None:
     """Give the weights that transformers wrote into a folder the mode of `config.json`, which it wrote beside them.
 
     The library that writes them, safetensors, lets the owner alone read them.
@@ -252,11 +252,13 @@ def _parse_header(header: bytes, path: StrPath) -> tuple[dict[str, str], dict[st
 
 def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorFormat) -> None:
     if metadata.get("format") != form.name:
-        hint = f"Its format is {echo(metadata.get('format'))}, not {form.name!r}. Write it with {form.writer}."
+        hint = f"Its format is {short_repr(metadata.get('format'))}, not {form.name!r}. Write it with {form.writer}."
         raise path_error(path, f"a file with {form.holds}", hint)
     if metadata.get("version") != form.version:
-        hint = f"It has version {echo(metadata.get('version'))}. Load it with the release that wrote it, or write it "
-        raise path_error(path, f"a file of format version {form.version!r}", f"{hint}again with {form.writer}.")
+        hint = (
+            f"It has version {short_repr(metadata.get('version'))}. Load it with the release that wrote it, or write "
+        )
+        raise path_error(path, f"a file of format version {form.version!r}", f"{hint}it again with {form.writer}.")
     known = {"format", "version", "digest", *form.keys}
     if set(metadata) != known:
         differing = list_some([shorten(name) for name in sorted(known.symmetric_difference(metadata))])
@@ -289,7 +291,7 @@ def require_shapes(
         *(f"{shorten(name)} is missing" for name in expected if name not in given),
         *(f"{shorten(name)} is unexpected" for name in given if name not in expected),
         *(
-            f"{shorten(name)} has shape {echo(given[name])}, expected {shape}"
+            f"{shorten(name)} has shape {short_repr(given[name])}, expected {shape}"
             for name, shape in expected.items()
             if name in given and given[name] != shape
         ),

@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, cast, get_args, get_origin
 
-from tidegate._text import echo, shorten
+from tidegate._text import short_repr, shorten
 from tidegate._validation import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _reject_constant(name: str) -> NoReturn:
 def _finite_number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{echo(digits)} is too large for a number")
+        raise ValueError(f"{short_repr(digits)} is too large for a number")
     return number
 
 

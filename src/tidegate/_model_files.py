@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 
 from tidegate._files import StrPath, TensorFormat, path_error, read_tensor_header, require_shapes
-from tidegate._text import echo, shorten
+from tidegate._text import short_repr, shorten
 from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig, VisionConfig
 
@@ -48,7 +48,7 @@ def read_model_config(
     header = read_tensor_header(path, model_format(writer))
     kind, kinds = header.metadata["model"], tuple(kinds)
     if kind not in kinds:
-        raise path_error(path, f"a file of {' or '.join(kinds)}", f"It holds a model {echo(kind)}.")
+        raise path_error(path, f"a file of {' or '.join(kinds)}", f"It holds a model {short_repr(kind)}.")
     try:
         config = _CONFIGS[kind].from_json(header.metadata["config"])
     except InputError as problem:

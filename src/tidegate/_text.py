@@ -15,7 +15,7 @@ _STEERING = re.compile(
 )
 
 
-def echo(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the value as Python writes it; of a long one its beginning, and how long it is.
 
     Control characters in strings are escaped, as `repr` does.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from os import PathLike
 
-from tidegate._text import echo
+from tidegate._text import short_repr
 
 
 class InputError(ValueError):
@@ -25,7 +25,7 @@ class InputError(ValueError):
     def __init__(self, field: str, *, expected: str, got: object = ..., hint: str = "") -> None:
         """Store the parts; the message is made of them here and nowhere else."""
         self.field, self.expected, self.got, self.hint = field, expected, got, hint
-        shown = "" if got is ... else f", got {got if isinstance(got, PathLike) else echo(got)}"
+        shown = "" if got is ... else f", got {got if isinstance(got, PathLike) else short_repr(got)}"
         super().__init__(f"{field} must be {expected}{shown}.{hint and ' '}{hint}")
 
     def inside(self, parent: str) -> InputError:

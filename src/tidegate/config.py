@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, final, get_args
 
 from tidegate._json import decode, parse_json
-from tidegate._text import echo
+from tidegate._text import short_repr
 from tidegate._validation import (
     InputError,
     require_bool,
@@ -199,7 +199,7 @@ class AttentionConfig(LayerOptions):
         # A class with slots is made anew by its decorator, so that super() without arguments would miss it.
         LayerOptions.__post_init__(self)
         if not isinstance(self.rope, bool | Rotary | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"rope must be a Rotary, True, False or None; got {echo(self.rope)}.")
+            raise TypeError(f"rope must be a Rotary, True, False or None; got {short_repr(self.rope)}.")
         object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
         require_dropout("dropout", self.dropout)
         require_size("window", self.window, optional=True)
@@ -218,10 +218,10 @@ class AttentionConfig(LayerOptions):
 
 
 Init: TypeAlias = float | Literal["fan-in", "torch"]
-"""How the matrices of a model start, see `starting_deviation`."""
+"""How the matrices of a model start, see `init_std`."""
 
 
-def starting_deviation(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
+def init_std(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
     """The standard deviation from which a matrix starts.
 
     A number is the deviation itself, `fan-in` one over the root of the inputs; both are normal, and divided by √(2n) in
@@ -238,12 +238,12 @@ def starting_deviation(init: Init, *, fan_in: int, num_layers: int, writes: bool
     return deviation / math.sqrt(2 * num_layers) if writes else deviation
 
 
-def embedding_deviation(init: Init) -> float:
+def embedding_std(init: Init) -> float:
     """The standard deviation from which embeddings start, always normal: the number, or 0.02 where there is none."""
-    return _DEFAULT_DEVIATION if isinstance(init, str) else init
+    return _DEFAULT_INIT_STD if isinstance(init, str) else init
 
 
-_DEFAULT_DEVIATION = 0.02
+_DEFAULT_INIT_STD = 0.02
 
 
 def _require_init(init: object) -> None:
@@ -269,8 +269,8 @@ class StackConfig(LayerOptions, ABC):
     """Share of the embeddings and of each residual branch that is dropped in training."""
     attention_dropout: float = 0.0
     """Share of the attention weights that is dropped in training: the `dropout` of the attention layers."""
-    init: Init = _DEFAULT_DEVIATION
-    """How matrices start: a standard deviation, `fan-in` or `torch`; `starting_deviation` says what each means."""
+    init: Init = _DEFAULT_INIT_STD
+    """How matrices start: a standard deviation, `fan-in` or `torch`; `init_std` says what each means."""
     checkpoint_blocks: bool = False
     """Keep the input of each block alone, and compute the block again in the backward pass."""
 

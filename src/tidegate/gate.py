@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidegate._json import decode, parse_json
-from tidegate._text import echo
+from tidegate._text import short_repr
 from tidegate._validation import InputError, require_size
 from tidegate.sizes import HeadShape
 
@@ -114,7 +114,7 @@ class Gate:
         return self.bias is not None and self.placebo != "constant"
 
     @property
-    def is_blind(self) -> bool:
+    def is_input_independent(self) -> bool:
         """Whether it is the same at every position and of every sequence."""
         return self.reads == "nothing" or (self.placebo == "constant" and self.reads != "partition")
 
@@ -129,7 +129,7 @@ class Gate:
         return _START[self.activation](self.bias or 0.0)
 
     @property
-    def changes_nothing(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether it multiplies by exactly 1 and always will, as the constant placebo of a gate from 1 does."""
         return self.placebo == "constant" and self.op == "multiply" and self.starting_value == 1
 
@@ -148,7 +148,7 @@ class Gate:
     @property
     def needs_self_attention(self) -> bool:
         """Whether it reads, at the position it acts on, something that only self-attention has there."""
-        if self.is_blind:
+        if self.is_input_independent:
             return False
         return self.reads == "query" if self.on_source else self.reads == "value"
 
@@ -211,7 +211,7 @@ class Gate:
     def parse(cls, text: str) -> Gate:
         """Read a preset's name or a spelling such as `output:input:head:silu`."""
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"gate must be a string like 'bma' or 'value:query', got {echo(text)}.")
+            raise TypeError(f"gate must be a string like 'bma' or 'value:query', got {short_repr(text)}.")
         text = text.strip()
         if text in PRESETS:
             return PRESETS[text]
@@ -219,7 +219,7 @@ class Gate:
         if text == "none" or "+" in text:
             expected, hint = "one gate", "Use Gates.parse for no gate or several."
         elif "," in text:
-            expected, hint = "joined by '+'", f"Write {echo('+'.join(part.strip() for part in text.split(',')))}."
+            expected, hint = "joined by '+'", f"Write {short_repr('+'.join(part.strip() for part in text.split(',')))}."
         elif not parts:
             expected, hint = "a preset or site:reads", _suggest(text, ("none", *PRESETS))
         elif site in PRESETS:

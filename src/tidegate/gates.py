@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TypeAlias, final
 
 from tidegate._json import decode, parse_json
-from tidegate._text import echo
+from tidegate._text import short_repr
 from tidegate._validation import InputError
 from tidegate.gate import GATE_PATHS, Gate, GatePath
 
@@ -46,7 +46,7 @@ class Gates(tuple[Gate, ...]):
         if isinstance(gates, str):
             return cls() if gates.strip() == "none" else cls(Gate.parse(part) for part in gates.split("+"))
         if isinstance(gates, bytes) or not isinstance(gates, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"gate must be a string, a Gate, or several of either, got {echo(gates)}.")
+            raise TypeError(f"gate must be a string, a Gate, or several of either, got {short_repr(gates)}.")
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
     def at(self, path: GatePath) -> Gate | None:

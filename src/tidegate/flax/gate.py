@@ -66,7 +66,7 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
     """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
     matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
     num_heads = _num_heads(gate, reads)
-    if gate.is_blind:
+    if gate.is_input_independent:
         positions = (reads.context if gate.on_source else reads.input).shape[:2]
         logits = widen(jnp.zeros((*positions, 1, 1, 1), reads.input.dtype))
     else:

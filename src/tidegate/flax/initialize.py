@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from tidegate.config import Init, embedding_deviation, starting_deviation
+from tidegate.config import Init, embedding_std, init_std
 from tidegate.flax.params import Params, dotted_path
 
 _WRITERS = ("o_proj", "down_proj")
@@ -18,7 +18,7 @@ _WRITERS = ("o_proj", "down_proj")
 def initialize(key: Array, params: Params, *, init: Init, num_layers: int) -> Params:
     """Draw the matrices of a model's parameters anew.
 
-    Kernels and embeddings start as `tidegate.config.starting_deviation` and `embedding_deviation` say; gates, norms and
+    Kernels and embeddings start as `tidegate.config.init_std` and `embedding_std` say; gates, norms and
     metrics stay as they are, and so do biases, but with `torch`, where they are uniform like the kernel beside them.
 
     Each array draws from a key of its own, which depends on the given one and on the array's name alone: variants that
@@ -34,12 +34,12 @@ def initialize(key: Array, params: Params, *, init: Init, num_layers: int) -> Pa
         *_, owner, leaf = name.split(".")
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
         if leaf == "embedding":
-            return embedding_deviation(init) * jax.random.normal(own, array.shape, array.dtype)
+            return embedding_std(init) * jax.random.normal(own, array.shape, array.dtype)
         if leaf == "bias" and init == "torch" and owner in fans_in:
             return jax.random.uniform(own, array.shape, array.dtype, -1, 1) * fans_in[owner] ** -0.5
         if leaf != "kernel":
             return array
-        std = starting_deviation(init, fan_in=fans_in[owner], num_layers=num_layers, writes=owner in _WRITERS)
+        std = init_std(init, fan_in=fans_in[owner], num_layers=num_layers, writes=owner in _WRITERS)
         if init == "torch":
             return math.sqrt(3) * std * jax.random.uniform(own, array.shape, array.dtype, -1, 1)
         return std * jax.random.normal(own, array.shape, array.dtype)

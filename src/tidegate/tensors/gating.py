@@ -79,7 +79,7 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
     """
     if sources.context is not None:
         gate.require_cross_attention()
-    if gate.is_blind:
+    if gate.is_input_independent:
         positions = sources.context if gate.on_source and sources.context is not None else sources.input
         return positions[..., None, :, :0]
     reads = _own_reads(gate, sources)
@@ -114,7 +114,7 @@ def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, nu
     require_floating(reads=reads, **dict(zip(parameters, arrays, strict=True)))
     named = dict(zip(parameters, map(accumulate, arrays), strict=True))
     logits = accumulate(reads)
-    if gate.is_blind:
+    if gate.is_input_independent:
         # Of its own width only once the bias is there.
         logits = xp.zeros_like(xp.sum(logits, axis=-1, keepdims=True) + xp.zeros((num_heads, 1, 1), dtype=logits.dtype))
     for name in ("weight", "weight_down", "weight_up"):

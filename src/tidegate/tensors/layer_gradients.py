@@ -63,7 +63,9 @@ def gate_backward(
     dL_dreads, dL_dparameters = _linear_backward(dL_dlogits, reads, parameters)
     return GateGradients(
         target=dL_dtarget[..., 0, :, :] if dense else dL_dtarget,
-        source=None if gate.is_blind or gate.placebo is not None else _reads_backward(gate, dL_dreads, sources),
+        source=None
+        if gate.is_input_independent or gate.placebo is not None
+        else _reads_backward(gate, dL_dreads, sources),
         parameters=dL_dparameters,
     )
 

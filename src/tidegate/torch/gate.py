@@ -141,7 +141,7 @@ class AttentionGate(nn.Module):
 
     def source(self, reads: Readable) -> Tensor:
         """What the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
-        if self.gate.is_blind:
+        if self.gate.is_input_independent:
             return (reads.context if self.gate.on_source else reads.input)[..., :0]
         match self.gate.reads:
             case "input":
@@ -177,7 +177,7 @@ class AttentionGate(nn.Module):
         if is_under_autocast(source):
             with without_autocast(source):
                 return self.logits(source)
-        logits = self._blank_logits(source) if self.gate.is_blind else widen(source)
+        logits = self._blank_logits(source) if self.gate.is_input_independent else widen(source)
         for name in self._matrix_names:
             logits = _product(logits, widen(self._parameter(name)))
             if self.share is not None and name == self._matrix_names[0]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tidegate._text import echo
+from tidegate._text import short_repr
 from tidegate._validation import (
     InputError,
     require_finite_logits,
@@ -70,7 +70,7 @@ def generate(
     """
     require_sampling(temperature, top_k, top_p)
     if isinstance(stop_tokens, int) or not isinstance(stop_tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"stop_tokens must be several token ids, such as [5]; got {echo(stop_tokens)}.")
+        raise TypeError(f"stop_tokens must be several token ids, such as [5]; got {short_repr(stop_tokens)}.")
     stop_tokens = [int(token) for token in stop_tokens]
     _check_request(model, prompt, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
     length, room = prompt.shape[1], prompt.shape[1] + max_new_tokens - 1

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from tidegate.config import Init, embedding_deviation, starting_deviation
+from tidegate.config import Init, embedding_std, init_std
 from tidegate.torch.block import TransformerBlock
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.metric import HeadMetric
@@ -18,7 +18,7 @@ from tidegate.torch.metric import HeadMetric
 def initialize(model: nn.Module, *, init: Init, seed: int | None = None) -> None:
     """Start a model of transformer blocks anew.
 
-    Matrices and embeddings start as `tidegate.config.starting_deviation` and `embedding_deviation` say; biases are 0,
+    Matrices and embeddings start as `tidegate.config.init_std` and `embedding_std` say; biases are 0,
     and uniform like the matrix beside them with `torch`; gates, norms and metrics start as they say themselves.
 
     Without a seed all is drawn from PyTorch's global generators. With one, each module draws from a generator of its
@@ -53,9 +53,9 @@ def _reset(module: nn.Module, init: Init, *, num_layers: int, writes: bool) -> N
     is_matrix = isinstance(module, nn.Linear)
     uniform = is_matrix and init == "torch"
     if is_matrix:
-        std = starting_deviation(init, fan_in=module.in_features, num_layers=num_layers, writes=writes)
+        std = init_std(init, fan_in=module.in_features, num_layers=num_layers, writes=writes)
     else:
-        std = embedding_deviation(init)
+        std = embedding_std(init)
     with torch.no_grad():
         weight = module.weight.t() if writes else module.weight
         weight.copy_(_rows_in_turn(weight, std, uniform=uniform))

@@ -179,7 +179,7 @@ def _shard_attention(layer: GatedAttention, mesh: DeviceMesh) -> None:
     for gate in layer.attn_gate.children():
         assert isinstance(gate, AttentionGate)
         if gate.gate.site == "dense":
-            gate.share = None if gate.gate.is_blind else DenseShare(mesh, gate.gate.reads == "input")
+            gate.share = None if gate.gate.is_input_independent else DenseShare(mesh, gate.gate.reads == "input")
         else:
             gate.num_heads //= mesh.size()
             gate.num_matrices = max(1, gate.num_matrices // mesh.size())

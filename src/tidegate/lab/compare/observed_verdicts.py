@@ -186,7 +186,7 @@ def _gates_by_site(variant: VariantSummary) -> dict[str, Gate]:
 def _reading_sites(variant: VariantSummary) -> list[tuple[str, str]]:
     """The sites of gates that may differ from token to token, with a label for each."""
     gates = _gates_by_site(variant)
-    sites = [site for site, gate in gates.items() if not gate.is_blind]
+    sites = [site for site, gate in gates.items() if not gate.is_input_independent]
     return [(variant.name if len(gates) == 1 else f"{variant.name}, {site}", site) for site in sites]
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from tidegate._json import encode
-from tidegate._text import echo
+from tidegate._text import short_repr
 from tidegate.lab.training.measurements import QUANTILES
 from tidegate.lab.training.records import Costs, LayerMeasurements, ObservationSummary, Plan, Record
 
@@ -30,13 +30,13 @@ def require_records_of_a_comparison(
         require_plan(plan)
         sites: dict[str, set[str]] = {}
         for record in runs:
-            where = f"run {echo(record.id)}"
+            where = f"run {short_repr(record.id)}"
             _require_record(record, plan, where)
             for seen in record.observations:
                 expected = sites.setdefault(record.run.variant, set(seen.gates))
                 _require(set(seen.gates) == expected, f"{where}: gates", f"at {sorted(expected)}", sorted(seen.gates))
         for measured in layers:
-            _require_layers(measured, where=f"layers of {echo(measured.id)}")
+            _require_layers(measured, where=f"layers of {short_repr(measured.id)}")
         if costs is not None:
             _require_moderate(asdict(costs), "costs")
     except ValueError as problem:
@@ -99,4 +99,4 @@ def _require_moderate(value: Any, where: str) -> None:
 
 def _require(holds: object, where: str, expected: str, got: object) -> None:
     if not holds:
-        raise ValueError(f"{where} must be {expected}; got {echo(got)}.")
+        raise ValueError(f"{where} must be {expected}; got {short_repr(got)}.")

@@ -161,7 +161,7 @@ def _repeated(runs: Sequence[Run]) -> dict[str, str]:
     found: dict[str, str] = {}
     for run in runs:
         gates = Gates.parse(run.model.gate)
-        acting = Gates(gate for gate in gates if not gate.changes_nothing)
+        acting = Gates(gate for gate in gates if not gate.is_identity)
         bare = replace(run, variant="", model=replace(run.model, gate=str(acting)))
         if acting != gates and bare.id in unnamed:
             found[run.id] = unnamed[bare.id]

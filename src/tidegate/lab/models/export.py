@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tidegate._files import give_usual_modes
+from tidegate._files import fix_permissions
 from tidegate._validation import InputError
 from tidegate.torch.decoder import TransformerLM
 
@@ -119,7 +119,7 @@ def _write(exported: Any, folder: Path, *, tokenizer: str, max_length: int) -> N
     finally:
         if shows_bars:
             logging.enable_progress_bar()
-    give_usual_modes(folder)
+    fix_permissions(folder)
     if tokenizer:
         (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}

@@ -33,7 +33,7 @@ from torch.nn.modules.module import (
 )
 
 from tidegate._files import nonregular_file_type
-from tidegate._text import echo, list_some, shorten
+from tidegate._text import list_some, short_repr, shorten
 from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import read_json
 
@@ -163,7 +163,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     kind = cast("dict[str, Any]", values).get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         expected = f"a folder whose {_CONFIG} has a model_type that transformers knows"
-        hint = f"Its model_type is {echo(kind)}; the file must be a JSON object."
+        hint = f"Its model_type is {short_repr(kind)}; the file must be a JSON object."
         raise InputError("model", expected=expected, got=folder, hint=hint)
     return cast("dict[str, Any]", values)
 

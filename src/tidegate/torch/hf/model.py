@@ -27,7 +27,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tidegate._validation import InputError, require_known_positions, require_known_tokens, require_learned_positions
-from tidegate.config import Init, embedding_deviation, starting_deviation
+from tidegate.config import Init, embedding_std, init_std
 from tidegate.torch.block import TransformerBlock, TransformerStack
 from tidegate.torch.embedding import look_up
 from tidegate.torch.gate import AttentionGate
@@ -38,7 +38,7 @@ from tidegate.torch.metric import HeadMetric
 
 
 def _start_matrix(linear: nn.Linear, init: Init, *, num_layers: int, writes: bool) -> None:
-    std = starting_deviation(init, fan_in=linear.in_features, num_layers=num_layers, writes=writes)
+    std = init_std(init, fan_in=linear.in_features, num_layers=num_layers, writes=writes)
     bound = math.sqrt(3) * std
     if init == "torch":
         initialization.uniform_(linear.weight, -bound, bound)
@@ -82,7 +82,7 @@ class TidegatePreTrainedModel(PreTrainedModel):
             writes = any(module is writer for writer in writers)
             _start_matrix(module, self.config.init, num_layers=len(blocks), writes=writes)
         elif isinstance(module, nn.Embedding):
-            initialization.normal_(module.weight, std=embedding_deviation(self.config.init))
+            initialization.normal_(module.weight, std=embedding_std(self.config.init))
         else:
             super()._init_weights(module)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from tidegate._files import give_usual_modes
+from tidegate._files import fix_permissions
 from tidegate._text import list_some
 from tidegate._validation import InputError
 from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, save_gates
@@ -60,7 +60,7 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
     plain = {name: weight for name, weight in base.state_dict().items() if not _is_of_gates(name)}
     _require_own_weights(base, plain)
     base.save_pretrained(directory, state_dict=plain, variant=VARIANT)
-    give_usual_modes(directory)
+    fix_permissions(directory)
     save_gates(base, directory)
 
 
