@@ -121,12 +121,16 @@ class Rotary:
         return share + (1 - share) * self.scale
 
 
+def _keep(value: object) -> object:
+    """Leave a gate from JSON to `__post_init__`, which parses it and names the field in errors."""
+    return value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
     """The options of an attention layer that a model hands on to all of its layers as they are."""
 
-    # `__post_init__` parses a gate that comes from JSON, too, and names it in errors.
-    gate: GateLike = field(default="bma", metadata={"decode": lambda value: value})
+    gate: GateLike = field(default="bma", metadata={"decode": _keep})
     """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; kept as `Gates`. `"none"` is plain attention."""
     d_model: int
     """Width of a layer's input and output: of the residual stream."""
