@@ -9,7 +9,7 @@ from torch_layers import sample
 from tidegate.tensors.attention import scaled_dot_product_attention
 from tidegate.torch import plain_kernel
 from tidegate.torch.kernel import attend, attend_packed, inside_transform, is_untracked, packed_kernel_serves
-from tidegate.torch.masks import combine_masks, document_ids
+from tidegate.torch.masks import AttentionMask, combine_masks
 
 
 def heads(*, T=5, S=5, H=4, G=4, requires_grad=False):
@@ -131,10 +131,8 @@ def test_packed_documents_on_a_gpu_are_those_of_a_mask(G, causal, window):
     boundaries = torch.tensor([0, 3, 7], device="cuda")
     assert packed_kernel_serves(q, boundaries)
     packed = attend_packed(q, k, v, boundaries, causal=causal, window=window, scale=0.125)
-    ids = document_ids(boundaries, batch=1, num_positions=7)
-    mask, _ = combine_masks(
-        None, num_queries=7, num_keys=7, causal=causal, window=window, documents=ids, device=q.device
-    )
+    allowed = AttentionMask(causal, window, documents=boundaries)
+    mask, _ = combine_masks(allowed, num_queries=7, num_keys=7, device=q.device)
     torch.testing.assert_close(packed, attend(q, k, v, mask=mask, scale=0.125), atol=2e-2, rtol=2e-2)
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch_layers import every_dtype, every_option, exactly, gradients, make, sample
 
 from tidegate import PRESETS
-from tidegate.torch.masks import combine_masks, document_ids, require_mask
+from tidegate.torch.masks import AttentionMask, combine_masks, document_ids, require_documents, require_mask
 
 SHAPES = [(5, 5), (1, 5), (5, 1), (1, 4, 5, 5), (2, 1, 5, 5), (2, 1, 1, 5), (2, 4, 5, 5), (1, 4, 1, 1)]
 
@@ -28,8 +28,9 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def combine(mask=None, **given):
-    return combine_masks(mask, **{"causal": True, "window": None, "device": torch.device("cpu"), **given})
+def combine(*, num_queries, num_keys, causal=True, window=None):
+    allowed = AttentionMask(causal, window)
+    return combine_masks(allowed, num_queries=num_queries, num_keys=num_keys, device=torch.device("cpu"))
 
 
 def additive(mask, dtype=torch.float64):
@@ -157,32 +158,32 @@ def test_documents_combine_with_a_mask_of_either_kind():
 
 
 def test_boundaries_become_ids():
-    found = document_ids(torch.tensor([0, 2, 3, 6]), batch=1, num_positions=6)
+    found = document_ids(torch.tensor([0, 2, 3, 6]), num_positions=6)
     assert found.tolist() == [[0, 0, 1, 2, 2, 2]]
-    assert document_ids(torch.tensor([0, 4], dtype=torch.int32), batch=1, num_positions=4).tolist() == [[0] * 4]
+    assert document_ids(torch.tensor([0, 4], dtype=torch.int32), num_positions=4).tolist() == [[0] * 4]
 
 
 def test_an_empty_document_has_no_positions():
-    found = document_ids(torch.tensor([0, 2, 2, 4]), batch=1, num_positions=4)
+    found = document_ids(torch.tensor([0, 2, 2, 4]), num_positions=4)
     assert found.tolist() == [[0, 0, 2, 2]]
 
 
 @pytest.mark.parametrize("documents", [torch.ones(2, 3), torch.ones(2, 3) > 0])
 def test_documents_are_integers(documents):
     with pytest.raises(TypeError, match="documents must be integer ids or boundaries"):
-        document_ids(documents, batch=2, num_positions=3)
+        require_documents(documents, batch=2, num_positions=3)
 
 
 @pytest.mark.parametrize("documents", [torch.tensor([0, 3]), torch.zeros(2, 4, dtype=torch.long)])
 def test_documents_that_do_not_fit_are_rejected(documents):
     with rejects("documents"):
-        document_ids(documents, batch=2, num_positions=3)
+        require_documents(documents, batch=2, num_positions=3)
 
 
 @pytest.mark.parametrize("boundaries", [[0, 0, 1], [0, 2], [1, 3], [0, 2, 1, 3], []])
 def test_boundaries_rise_from_the_first_position_to_the_last(boundaries):
     with rejects("documents", hint="documents[None]"):
-        document_ids(torch.tensor(boundaries, dtype=torch.long), batch=1, num_positions=3)
+        require_documents(torch.tensor(boundaries, dtype=torch.long), batch=1, num_positions=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])

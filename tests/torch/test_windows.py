@@ -11,7 +11,7 @@ from torch_layers import gradients, largest_gap, make, rounding, sample
 
 from tidegate.tensors.attention import scaled_dot_product_attention
 from tidegate.torch import KVCache, plain_kernel, windows
-from tidegate.torch.masks import combine_masks
+from tidegate.torch.masks import AttentionMask, combine_masks
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, attend_in_blocks, attend_without_mask, document_boundaries
 
 CUTS = {
@@ -286,9 +286,9 @@ def test_documents_that_come_in_pieces_are_under_a_mask(calls):
 
 def test_boundaries_are_those_of_every_row():
     ids = torch.tensor([[4, 4, 2, 2, 2], [2, 2, 2, 2, 2], [0, 1, 2, 3, 4]])
-    assert document_boundaries(ids, batch=3, num_positions=5) == [0, 2, 5, 10, 11, 12, 13, 14, 15]
-    assert document_boundaries(torch.tensor([0, 2, 2, 5]), batch=1, num_positions=5) == [0, 2, 5]
-    assert document_boundaries(torch.tensor([[1, 2, 1]]), batch=1, num_positions=3) is None
+    assert document_boundaries(ids) == [0, 2, 5, 10, 11, 12, 13, 14, 15]
+    assert document_boundaries(torch.tensor([0, 2, 2, 5])) == [0, 2, 5]
+    assert document_boundaries(torch.tensor([[1, 2, 1]])) is None
 
 
 @pytest.mark.usefixtures("blocks_at_every_length")
@@ -314,12 +314,12 @@ def test_nothing_of_the_size_of_the_scores_is_kept_or_made():
 def test_the_operator_stands_for_one_attention_call():
     q, k, v = heads(T=30, S=40)
     call = windows.whole_call(q, k, v, None, True, 7, 0.3)
-    mask, _ = combine_masks(None, num_queries=30, num_keys=40, causal=True, window=7, device=q.device)
+    mask, _ = combine_masks(AttentionMask(True, 7), num_queries=30, num_keys=40, device=q.device)
     assert torch.equal(call["attn_mask"], mask)
     assert call["query"].shape == (1, 4, 30, 8)
     assert str(ATTEND_IN_BLOCKS) == "tidegate.attend_in_blocks.default"
     assert (
-        attend_without_mask(*(x.transpose(1, 2) for x in (q, k, v)), documents=None, causal=True, window=40, scale=0.3)
+        attend_without_mask(*(x.transpose(1, 2) for x in (q, k, v)), AttentionMask(True, 40), scale=0.3)
         is None
     )
 

@@ -6,9 +6,9 @@ Legend: B batch, T query positions, S attended positions, M model width, H query
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tidegate._validation import require_positions_shape
 from tidegate.config import AttentionConfig, MetricKind, Rotary
-from tidegate.gate import Site
+from tidegate.gate import GatePath
 from tidegate.gates import GateLike, require_layer_inputs
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays
 from tidegate.torch.cache import AttentionCache, CacheOwner, KVCache, cached_positions
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import attend, inside_transform, require_no_tracing
-from tidegate.torch.masks import combine_masks, document_ids, require_mask
+from tidegate.torch.masks import AttentionMask, combine_masks, require_documents, require_mask
 from tidegate.torch.metric import HeadMetric
 from tidegate.torch.precision import require_dtype, require_tensor
 from tidegate.torch.rotary import RotaryTables, rotary_tables, rotate
@@ -51,6 +51,11 @@ class AttentionTrace:
     """(B, T, H, D): the attention output before an output gate, after a sink has taken its share."""
     gates: dict[str, Tensor]
     """Every gate's values by path: (B, positions, heads, D or 1), at the dense site (B, T, M)."""
+
+
+@final
+class Traces(list[AttentionTrace]):
+    """A list of traces; a class of its own, because FSDP passes copies of plain lists on to the modules inside."""
 
 
 class _Attended(NamedTuple):
@@ -173,6 +178,7 @@ class GatedAttention(nn.Module):
         cache: AttentionCache | None = None,
         positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
+        traces: Traces | None = None,
     ) -> Tensor:
         """Return the layer's output (B, T, M).
 
@@ -185,8 +191,68 @@ class GatedAttention(nn.Module):
             positions: (T,) or (B, T) for the rotary embedding, or the `RotaryTables` of them; None continues from the
                 cache.
             documents: (B, T) ids of packed documents, or `cu_seqlens` boundaries of a single packed row.
+            traces: Receives the trace of this call; see `trace`.
         """
-        return self._forward(x, context, cache, positions, mask, documents, traced=False)[0]
+        require_no_tracing()
+        require_layer_inputs(
+            self.gates,
+            self.shape.d_model,
+            x=x.shape,
+            context=None if context is None else context.shape,
+            ordered=self.causal or self.window is not None,
+            has_cache=cache is not None,
+            packed=None if documents is None else "documents",
+        )
+        if documents is not None:
+            require_documents(documents, batch=x.shape[0], num_positions=x.shape[1])
+        num_cached = 0 if cache is None else self.claim(cache)
+        context_BSM = x if context is None else context
+        try:
+            q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+            k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+            v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
+        except (RuntimeError, TypeError):
+            # Not before: a projection may take other dtypes, such as under autocast or when it is quantized.
+            require_dtype(self.q_proj.weight.dtype, x=x, context=context)
+            raise
+        gate_values: dict[str, Tensor] | None = None if traces is None else {}
+        reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
+        q_BTHD = self._gate("query", q_BTHD, reads, gate_values)
+        k_BSGD = self._gate("key", k_BSGD, reads, gate_values)
+        v_BSGD = self._gate("value", v_BSGD, reads, gate_values)
+
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
+        if not isinstance(positions, RotaryTables):
+            positions = self.rotary_tables(x, positions, start=num_cached)
+        k_tables = positions if context is None else self.rotary_tables(context, None)
+        if positions is not None and k_tables is not None:
+            q_BTHD, k_BSGD = rotate(q_BTHD, positions), rotate(k_BSGD, k_tables)
+        q_BTHD = q_BTHD if self.metric is None else self.metric(q_BTHD)
+        q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
+        if mask is not None and isinstance(cache, KVCache):
+            # Before the cache takes anything, so that a rejected call leaves it as it was.
+            self._require_mask(mask, q_BHTD, num_keys=num_cached + k_BGSD.shape[2])
+        if cache is not None:
+            k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
+
+        allowed = AttentionMask(self.causal, self.window, mask, documents)
+        attended = self._attend(q_BHTD, k_BGSD, v_BGSD, allowed, whole=traces is not None)
+        reads.output = o_BTHD = self._gate_by_partition(q_BHTD, attended, reads, gate_values)
+        y_BTM = self._gate("dense", self._project_out(reads, gate_values), reads, gate_values)
+        if traces is not None and gate_values is not None:
+            trace = AttentionTrace(
+                query=q_BHTD,
+                key=attended.key,
+                value=attended.value,
+                mask=attended.mask,
+                causal=attended.causal,
+                scale=self.scale,
+                output=o_BTHD,
+                gates=gate_values,
+            )
+            traces.append(trace)
+        return y_BTM
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -201,85 +267,12 @@ class GatedAttention(nn.Module):
         positions: Tensor | RotaryTables | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, AttentionTrace]:
-        """Return what `forward` returns, and what it worked with."""
-        y_BTM, trace = self._forward(x, context, cache, positions, mask, documents, traced=True)
-        assert trace is not None
-        return y_BTM, trace
-
-    def _forward(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        cache: AttentionCache | None,
-        positions: Tensor | RotaryTables | None,
-        mask: Tensor | None,
-        documents: Tensor | None,
-        *,
-        traced: bool,
-    ) -> tuple[Tensor, AttentionTrace | None]:
-        require_no_tracing()
-        require_layer_inputs(
-            self.gates,
-            self.shape.d_model,
-            x=x.shape,
-            context=None if context is None else context.shape,
-            ordered=self.causal or self.window is not None,
-            has_cache=cache is not None,
-            packed=None if documents is None else "documents",
+        """Return the output of `forward` and the tensors that it worked with."""
+        traces = Traces()
+        y_BTM = self(
+            x, context=context, mask=mask, cache=cache, positions=positions, documents=documents, traces=traces
         )
-        if documents is not None:
-            require_tensor("documents", documents)
-        num_cached = 0 if cache is None else self.claim(cache)
-        context_BSM = x if context is None else context
-        try:
-            q_BTHD = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
-            k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
-            v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
-        except (RuntimeError, TypeError):
-            # Not before: a projection may take other dtypes, such as under autocast or when it is quantized.
-            require_dtype(self.q_proj.weight.dtype, x=x, context=context)
-            raise
-        reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
-        q_BTHD, k_BSGD = self._apply_gate("query", q_BTHD, reads), self._apply_gate("key", k_BSGD, reads)
-        v_BSGD = self._apply_gate("value", v_BSGD, reads)
-
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTHD, k_BSGD = normalize_heads(self.q_norm, q_BTHD), normalize_heads(self.k_norm, k_BSGD)
-        if not isinstance(positions, RotaryTables):
-            positions = self.rotary_tables(x, positions, start=num_cached)
-        k_tables = positions if context is None else self.rotary_tables(context, None)
-        if positions is not None and k_tables is not None:
-            q_BTHD, k_BSGD = rotate(q_BTHD, positions), rotate(k_BSGD, k_tables)
-        q_BTHD = q_BTHD if self.metric is None else self.metric(q_BTHD)
-        q_BHTD, k_BGSD, v_BGSD = q_BTHD.transpose(1, 2), k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2)
-        if mask is not None and isinstance(cache, KVCache):
-            # Before the cache takes anything, so that a rejected call leaves it as it was.
-            self._require_mask(mask, x, num_keys=num_cached + k_BGSD.shape[2])
-        if cache is not None:
-            k_BGSD, v_BGSD = cache.update(k_BGSD, v_BGSD)
-
-        sink = self.attn_gate.at("partition")
-        is_placebo = sink is not None and sink.gate.placebo is not None
-        may_skip_mask = not (traced or is_placebo)
-        attended = self._attend(q_BHTD, k_BGSD, v_BGSD, mask, documents, may_skip_mask=may_skip_mask)
-        o_BTHD = attended.output.transpose(1, 2)
-        if sink is not None and not may_skip_mask:
-            reads = replace(reads, partition=self._log_partition(q_BHTD, attended, of_count=is_placebo))
-            o_BTHD = sink.apply_to(o_BTHD, sink.source(reads)) if is_placebo else o_BTHD
-        reads = reads.with_output(o_BTHD)
-        y_BTM = self._apply_gate("dense", self._project_out(reads), reads)
-        if not traced:
-            return y_BTM, None
-        return y_BTM, AttentionTrace(
-            query=q_BHTD,
-            key=attended.key,
-            value=attended.value,
-            mask=attended.mask,
-            causal=attended.causal,
-            scale=self.scale,
-            output=o_BTHD,
-            gates=self.attn_gate(reads),
-        )
+        return y_BTM, traces[0]
 
     def claim(self, cache: AttentionCache) -> int:
         """Return how many positions the cache holds; what is no cache, or another layer's, is refused."""
@@ -310,7 +303,7 @@ class GatedAttention(nn.Module):
     def sink_logits(self) -> Tensor | None:
         """(H,): logits of the sinks in the softmax, if the layer has them; a placebo is in no softmax."""
         sink = self.attn_gate.at("partition")
-        return None if sink is None or sink.gate.placebo is not None else sink.sink_logits()
+        return None if sink is None or self._has_sink_placebo() else sink.sink_logits()
 
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
@@ -356,16 +349,23 @@ class GatedAttention(nn.Module):
         names = ("causal", "window", "dropout", "rotary", "temperature", "recompute_gate")
         return f"{sizes}, gate={self.gates}, " + ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
-    def _apply_gate(self, site: Site, target: Tensor, reads: GateReads) -> Tensor:
+    def _gate(self, site: GatePath, target: Tensor, reads: GateReads, gate_values: dict[str, Tensor] | None) -> Tensor:
+        """Return the target under the gate at a site, if there is one; note the gate's values if they are wanted."""
         gate = self.attn_gate.at(site)
-        return target if gate is None else self._call_or_recompute(gate.apply_to, target, gate.source(reads))
+        if gate is None:
+            return target
+        source = gate.source(reads)
+        if gate_values is None:
+            return self._call_or_recompute(gate.apply_to, target, source)
+        gate_values[site] = gate(source)
+        return gate.combine(target, gate_values[site])
 
-    def _project_out(self, reads: GateReads) -> Tensor:
+    def _project_out(self, reads: GateReads, gate_values: dict[str, Tensor] | None) -> Tensor:
         """Gate the attention output and project it."""
         assert reads.output is not None
         gate = self.attn_gate.at("output")
-        if gate is None:
-            return self.o_proj(reads.output.flatten(-2))
+        if gate is None or gate_values is not None or not self.recompute_gate:
+            return self.o_proj(self._gate("output", reads.output, reads, gate_values).flatten(-2))
 
         def gate_and_project(o_BTHD: Tensor, source: Tensor) -> Tensor:
             return self.o_proj(gate.apply_to(o_BTHD, source).flatten(-2))
@@ -380,49 +380,43 @@ class GatedAttention(nn.Module):
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
     def _attend(
-        self,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        mask: Tensor | None,
-        documents: Tensor | None,
-        *,
-        may_skip_mask: bool,
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, allowed: AttentionMask, *, whole: bool
     ) -> _Attended:
-        """Attend, by the keys that are seen where a kernel can, else under one mask of all restrictions."""
-        dropout, sink_H = self.dropout if self.training else 0.0, self.sink_logits()
-        if may_skip_mask and mask is None and dropout == 0:
-            o_BHTD = attend_without_mask(
-                q_BHTD,
-                k_BGSD,
-                v_BGSD,
-                documents=documents,
-                causal=self.causal,
-                window=self.window,
-                scale=self.scale,
-                sink_H=sink_H,
-            )
+        """Attend by blocks where a kernel can, else, and if asked for the whole, under one mask of all restrictions."""
+        dropout, sink_H, mask = self.dropout if self.training else 0.0, self.sink_logits(), allowed.mask
+        if mask is None and dropout == 0 and not (whole or self._has_sink_placebo()):
+            o_BHTD = attend_without_mask(q_BHTD, k_BGSD, v_BGSD, allowed, scale=self.scale, sink_H=sink_H)
             if o_BHTD is not None:
                 return _Attended(o_BHTD, k_BGSD, v_BGSD, None, self.causal)
-        (batch, _, num_queries, _), num_keys = q_BHTD.shape, k_BGSD.shape[2]
+        num_queries = q_BHTD.shape[2]
         if mask is not None:
-            self._require_mask(mask, q_BHTD.transpose(1, 2), num_keys=num_keys)
+            self._require_mask(mask, q_BHTD, num_keys=k_BGSD.shape[2])
             mask = mask if mask.dtype == torch.bool else mask.to(k_BGSD.dtype)
         if self.window is not None and self.causal and num_queries == 1:
             k_BGSD, v_BGSD = k_BGSD[:, :, -self.window :], v_BGSD[:, :, -self.window :]
             mask = mask if mask is None else mask[..., -self.window :]
         mask, causal = combine_masks(
-            mask,
-            num_queries=num_queries,
-            num_keys=k_BGSD.shape[2],
-            causal=self.causal,
-            window=self.window,
-            documents=None if documents is None else document_ids(documents, batch=batch, num_positions=num_queries),
-            device=q_BHTD.device,
+            allowed._replace(mask=mask), num_queries=num_queries, num_keys=k_BGSD.shape[2], device=q_BHTD.device
         )
         kernel = attend if sink_H is None else partial(attend_with_sink, sink_H=sink_H)
         o_BHTD = kernel(q_BHTD, k_BGSD, v_BGSD, mask=mask, causal=causal, dropout=dropout, scale=self.scale)
         return _Attended(o_BHTD, k_BGSD, v_BGSD, mask, causal)
+
+    def _gate_by_partition(
+        self, q_BHTD: Tensor, attended: _Attended, reads: GateReads, gate_values: dict[str, Tensor] | None
+    ) -> Tensor:
+        """Return the attention output (B, T, H, D) under a sink: its kernel has gated it, a placebo acts here."""
+        o_BTHD = attended.output.transpose(1, 2)
+        sink, is_placebo = self.attn_gate.at("partition"), self._has_sink_placebo()
+        if sink is None or (gate_values is None and not is_placebo):
+            return o_BTHD
+        reads.partition = self._log_partition(q_BHTD, attended, of_count=is_placebo)
+        gated_BTHD = self._gate("partition", o_BTHD, reads, gate_values)
+        return gated_BTHD if is_placebo else o_BTHD
+
+    def _has_sink_placebo(self) -> bool:
+        sink = self.attn_gate.at("partition")
+        return sink is not None and sink.gate.placebo is not None
 
     def _log_partition(self, q_BHTD: Tensor, attended: _Attended, *, of_count: bool) -> Tensor:
         """(B, T, H): the logarithm of the partition function, or of the number of keys that a query sees."""
@@ -434,8 +428,8 @@ class GatedAttention(nn.Module):
         partition = log_partition(q_BHTD, key, mask=attended.mask, causal=attended.causal, scale=self.scale)
         return partition.expand(B, H, T).transpose(1, 2)
 
-    def _require_mask(self, mask: Tensor, x: Tensor, *, num_keys: int) -> None:
-        require_mask(mask, (x.shape[0], self.shape.num_heads, x.shape[1], num_keys))
+    def _require_mask(self, mask: Tensor, q_BHTD: Tensor, *, num_keys: int) -> None:
+        require_mask(mask, (q_BHTD.shape[0], self.shape.num_heads, q_BHTD.shape[2], num_keys))
 
     def _inward_projections(self) -> tuple[tuple[str, nn.Linear], ...]:
         return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)

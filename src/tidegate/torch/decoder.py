@@ -6,7 +6,7 @@ Legend: B batch, T positions, S attended positions, H heads, M model width, V to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,13 @@ from tidegate._validation import (
     require_tokens,
 )
 from tidegate.config import TransformerConfig
-from tidegate.torch.attention import AttentionTrace
+from tidegate.torch import generate
+from tidegate.torch.attention import AttentionTrace, Traces
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.cache import AttentionCache, KVCache, require_caches
 from tidegate.torch.embedding import look_up
-from tidegate.torch.generate import generate
 from tidegate.torch.initialize import initialize
-from tidegate.torch.masks import document_ids
+from tidegate.torch.masks import document_ids, require_documents
 from tidegate.torch.precision import require_tensor
 
 
@@ -70,6 +70,7 @@ class TransformerLM(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         num_logits: int | None = None,
+        traces: Traces | None = None,
     ) -> Tensor:
         """Return the logits (B, T, V).
 
@@ -81,10 +82,26 @@ class TransformerLM(nn.Module):
             documents: (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
                 packed row. No document sees another.
             num_logits: Give the logits of that many last positions alone; None gives all.
+            traces: Receives a trace of each block; see `trace`.
         """
         require_size("num_logits", num_logits, optional=True)
-        inputs = self._embed(tokens, caches, positions, documents)
-        return self._logits(self.stack(**inputs, mask=mask, caches=caches), num_logits)
+        require_tensor("tokens", tokens)
+        require_tokens(tuple(tokens.shape), str(tokens.dtype))
+        batch, num_positions = tokens.shape
+        if positions is not None:
+            require_tensor("positions", positions)
+            require_positions_shape(tuple(positions.shape), batch, num_positions)
+        if documents is not None:
+            require_documents(documents, batch=batch, num_positions=num_positions)
+            documents = document_ids(documents, num_positions=num_positions)
+        x_BTM = look_up(self.embedding, tokens, require_known_tokens)
+        if self.position_embedding is not None:
+            if positions is None:
+                positions = self._count_positions(tokens, caches, documents)
+            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
+        x_BTM = self.stack(x_BTM, mask=mask, caches=caches, positions=positions, documents=documents, traces=traces)
+        x_BTM = x_BTM if num_logits is None else x_BTM[:, -num_logits:]
+        return F.linear(x_BTM, self.embedding.weight) if self.head is None else self.head(x_BTM)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -99,38 +116,20 @@ class TransformerLM(nn.Module):
         documents: Tensor | None = None,
         num_logits: int | None = None,
     ) -> tuple[Tensor, list[AttentionTrace]]:
-        """Return what `forward` returns, and each block's trace."""
-        require_size("num_logits", num_logits, optional=True)
-        inputs = self._embed(tokens, caches, positions, documents)
-        x_BTM, traces = self.stack.trace(**inputs, mask=mask, caches=caches)
-        return self._logits(x_BTM, num_logits), traces
-
-    def generate(
-        self,
-        prompt: Tensor,
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop_tokens: Sequence[int] = (),
-        generator: torch.Generator | None = None,
-        prompt_mask: Tensor | None = None,
-        pad_token: int = 0,
-    ) -> Tensor:
-        """Continue the prompts (B, T); see `tidegate.torch.generate.generate`."""
-        return generate(
-            self,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop_tokens=stop_tokens,
-            generator=generator,
-            prompt_mask=prompt_mask,
-            pad_token=pad_token,
+        """Return the logits, and the trace of each block."""
+        traces = Traces()
+        logits_BTV = self(
+            tokens,
+            mask=mask,
+            caches=caches,
+            positions=positions,
+            documents=documents,
+            num_logits=num_logits,
+            traces=traces,
         )
+        return logits_BTV, traces
+
+    generate = generate.generate
 
     def new_caches(self, max_length: int | None = None) -> list[KVCache]:
         """An empty cache for each block; see `KVCache` for `max_length`."""
@@ -158,43 +157,16 @@ class TransformerLM(nn.Module):
             num_keys = window * (2 * longest - window + 1) / (2 * longest)
         return self.stack.flops_per_token(num_keys) + 2 * self.config.vocab_size * self.config.d_model
 
-    def _embed(
-        self,
-        tokens: Tensor,
-        caches: Sequence[AttentionCache] | None,
-        positions: Tensor | None,
-        documents: Tensor | None,
-    ) -> dict[str, Any]:
-        """Check the tokens, and return the stack's input with its positions and documents."""
-        require_tensor("tokens", tokens)
-        require_tokens(tuple(tokens.shape), str(tokens.dtype))
-        if positions is not None:
-            require_tensor("positions", positions)
-            require_positions_shape(tuple(positions.shape), *tokens.shape)
-        batch, num_positions = tokens.shape
-        if documents is not None:
-            documents = document_ids(documents, batch=batch, num_positions=num_positions)
-        x_BTM = look_up(self.embedding, tokens, require_known_tokens)
-        if self.position_embedding is not None:
-            if positions is None:
-                if caches is not None:
-                    require_caches(caches, len(self.stack.blocks))
-                start = caches[0].length if caches else 0
-                positions = self._count_positions(start, num_positions, documents, tokens.device)
-            x_BTM = x_BTM + look_up(self.position_embedding, positions, require_known_positions)
-        return {"x_BTM": x_BTM, "positions": positions, "documents": documents}
-
-    def _logits(self, x_BTM: Tensor, num_logits: int | None) -> Tensor:
-        x_BTM = x_BTM if num_logits is None else x_BTM[:, -num_logits:]
-        return F.linear(x_BTM, self.embedding.weight) if self.head is None else self.head(x_BTM)
-
     def _count_positions(
-        self, start: int, num_positions: int, documents: Tensor | None, device: torch.device
+        self, tokens: Tensor, caches: Sequence[AttentionCache] | None, documents: Tensor | None
     ) -> Tensor:
-        """Positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
-        counted = torch.arange(start, start + num_positions, device=device)
+        """Return positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
+        if caches is not None:
+            require_caches(caches, len(self.stack.blocks))
+        start = caches[0].length if caches else 0
+        counted = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         if documents is None:
-            require_learned_positions(start + num_positions, self.config.max_length)
+            require_learned_positions(start + tokens.shape[1], self.config.max_length)
             return counted
         # Positions begin anew in each document, so that a row may be longer than the table.
         begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))

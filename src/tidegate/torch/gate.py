@@ -21,68 +21,22 @@ from tidegate.torch.kernel import silu
 from tidegate.torch.precision import is_under_autocast, widen, without_autocast
 
 
-class Readable(Protocol):
-    """What a gate reads from: `GateReads`, or anything with its fields; None is what no gate of the layer reads."""
-
-    @property
-    def input(self) -> Tensor:
-        """(B, T, M)."""
-        ...
-
-    @property
-    def context(self) -> Tensor:
-        """(B, S, M)."""
-        ...
-
-    @property
-    def query(self) -> Tensor | None:
-        """(B, T, H, D)."""
-        ...
-
-    @property
-    def value(self) -> Tensor | None:
-        """(B, S, G, D)."""
-        ...
-
-    @property
-    def output(self) -> Tensor | None:
-        """(B, T, H, D)."""
-        ...
-
-    @property
-    def partition(self) -> Tensor | None:
-        """(B, T, H)."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class GateReads:
-    """All that a gate may read, raw: before other gates, norms and rotation. Positions first, then heads."""
+    """All that a gate may read, raw: before other gates, norms and rotation. None is what no gate reads."""
 
     input: Tensor
     """(B, T, M): the layer's input."""
-    context: Tensor
-    """(B, S, M): what is attended to; the input itself in self-attention."""
-    query: Tensor
+    context: Tensor | None = None
+    """(B, S, M): what is attended to; None is the input itself, as in self-attention."""
+    query: Tensor | None = None
     """(B, T, H, D)"""
-    value: Tensor
+    value: Tensor | None = None
     """(B, S, G, D)"""
     output: Tensor | None = None
     """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
     partition: Tensor | None = None
     """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
-
-    def with_output(self, output: Tensor) -> GateReads:
-        """Return the same with the attention output, once it is there."""
-        # Not by `dataclasses.replace`, which takes long beside a step of one position.
-        return GateReads(
-            input=self.input,
-            context=self.context,
-            query=self.query,
-            value=self.value,
-            output=output,
-            partition=self.partition,
-        )
 
 
 class ChannelShare(Protocol):
@@ -139,13 +93,14 @@ class AttentionGate(nn.Module):
                 case _:
                     nn.init.normal_(parameter, std=self.gate.init_std)
 
-    def source(self, reads: Readable) -> Tensor:
-        """What the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
+    def source(self, reads: GateReads) -> Tensor:
+        """Return what the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
+        source = reads.context if self.gate.on_source and reads.context is not None else reads.input
         if self.gate.is_input_independent:
-            return (reads.context if self.gate.on_source else reads.input)[..., :0]
+            return source[..., :0]
         match self.gate.reads:
             case "input":
-                source = reads.context if self.gate.on_source else reads.input
+                pass
             case "query":
                 assert reads.query is not None
                 # The heads of a group stand side by side, so that a group's queries are a view.
@@ -265,11 +220,6 @@ class AttentionGates(nn.Module):
         module = self._modules.get(path)
         assert module is None or isinstance(module, AttentionGate)
         return module
-
-    def forward(self, reads: GateReads) -> dict[str, Tensor]:
-        """The values of every gate, by path."""
-        gates = ((path, gate) for path, gate in self.named_children() if isinstance(gate, AttentionGate))
-        return {path: gate(gate.source(reads)) for path, gate in gates}
 
 
 def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

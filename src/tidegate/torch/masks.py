@@ -5,6 +5,8 @@ Legend: B batch, T query positions, S attended positions, H query heads.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -12,45 +14,46 @@ from tidegate._validation import InputError, require_mask_shape
 from tidegate.torch.precision import require_tensor
 
 
+class AttentionMask(NamedTuple):
+    """Everything that restricts which keys a query may see."""
+
+    causal: bool
+    """No later key."""
+    window: int | None
+    """Only keys fewer than this many positions away."""
+    mask: Tensor | None = None
+    """bool (True = attend) or additive float, broadcasting to (B, H, T, S), as checked by `require_mask`."""
+    documents: Tensor | None = None
+    """(B, T) ids, or boundaries of a single row, as checked by `require_documents`; only keys of the same document."""
+
+
 def combine_masks(
-    mask: Tensor | None,
-    *,
-    num_queries: int,
-    num_keys: int,
-    causal: bool,
-    window: int | None,
-    documents: Tensor | None = None,
-    device: torch.device,
+    allowed: AttentionMask, *, num_queries: int, num_keys: int, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """The mask for the kernel, and whether the kernel's own causality does all that is asked; never both.
+    """Return the mask for the kernel, and whether the kernel's own causality does all that is asked; never both.
 
     Queries are the last positions of the keys. Nothing of size (T, S) is built for plain causal attention, for one
     query, nor where the window reaches over all keys.
-
-    mask      : checked by `require_mask`
-    documents : (B, T) ids; positions see their own document only
     """
+    causal, window, mask, documents = allowed
     banded = window is not None and window < num_keys
     if mask is None and documents is None and not banded and num_queries == num_keys:
         return None, causal
     ordered = causal and num_queries > 1
-    allowed = _band(num_queries, num_keys, causal, window, device) if ordered or banded else None
+    visible = _band(num_queries, num_keys, causal, window, device) if ordered or banded else None
     if documents is not None:
-        together = (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
-        allowed = together if allowed is None else allowed & together
-    if mask is None or allowed is None:
-        return (mask if allowed is None else allowed), False
+        ids = document_ids(documents, num_positions=num_queries)
+        together = (ids[:, :, None] == ids[:, None, :]).unsqueeze(1)
+        visible = together if visible is None else visible & together
+    if mask is None or visible is None:
+        return (mask if visible is None else visible), False
     if mask.dtype == torch.bool:
-        return mask & allowed, False
-    return torch.where(allowed, mask, float("-inf")), False
+        return mask & visible, False
+    return torch.where(visible, mask, float("-inf")), False
 
 
-def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor:
-    """Document ids (B, T), from ids or from the boundaries `cu_seqlens` of a single packed row.
-
-    documents : (B, T) integer ids, or (documents + 1,) boundaries that begin with 0 and end with T
-    """
-    require_documents(documents, batch=batch, num_positions=num_positions)
+def document_ids(documents: Tensor, *, num_positions: int) -> Tensor:
+    """Return document ids (B, T), from ids or from the boundaries `cu_seqlens` of a single packed row."""
     if documents.ndim > 1:
         return documents
     positions = torch.arange(num_positions, device=documents.device)
@@ -58,7 +61,7 @@ def document_ids(documents: Tensor, *, batch: int, num_positions: int) -> Tensor
 
 
 def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> None:
-    """Refuse what is neither ids (B, T) nor boundaries of a single packed row."""
+    """Raise unless documents are ids (B, T), or boundaries (documents + 1,) from 0 to T of a single packed row."""
     require_tensor("documents", documents)
     if documents.is_floating_point() or documents.dtype == torch.bool:
         raise TypeError(f"documents must be integer ids or boundaries, got {documents.dtype}.")
@@ -70,27 +73,23 @@ def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> N
                 got=tuple(documents.shape),
                 hint="Boundaries describe a single packed row.",
             )
-        _require_boundaries(documents, num_positions)
+        # Elsewhere than on the CPU a look at the values would make every step wait for the device.
+        if torch.compiler.is_compiling() or documents.device.type != "cpu":
+            return
+        given = documents.tolist()
+        if given[:1] != [0] or given[-1:] != [num_positions] or given != sorted(given):
+            raise InputError(
+                "documents",
+                expected=f"boundaries rising from 0 to {num_positions} if it has one axis",
+                got=given,
+                hint="Pass ids with one row for each of the batch, as in documents[None].",
+            )
     elif documents.shape != (batch, num_positions):
         raise InputError("documents", expected=f"of shape {(batch, num_positions)}", got=tuple(documents.shape))
 
 
-def _require_boundaries(boundaries: Tensor, num_positions: int) -> None:
-    # Elsewhere than on the CPU a look at the values would make every step wait for the device.
-    if torch.compiler.is_compiling() or boundaries.device.type != "cpu":
-        return
-    given = boundaries.tolist()
-    if given[:1] != [0] or given[-1:] != [num_positions] or given != sorted(given):
-        raise InputError(
-            "documents",
-            expected=f"boundaries rising from 0 to {num_positions} if it has one axis",
-            got=given,
-            hint="Pass ids with one row for each of the batch, as in documents[None].",
-        )
-
-
 def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
-    """The mask is a tensor, bool or floating, and broadcasts to (B, H, T, S)."""
+    """Raise unless the mask is a tensor, bool or floating, and broadcasts to (B, H, T, S)."""
     require_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
@@ -101,7 +100,7 @@ def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
 
 
 def _band(num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    """(T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away."""
+    """Return (T, S) bool: no key ahead if causal, and only keys fewer than `window` positions away."""
     queries = torch.arange(num_keys - num_queries, num_keys, device=device)
     distance = queries[:, None] - torch.arange(num_keys, device=device)
     if not causal:

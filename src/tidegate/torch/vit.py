@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tidegate._validation import InputError
 from tidegate.config import VisionConfig
-from tidegate.torch.attention import AttentionTrace
+from tidegate.torch.attention import AttentionTrace, Traces
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.initialize import initialize
 from tidegate.torch.precision import require_dtype
@@ -43,17 +43,35 @@ class VisionTransformer(nn.Module):
         """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
         initialize(self, init=self.config.init, seed=seed)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits (B, K) of images (B, C, H, W) of the configured size."""
-        return self._logits(self.stack(self._embed(images)))
+    def forward(self, images: Tensor, *, traces: Traces | None = None) -> Tensor:
+        """Return the logits (B, K) of images (B, C, H, W) of the configured size.
+
+        Args:
+            images: (B, C, H, W).
+            traces: Receives a trace of each block; see `trace`.
+        """
+        channels, size = self.config.channels, self.config.image_size
+        if images.ndim != 4 or images.shape[1:] != (channels, size, size):
+            expected = f"of shape (batch, {channels}, {size}, {size})"
+            raise InputError("images", expected=expected, got=tuple(images.shape))
+        try:
+            x_BTM = self.patch_embedding(self._patches(images))
+        except (RuntimeError, TypeError):
+            require_dtype(self.patch_embedding.weight.dtype, images=images)
+            raise
+        by_class_token = self.config.pooling == "class"
+        if by_class_token:
+            x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
+        x_BTM = self.stack(x_BTM + self.position_embedding.weight, traces=traces)
+        return self.head(x_BTM[:, 0] if by_class_token else x_BTM.mean(dim=1))
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def trace(self, images: Tensor) -> tuple[Tensor, list[AttentionTrace]]:
-        """Return what `forward` returns, and each block's trace."""
-        x_BTM, traces = self.stack.trace(self._embed(images))
-        return self._logits(x_BTM), traces
+        """Return the logits, and the trace of each block."""
+        traces = Traces()
+        return self(images, traces=traces), traces
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
         """How many numbers the model learns; without the embeddings of patches and positions if not `embeddings`."""
@@ -70,25 +88,8 @@ class VisionTransformer(nn.Module):
         per_image = 2 * config.num_patches * self.patch_embedding.weight.numel() + 2 * self.head.weight.numel()
         return self.stack.flops_per_token(config.num_tokens) + per_image / config.num_tokens
 
-    def _embed(self, images: Tensor) -> Tensor:
-        channels, size = self.config.channels, self.config.image_size
-        if images.ndim != 4 or images.shape[1:] != (channels, size, size):
-            expected = f"of shape (batch, {channels}, {size}, {size})"
-            raise InputError("images", expected=expected, got=tuple(images.shape))
-        try:
-            x_BTM = self.patch_embedding(self._patches(images))
-        except (RuntimeError, TypeError):
-            require_dtype(self.patch_embedding.weight.dtype, images=images)
-            raise
-        if self.config.pooling == "class":
-            x_BTM = F.pad(x_BTM, (0, 0, 1, 0))
-        return x_BTM + self.position_embedding.weight
-
-    def _logits(self, x_BTM: Tensor) -> Tensor:
-        return self.head(x_BTM[:, 0] if self.config.pooling == "class" else x_BTM.mean(dim=1))
-
     def _patches(self, images_BCHW: Tensor) -> Tensor:
-        """(B, N, C P P): patches row by row, each flattened channel by channel, row by row."""
+        """Return (B, N, C P P): patches row by row, each flattened channel by channel, row by row."""
         size = self.config.patch_size
         tiles = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
         return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -27,7 +27,7 @@ from tidegate.torch.kernel import (
     packed_kernel_serves,
     with_adjacent_channels,
 )
-from tidegate.torch.masks import combine_masks, require_documents
+from tidegate.torch.masks import AttentionMask, combine_masks
 from tidegate.torch.precision import like_autocast, wide_dtype
 from tidegate.torch.sink import count_sink_in, sink_gradient
 
@@ -66,14 +66,12 @@ def attend_without_mask(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     v_BGSD: Tensor,
+    allowed: AttentionMask,
     *,
-    documents: Tensor | None,
-    causal: bool,
-    window: int | None,
     scale: float,
     sink_H: Tensor | None = None,
 ) -> Tensor | None:
-    """Return attention (B, H, T, D) within documents and a window, without a mask; None where a mask is needed.
+    """Return attention (B, H, T, D) within documents and a window; None where a mask is needed.
 
     On a GPU documents go to the kernel for variable lengths; everything else needs a mask. On the CPU blocks of queries
     go to the fused kernel, unless it is disabled or the values of documents cannot be read: inside transforms, while
@@ -83,12 +81,11 @@ def attend_without_mask(
         q_BHTD: Queries.
         k_BGSD: Keys.
         v_BGSD: Values.
-        documents: (B, T) ids, or `cu_seqlens` boundaries of a single row.
-        causal: Whether a query sees no later key.
-        window: A query sees keys fewer than this many positions away; None sees all.
+        allowed: Without a mask of its own.
         scale: Of the scores.
         sink_H: The logit of each head's sink, if there are sinks.
     """
+    causal, window, _, documents = allowed
     if sink_H is None and packed_kernel_serves(q_BHTD, documents):
         assert documents is not None
         return attend_packed(q_BHTD, k_BGSD, v_BGSD, documents, causal=causal, window=window, scale=scale)
@@ -96,15 +93,12 @@ def attend_without_mask(
     all_seen = documents is None and (window is None or window >= num_keys)
     if all_seen or num_queries < _LEAST_QUERIES or not _blocks_serve(q_BHTD, k_BGSD, v_BGSD, documents):
         return None
-    boundaries = None
-    if documents is not None:
-        boundaries = document_boundaries(documents, batch=len(q_BHTD), num_positions=num_queries)
-        if boundaries is None:
-            return None
+    boundaries = None if documents is None else document_boundaries(documents)
+    if documents is not None and boundaries is None:
+        return None
     q_BTHD, k_BSGD, v_BSGD = (x.transpose(1, 2) for x in like_autocast(q_BHTD, k_BGSD, v_BGSD))
-    if _work(_plan(q_BTHD, k_BSGD, boundaries, causal, window), q_BHTD[0, :, 0].numel()) > _MOST_WORK * (
-        q_BHTD.numel() * num_keys
-    ):
+    work = _work(_plan(q_BTHD, k_BSGD, boundaries, causal, window), q_BHTD[0, :, 0].numel())
+    if work > _MOST_WORK * q_BHTD.numel() * num_keys:
         return None
     o_BTHD, _ = attend_in_blocks(q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale, sink_H=sink_H)
     return o_BTHD.transpose(1, 2)
@@ -145,12 +139,9 @@ def whole_call(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Optio
         lengths = torch.tensor(boundaries).diff()
         documents = torch.arange(len(lengths)).repeat_interleave(lengths).view(batch, num_queries)
     mask, causal = combine_masks(
-        None,
+        AttentionMask(causal, window, documents=documents),
         num_queries=num_queries,
         num_keys=k_BSGD.shape[1],
-        causal=causal,
-        window=window,
-        documents=documents,
         device=q_BTHD.device,
     )
     query, key, value = (x.transpose(1, 2) for x in (q_BTHD, k_BSGD, v_BSGD))
@@ -171,9 +162,8 @@ def _blocks_serve(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, documents: Ten
     )
 
 
-def document_boundaries(documents: Tensor, *, batch: int, num_positions: int) -> list[int] | None:
+def document_boundaries(documents: Tensor) -> list[int] | None:
     """Return first positions of all documents of all rows laid end to end, and their end; None for split documents."""
-    require_documents(documents, batch=batch, num_positions=num_positions)
     if documents.ndim == 1:
         return list(dict.fromkeys(documents.tolist()))
     changes = torch.ones_like(documents, dtype=torch.bool)
@@ -182,7 +172,7 @@ def document_boundaries(documents: Tensor, *, batch: int, num_positions: int) ->
     runs = list(zip(rows.tolist(), documents[rows, columns].tolist(), strict=True))
     if len(set(runs)) < len(runs):
         return None
-    return [*(rows * num_positions + columns).tolist(), batch * num_positions]
+    return [*(rows * documents.shape[1] + columns).tolist(), documents.numel()]
 
 
 def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options) -> tuple[Tensor, Tensor]:

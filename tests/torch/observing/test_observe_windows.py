@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_layers import make, sample
 
 from tidegate.torch import attention_statistics, observe, windows
-from tidegate.torch.masks import combine_masks
+from tidegate.torch.masks import AttentionMask, combine_masks
 from tidegate.torch.observing.calls import AttentionCalls
 
 EVERYTHING = torch.ones(1, 300, dtype=torch.bool)
@@ -86,9 +86,8 @@ def test_a_checkpoint_that_was_observed_goes_backward_unobserved():
 def test_statistics_of_a_window_are_those_of_the_weights(causal, window, cuts, heat):
     q, k, v = (sample(2, heads, 200, 6, seed=heads) for heads in (4, 2, 2))
     ids = None if cuts is None else torch.bucketize(torch.arange(200), torch.tensor(cuts), right=True).expand(2, -1)
-    mask, _ = combine_masks(
-        None, num_queries=200, num_keys=200, causal=causal, window=window, documents=ids, device=q.device
-    )
+    allowed = AttentionMask(causal, window, documents=ids)
+    mask, _ = combine_masks(allowed, num_queries=200, num_keys=200, device=q.device)
     found = attention_statistics(q, k, v, mask=mask, keys=(0, 75), heat=heat)
     scores = q @ k.repeat_interleave(2, dim=1).mT / 6**0.5
     weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)

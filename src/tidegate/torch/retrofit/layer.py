@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from tidegate._validation import InputError
 from tidegate.gate import Gate, GatePath
 from tidegate.gates import Gates
-from tidegate.torch.gate import AttentionGate, AttentionGates
+from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import require_no_tracing
 from tidegate.torch.retrofit.interface import STOCK_IMPLEMENTATIONS, gated_implementation, implementation_of
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot
@@ -70,28 +70,11 @@ class ActingGate:
 
 
 @dataclass(kw_only=True, slots=True)
-class LayerReads:
-    """Inputs of the gates of one call, filled in as the projections run; a `Readable`."""
+class LayerReads(GateReads):
+    """Inputs of the gates of one call, filled in as the projections run; a model's own kernel gives no partition."""
 
-    input: Tensor
-    """(B, T, M)"""
-    attended: Tensor | None = None
-    """(B, S, M), what cross-attention attends to; None if it is the input."""
-    query: Tensor | None = None
-    """(B, T, H, D), raw."""
     key: Tensor | None = None
     """(B, T, G, D), raw."""
-    value: Tensor | None = None
-    """(B, T, G, D), raw."""
-    output: Tensor | None = None
-    """(B, T, H, D), before an output gate."""
-    partition: None = None
-    """A model's own kernel does not give it: gates that read it cannot be added."""
-
-    @property
-    def context(self) -> Tensor:
-        """What is attended to."""
-        return self.input if self.attended is None else self.attended
 
     def apply(self, gate: ActingGate, target: Tensor) -> Tensor:
         """Apply a gate to the target."""
@@ -238,7 +221,7 @@ class _PartsHook(_ProjectionHook):
         reads = self.layer.call.reads if self.layer.shares else None
         reads = LayerReads(input=_args[0]) if reads is None else reads
         if self.of_context:
-            reads.attended = _args[0]
+            reads.context = _args[0]
         # Latents of one head stand behind an axis of their own.
         latent = output.ndim == 4
         gated = output.squeeze(1) if latent else output
