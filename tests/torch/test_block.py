@@ -1,3 +1,4 @@
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -7,10 +8,9 @@ from errors import rejects
 
 from tidegate import PRESETS
 from tidegate.config import Rotary, TransformerConfig, VisionConfig
-from tidegate.torch import AttentionTrace, KVCache
+from tidegate.torch import AttentionTrace, KVCache, TransformerLM, observe
 from tidegate.torch.attention import Traces
-from tidegate.torch.block import TransformerBlock, TransformerStack
-from tidegate.torch.feedforward import FeedForward
+from tidegate.torch.block import FeedForward, TransformerBlock, TransformerStack
 
 
 def randomize(module, *, seed=0):
@@ -201,3 +201,20 @@ def test_a_stack_rotates_as_its_layers_do(base):
     for block in stack.blocks:
         expected = block(expected, positions=positions)
     assert torch.equal(stack(x, positions=positions), stack.norm(expected))
+
+
+@pytest.mark.parametrize("gate", ["none", "bma+g1", "sink+g5"])
+def test_a_trace_is_one_ordinary_call(gate):
+    model = TransformerLM(TransformerConfig(d_model=24, num_layers=2, vocab_size=11, gate=gate))
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    calls = Counter()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    model(tokens)
+    ordinary = Counter(calls)
+    with observe(model) as observer:
+        model.trace(tokens)
+    assert calls == ordinary + ordinary
+    with observe(model) as expected:
+        model(tokens)
+    assert observer.observation().to_json() == expected.observation().to_json()

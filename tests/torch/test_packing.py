@@ -4,10 +4,9 @@ from closeness import assert_close
 from torch import nn
 
 from tidegate.config import TransformerConfig
-from tidegate.torch import packing
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.gate import AttentionGate
-from tidegate.torch.packing import pack, pays_to_pack
+from tidegate.torch.generate import pack, pays_to_pack
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this build of PyTorch packs no weights"
@@ -68,7 +67,7 @@ def test_many_tokens_of_a_few_rows_take_packed_weights(monkeypatch):
         assert not pays_to_pack(make(torch.bfloat16), rows=2, steps=48)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert not pays_to_pack(model, rows=2, steps=48)
-        monkeypatch.setattr(packing, "_MOST_BYTES", 1000)
+        monkeypatch.setattr("tidegate.torch.generate._MOST_BYTES", 1000)
         assert not pays_to_pack(model, rows=2, steps=48)
     assert not pays_to_pack(model, rows=2, steps=48)
 

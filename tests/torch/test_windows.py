@@ -318,10 +318,7 @@ def test_the_operator_stands_for_one_attention_call():
     assert torch.equal(call["attn_mask"], mask)
     assert call["query"].shape == (1, 4, 30, 8)
     assert str(ATTEND_IN_BLOCKS) == "tidegate.attend_in_blocks.default"
-    assert (
-        attend_without_mask(*(x.transpose(1, 2) for x in (q, k, v)), AttentionMask(True, 40), scale=0.3)
-        is None
-    )
+    assert attend_without_mask(*(x.transpose(1, 2) for x in (q, k, v)), AttentionMask(True, 40), scale=0.3) is None
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 7, 130, 131, 300])], ids=["window", "documents"])

@@ -16,7 +16,7 @@ from tidegate.experts.canonical import canonical_layer
 from tidegate.experts.layers import Floats
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch.attention import PROJECTIONS, GatedAttention, bias_by_head, weight_by_head
-from tidegate.torch.forward_mode import load_forward_mode
+from tidegate.torch.kernel import load_forward_mode
 
 _CHUNK = 256
 """Directions taken at once: memory grows with it."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch has no pub
 
 from tidegate.geometry.differentiation import Differentiator, Function, Numbers, raise_for_dtype, raise_for_step
 from tidegate.torch import plain_kernel
-from tidegate.torch.forward_mode import load_forward_mode
+from tidegate.torch.kernel import load_forward_mode
 
 
 def torch_differentiator(x: torch.Tensor, name: str) -> tuple[Differentiator, Numbers]:

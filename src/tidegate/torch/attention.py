@@ -308,13 +308,13 @@ class GatedAttention(nn.Module):
     def arrays(self) -> AttentionArrays:
         """The layer as plain arrays: the same tensors in another shape, so that gradients reach the parameters."""
         metric = {} if self.metric is None else {METRIC_FIELDS[self.metric.kind]: self.metric.weight}
-        width = self.shape.head_dim
-        heads_first = {f"W_{name}": weight_by_head(linear.weight, width) for name, linear in self._inward_projections()}
-        biases = {f"b_{name}": bias_by_head(linear.bias, width) for name, linear in self._inward_projections()}
+        width, inward = self.shape.head_dim, {"Q": self.q_proj, "K": self.k_proj, "V": self.v_proj}
+        heads_first = {f"W_{name}": weight_by_head(linear.weight, width) for name, linear in inward.items()}
+        biases = {f"b_{name}": bias_by_head(linear.bias, width) for name, linear in inward.items()}
         return AttentionArrays(
             **heads_first,
             **biases,
-            W_O=self.o_proj.weight.t().unflatten(0, (-1, self.shape.head_dim)),
+            W_O=self.o_proj.weight.t().unflatten(0, (-1, width)),
             b_O=self.o_proj.bias,
             gates=self.gates,
             gate_parameters={
@@ -411,8 +411,12 @@ class GatedAttention(nn.Module):
         if sink is None or (gate_values is None and not is_placebo):
             return o_BTHD
         reads.partition = self._log_partition(q_BHTD, attended, of_count=is_placebo)
-        gated_BTHD = self._gate("partition", o_BTHD, reads, gate_values)
-        return gated_BTHD if is_placebo else o_BTHD
+        if is_placebo:
+            return self._gate("partition", o_BTHD, reads, gate_values)
+        assert gate_values is not None
+        # Not by a call of the module: its hooks would take it for a gate that acts.
+        gate_values["partition"] = sink.forward(sink.source(reads))
+        return o_BTHD
 
     def _has_sink_placebo(self) -> bool:
         sink = self.attn_gate.at("partition")
@@ -430,9 +434,6 @@ class GatedAttention(nn.Module):
 
     def _require_mask(self, mask: Tensor, q_BHTD: Tensor, *, num_keys: int) -> None:
         require_mask(mask, (q_BHTD.shape[0], self.shape.num_heads, q_BHTD.shape[2], num_keys))
-
-    def _inward_projections(self) -> tuple[tuple[str, nn.Linear], ...]:
-        return ("Q", self.q_proj), ("K", self.k_proj), ("V", self.v_proj)
 
 
 def weight_by_head(weight: Tensor, head_dim: int) -> Tensor:

@@ -1,25 +1,55 @@
 """Transformer blocks, and a stack of them: what every model is built from.
 
-Legend: B batch, T positions, M model width.
+Legend: B batch, T positions, M model width, F inner width of the feed-forward layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tidegate.config import StackConfig
+from tidegate._validation import require_choice
+from tidegate.config import FeedForwardKind, StackConfig
 from tidegate.torch.attention import GatedAttention, Traces
 from tidegate.torch.cache import AttentionCache, require_caches
-from tidegate.torch.feedforward import FeedForward
-from tidegate.torch.kernel import inside_transform
+from tidegate.torch.kernel import inside_transform, silu
 from tidegate.torch.rotary import RotaryTables
+
+
+class FeedForward(nn.Module):
+    """`swiglu`: (silu(x W_gate) ⊙ x W_up) W_down; `gelu`: gelu(x W_up) W_down."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        kind: FeedForwardKind = "swiglu",
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_choice("kind", kind, get_args(FeedForwardKind))
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype) if kind == "swiglu" else None
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        """Return (B, T, M), each position by itself."""
+        up_BTF = self.up_proj(x_BTM)
+        inner_BTF = F.gelu(up_BTF) if self.gate_proj is None else silu(self.gate_proj(x_BTM)) * up_BTF
+        return self.down_proj(inner_BTF)
+
+    def flops_per_token(self) -> int:
+        """Return the multiplications and additions of one position's forward pass, the matrix products alone."""
+        return 2 * sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
 
 
 class TransformerBlock(nn.Module):

@@ -92,15 +92,22 @@ class KVCache:
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new positions; returns the keys and values of all S of them, (B, G, S, D)."""
-        if self._key is not None and not _alike(key_BGTD, self._key):
+        held, new = self._key, key_BGTD
+        if held is not None and (held.shape[:2], held.shape[3:], held.dtype) != (
+            new.shape[:2],
+            new.shape[3:],
+            new.dtype,
+        ):
             raise InputError(
                 "cache",
-                expected=f"for {_kind(key_BGTD)}",
-                hint=f"It holds {_kind(self._key)}. Each layer and each batch needs its own.",
+                expected=f"for {_kind(new)}",
+                hint=f"It holds {_kind(held)}. Each layer and each batch needs its own.",
             )
         if self._max_length is None:
-            self._key, self._value = _append(self._key, key_BGTD), _append(self._value, value_BGTD)
-            self._length = self._key.shape[2]
+            if self._key is not None and self._value is not None:
+                key_BGTD = torch.cat((self._key, key_BGTD), dim=2)
+                value_BGTD = torch.cat((self._value, value_BGTD), dim=2)
+            self._key, self._value, self._length = key_BGTD, value_BGTD, key_BGTD.shape[2]
             return self._key, self._value
         return self._write(key_BGTD, value_BGTD, self._max_length)
 
@@ -129,7 +136,9 @@ class KVCache:
                 "Use torch.no_grad(), or KVCache() without max_length."
             )
         if self._key is None or self._value is None:
-            self._key, self._value = _room(key_BGTD, max_length), _room(value_BGTD, max_length)
+            self._key, self._value = (
+                new.new_empty(*new.shape[:2], max_length, new.shape[3]) for new in (key_BGTD, value_BGTD)
+            )
         self._key[:, :, start:end] = key_BGTD
         self._value[:, :, start:end] = value_BGTD
         self._length = end
@@ -158,19 +167,6 @@ def require_caches(caches: Sequence[AttentionCache], num_blocks: int) -> None:
     require_num_caches(len(caches), num_blocks)
 
 
-def _alike(new: Tensor, held: Tensor) -> bool:
-    return new.shape[:2] == held.shape[:2] and new.shape[3] == held.shape[3] and new.dtype == held.dtype
-
-
 def _kind(x_BGTD: Tensor) -> str:
     batch, heads, _, width = x_BGTD.shape
     return f"a batch of {batch} with {heads} heads of width {width} in {str(x_BGTD.dtype).removeprefix('torch.')}"
-
-
-def _append(held: Tensor | None, new: Tensor) -> Tensor:
-    return new if held is None else torch.cat((held, new), dim=2)
-
-
-def _room(like: Tensor, max_length: int) -> Tensor:
-    batch, heads, _, width = like.shape
-    return like.new_empty(batch, heads, max_length, width)

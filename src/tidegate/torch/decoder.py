@@ -5,7 +5,7 @@ Legend: B batch, T positions, S attended positions, H heads, M model width, V to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +25,6 @@ from tidegate.torch import generate
 from tidegate.torch.attention import AttentionTrace, Traces
 from tidegate.torch.block import TransformerStack
 from tidegate.torch.cache import AttentionCache, KVCache, require_caches
-from tidegate.torch.embedding import look_up
 from tidegate.torch.initialize import initialize
 from tidegate.torch.masks import document_ids, require_documents
 from tidegate.torch.precision import require_tensor
@@ -171,3 +170,21 @@ class TransformerLM(nn.Module):
         # Positions begin anew in each document, so that a row may be longer than the table.
         begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))
         return counted - torch.where(begins_BT, counted, 0).cummax(dim=1).values
+
+
+def look_up(table: nn.Embedding, indices: Tensor, require_known: Callable[[int, int, int], None]) -> Tensor:
+    """Return the table's rows; for an index outside the table raise the error of `require_known`.
+
+    Only on the CPU, where PyTorch checks every index by itself; elsewhere a check would make each step wait for the
+    device.
+
+    Args:
+        table: Of tokens or positions.
+        indices: Of rows.
+        require_known: Takes the smallest and the largest index, and the size of the table.
+    """
+    try:
+        return table(indices)
+    except IndexError:
+        require_known(int(indices.min()), int(indices.max()), table.num_embeddings)
+        raise

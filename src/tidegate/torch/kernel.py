@@ -5,7 +5,9 @@ Legend: B batch, T query positions, S attended positions, H query heads, G key/v
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -145,3 +147,13 @@ def inside_transform(*tensors: Tensor) -> bool:
     if forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
         return False
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+@cache
+def load_forward_mode() -> None:
+    """Differentiate once in forward mode, ignoring the deprecation warning that PyTorch raises at its first use."""
+    # The annotations of these transforms are partial.
+    jvp: Any = torch.func.jvp
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))

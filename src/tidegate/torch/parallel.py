@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from tidegate._text import number_of
 from tidegate._validation import InputError
 from tidegate.torch.attention import GatedAttention
-from tidegate.torch.feedforward import FeedForward
+from tidegate.torch.block import FeedForward
 from tidegate.torch.gate import AttentionGate
 
 Gradient: TypeAlias = Literal["whole", "summed", "shared"]

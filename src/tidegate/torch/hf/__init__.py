@@ -8,9 +8,8 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tidegate.torch.hf.config import TidegateConfig
-from tidegate.torch.hf.convert import from_transformer_lm, to_transformer_lm
+from tidegate.torch.hf.convert import from_transformer_lm, to_stock_model, to_transformer_lm
 from tidegate.torch.hf.model import TidegateForCausalLM, TidegateModel, TidegatePreTrainedModel
-from tidegate.torch.hf.stock import to_stock_model
 
 __all__ = [
     "TidegateConfig",

@@ -29,7 +29,7 @@ from transformers.utils.generic import can_return_tuple
 from tidegate._validation import InputError, require_known_positions, require_known_tokens, require_learned_positions
 from tidegate.config import Init, embedding_std, init_std
 from tidegate.torch.block import TransformerBlock, TransformerStack
-from tidegate.torch.embedding import look_up
+from tidegate.torch.decoder import look_up
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.hf.cache import CachedKeys
 from tidegate.torch.hf.config import TidegateConfig
