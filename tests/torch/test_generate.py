@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from closeness import assert_close
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tidegate import PRESETS
-from tidegate._validation import require_finite_logits
 from tidegate.config import TransformerConfig
 from tidegate.torch.decoder import TransformerLM
 from tidegate.torch.generate import generate, next_token_probabilities
@@ -61,6 +62,22 @@ def test_cached_greedy_decoding_equals_recomputation(gate, options):
     assert torch.equal(model.generate(prompt, max_new_tokens=8, temperature=0), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_generation_rounds_as_the_model_does(dtype):
+    model, prompt = make(gate="bma", qk_norm=True).to(dtype), sample(3, 5)
+    tokens, caches = model.generate(prompt, max_new_tokens=6, temperature=0), model.new_caches(10)
+    with torch.no_grad():
+        logits = [model(chunk, caches=caches)[:, -1:] for chunk in tokens[:, :-1].split([5, *[1] * 5], dim=1)]
+    assert torch.equal(torch.cat(logits, dim=1).argmax(-1), tokens[:, 5:])
+
+
+def test_an_embedding_that_limits_its_norms_is_read_as_the_model_reads_it():
+    model, prompt = make(max_length=64).float(), sample(2, 5)
+    model.embedding.max_norm = 0.5
+    expected = recomputed(copy.deepcopy(model), prompt, 50)
+    assert torch.equal(model.generate(prompt, max_new_tokens=50, temperature=0), expected)
+
+
 @every_gate_and_place
 def test_left_padded_prompts_in_a_batch_equal_each_alone(gate, options):
     model = make(gate=gate, **options)
@@ -70,24 +87,6 @@ def test_left_padded_prompts_in_a_batch_equal_each_alone(gate, options):
     alone = torch.cat([model.generate(prompt, max_new_tokens=6, temperature=0)[:, -6:] for prompt in prompts])
     assert torch.equal(together[:, :7], padded)
     assert torch.equal(together[:, 7:], alone)
-
-
-def test_what_pads_a_prompt_does_not_matter():
-    model, prompts = make(), [sample(1, 2), sample(1, 6)]
-    results = []
-    for filler in (0, 30):
-        padded, mask = left_padded(prompts, filler=filler)
-        results.append(model.generate(padded, max_new_tokens=5, temperature=0, prompt_mask=mask)[:, 6:])
-    assert torch.equal(*results)
-
-
-def test_a_full_mask_is_no_mask():
-    model, prompt = make(), sample(2, 4)
-    plain = model.generate(prompt, max_new_tokens=5, temperature=0)
-    masked = model.generate(
-        prompt, max_new_tokens=5, temperature=0, prompt_mask=torch.ones_like(prompt, dtype=torch.bool)
-    )
-    assert torch.equal(masked, plain)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}], ids=str)
@@ -126,7 +125,7 @@ def test_generation_ends_once_every_row_has_stopped():
     model, prompt = make(), sample(3, 5)
     free = model.generate(prompt, max_new_tokens=8, temperature=0)
     stops = free[:, 6].tolist()
-    stopped = model.generate(prompt, max_new_tokens=8, temperature=0, stop_tokens=stops)
+    stopped = model.generate(prompt, max_new_tokens=8, temperature=0, stop_tokens=torch.tensor(stops))
     assert stopped.shape[1] <= 7
     assert model.generate(prompt, max_new_tokens=8, stop_tokens=range(31)).shape == (3, 6)
 
@@ -146,15 +145,10 @@ def test_an_empty_batch_stays_empty():
         assert make().generate(empty, max_new_tokens=2, **options).shape[0] == 0
 
 
-def test_nothing_is_recorded_for_gradients():
-    model = make(num_layers=1)
-    assert not model.generate(sample(1, 3), max_new_tokens=2).requires_grad
-    assert torch.is_grad_enabled()
-
-
 def test_tokens_may_be_trained_on_and_written_to():
     model = make(num_layers=1)
     tokens = model.generate(sample(1, 3), max_new_tokens=2)
+    assert not tokens.requires_grad
     tokens[0, 0] = 1
     model(tokens).sum().backward()
     assert model.embedding.weight.grad is not None
@@ -309,20 +303,8 @@ def test_a_row_that_has_stopped_may_break():
     assert torch.equal(found[1], free[1])
 
 
-def test_many_broken_rows_are_not_all_named():
-    with rejects("logits", hint="in row 0, 1, 2, 3, 4, … of prompt"):
-        require_finite_logits(list(range(1000)))
-
-
 @pytest.mark.parametrize("stop_tokens", [5, None, 2.5])
 def test_stop_tokens_that_are_not_several_are_refused(stop_tokens):
     model, prompt = make(), sample(1, 3)
     with pytest.raises(TypeError, match=r"^stop_tokens must be several token ids, such as \[5\]; got "):
         model.generate(prompt, max_new_tokens=2, stop_tokens=stop_tokens)
-
-
-def test_stop_tokens_may_be_a_tensor():
-    model, prompt = make(), sample(2, 3)
-    expected = model.generate(prompt, max_new_tokens=6, temperature=0, stop_tokens=[3, 4])
-    found = model.generate(prompt, max_new_tokens=6, temperature=0, stop_tokens=torch.tensor([3, 4]))
-    assert torch.equal(found, expected)

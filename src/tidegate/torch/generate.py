@@ -203,6 +203,8 @@ def pays_to_pack(model: nn.Module, *, rows: int, steps: int) -> bool:
         and torch.backends.mkldnn.is_available()
         and all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
         and sum(weight.nbytes for weight in weights) <= _MOST_BYTES
+        # Such an embedding changes its weights, which may be those of the head, as it is read.
+        and all(part.max_norm is None for part in model.modules() if isinstance(part, nn.Embedding))
         and is_untracked(*weights)
         and not is_under_autocast(weights[0])
     )
