@@ -6,10 +6,9 @@ import torch
 from closeness import assert_close
 from errors import rejects
 
-from tidegate import PRESETS
+from tidegate import PRESETS, Gates
 from tidegate.config import Rotary, TransformerConfig, VisionConfig
-from tidegate.torch import AttentionTrace, KVCache, TransformerLM, observe
-from tidegate.torch.attention import Traces
+from tidegate.torch import AttentionTrace, TransformerLM, observe
 from tidegate.torch.block import FeedForward, TransformerBlock, TransformerStack
 
 
@@ -144,15 +143,6 @@ def test_transforms_pass_through_checkpointed_blocks():
     assert_close(other_along, along, what="gradient")
 
 
-def test_traces_come_from_every_block_and_change_nothing():
-    stack = make(gate="bma+g1", checkpoint_blocks=True)
-    x = sample(2, 7, 24)
-    result = stack(x, traces=(traces := Traces()))
-    assert_close(result, stack(x))
-    assert len(traces) == 2
-    assert all(isinstance(trace, AttentionTrace) and set(trace.gates) == {"value", "output"} for trace in traces)
-
-
 def test_dropout_acts_in_training_only():
     x = sample(2, 7, 24)
     plain = make()(x)
@@ -161,11 +151,6 @@ def test_dropout_acts_in_training_only():
         torch.manual_seed(0)
         assert not torch.equal(stack(x), stack(x))
         assert torch.equal(stack.eval()(x), plain)
-
-
-def test_a_cache_is_needed_for_each_block():
-    with rejects("caches"):
-        make()(sample(1, 2, 24), caches=[KVCache() for _ in range(3)])
 
 
 def test_flops_are_two_for_each_number_of_a_matrix_and_four_for_each_key_channel():
@@ -207,6 +192,10 @@ def test_a_stack_rotates_as_its_layers_do(base):
 def test_a_trace_is_one_ordinary_call(gate):
     model = TransformerLM(TransformerConfig(d_model=24, num_layers=2, vocab_size=11, gate=gate))
     tokens = torch.arange(14).reshape(2, 7) % 11
+    logits, traces = model.trace(tokens)
+    assert torch.equal(logits, model(tokens))
+    assert [set(trace.gates) for trace in traces] == [{each.path for each in Gates.parse(gate)}] * 2
+    assert all(isinstance(trace, AttentionTrace) for trace in traces)
     calls = Counter()
     for name, module in model.named_modules():
         module.register_forward_hook(lambda *_, name=name: calls.update([name]))

@@ -193,22 +193,6 @@ def test_every_wrong_shape_is_refused_by_name(convert, state_of, change):
         assert " must have shape (" in caught.value.hint
 
 
-def test_a_wrong_shape_is_told_with_the_right_one_and_its_reason():
-    state = fused_state() | {"q_proj.weight": normal(23, M)}
-    reason = (
-        "By k_proj.weight, o_proj.weight, q_norm.weight the sizes are M=6, H=4, G=2, D=3, "
-        "so q_proj.weight must have shape (2HD, M) = (24, 6), got (23, 6)."
-    )
-    with rejects("state", hint=reason):
-        from_fused_query_gate(state)
-
-
-def test_heads_that_do_not_group_are_refused():
-    state = fused_state() | {f"{name}.weight": normal(3 * D, M) for name in ("k_proj", "v_proj")}
-    with rejects("num_kv_heads"):
-        from_fused_query_gate(state)
-
-
 @pytest.mark.parametrize(
     ("gate", "hint"),
     [

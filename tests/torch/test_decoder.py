@@ -150,14 +150,6 @@ def test_the_last_logits_alone_are_the_last_of_all():
     assert_close(model(tokens, num_logits=2), model(tokens)[:, -2:])
 
 
-def test_traces_come_with_the_logits():
-    model = make(gate="bma")
-    tokens = sample(2, 6)
-    logits, traces = model.trace(tokens)
-    assert torch.equal(logits, model(tokens))
-    assert [trace.gates["value"].shape for trace in traces] == [(2, 6, 4, 6)] * 2
-
-
 @pytest.mark.parametrize("gate", EVERY_GATE)
 def test_a_few_steps_lower_the_loss_on_a_batch(gate):
     torch.manual_seed(0)
@@ -190,14 +182,6 @@ def test_autocast_reaches_the_logits():
         logits = model(tokens)
     assert logits.dtype == torch.bfloat16
     assert logits.isfinite().all()
-
-
-def test_dropout_acts_in_training_only():
-    tokens = sample(2, 5)
-    model = make(dropout=0.5)
-    torch.manual_seed(0)
-    assert not torch.equal(model(tokens), model(tokens))
-    assert torch.equal(model.eval()(tokens), make()(tokens))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

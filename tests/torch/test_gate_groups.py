@@ -3,7 +3,7 @@ import torch
 from errors import rejects
 from retrofit_models import inputs_of, tiny
 
-from tidegate.torch import freeze_all_but_gates, gate_optimizer_groups, gate_parameters, retrofit
+from tidegate.torch import freeze_all_but_gates, gate_optimizer_groups, gate_parameters
 from tidegate.torch.retrofit import add_gates
 
 
@@ -46,8 +46,3 @@ def test_what_does_not_learn_is_in_no_group():
     model = gated()
     freeze_all_but_gates(model)
     assert [group["params"] for group in gate_optimizer_groups(model, lr=0.01)] == [list(gate_parameters(model))]
-
-
-def test_the_retrofit_lists_them_too():
-    assert retrofit.gate_optimizer_groups is gate_optimizer_groups
-    assert retrofit.freeze_all_but_gates is freeze_all_but_gates

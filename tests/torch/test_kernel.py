@@ -1,14 +1,13 @@
 import pytest
 import torch
 from closeness import assert_close
-from torch import nn
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 from torch_layers import sample
 
 from tidegate.tensors.attention import scaled_dot_product_attention
 from tidegate.torch import plain_kernel
-from tidegate.torch.kernel import attend, attend_packed, inside_transform, is_untracked, packed_kernel_serves
+from tidegate.torch.kernel import attend, attend_packed, inside_transform, packed_kernel_serves
 from tidegate.torch.masks import AttentionMask, combine_masks
 
 
@@ -134,19 +133,3 @@ def test_packed_documents_on_a_gpu_are_those_of_a_mask(G, causal, window):
     allowed = AttentionMask(causal, window, documents=boundaries)
     mask, _ = combine_masks(allowed, num_queries=7, num_keys=7, device=q.device)
     torch.testing.assert_close(packed, attend(q, k, v, mask=mask, scale=0.125), atol=2e-2, rtol=2e-2)
-
-
-def test_what_is_followed_and_what_is_of_another_kind():
-    plain, parameter = torch.zeros(3), nn.Parameter(torch.zeros(3))
-    assert is_untracked(plain)
-    assert not is_untracked(plain, parameter)
-    with torch.no_grad():
-        assert is_untracked(plain, parameter)
-
-        class Kind(torch.Tensor):
-            pass
-
-        assert not is_untracked(plain.as_subclass(Kind))
-        assert torch.func.vmap(lambda x: x + is_untracked(plain))(torch.zeros(2)).sum() == 0
-        with torch.autograd.forward_ad.dual_level():
-            assert not is_untracked(torch.autograd.forward_ad.make_dual(plain, torch.ones(3)))

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch_layers import every_dtype, every_option, exactly, gradients, make, sample
 
 from tidegate import PRESETS
-from tidegate.torch.masks import AttentionMask, combine_masks, document_ids, require_documents, require_mask
+from tidegate.torch.masks import AttentionMask, combine_masks, document_ids, require_documents
 
 SHAPES = [(5, 5), (1, 5), (5, 1), (1, 4, 5, 5), (2, 1, 5, 5), (2, 1, 1, 5), (2, 4, 5, 5), (1, 4, 1, 1)]
 
@@ -160,30 +160,14 @@ def test_documents_combine_with_a_mask_of_either_kind():
 def test_boundaries_become_ids():
     found = document_ids(torch.tensor([0, 2, 3, 6]), num_positions=6)
     assert found.tolist() == [[0, 0, 1, 2, 2, 2]]
+    assert document_ids(torch.tensor([0, 2, 2, 4]), num_positions=4).tolist() == [[0, 0, 2, 2]]
     assert document_ids(torch.tensor([0, 4], dtype=torch.int32), num_positions=4).tolist() == [[0] * 4]
-
-
-def test_an_empty_document_has_no_positions():
-    found = document_ids(torch.tensor([0, 2, 2, 4]), num_positions=4)
-    assert found.tolist() == [[0, 0, 2, 2]]
 
 
 @pytest.mark.parametrize("documents", [torch.ones(2, 3), torch.ones(2, 3) > 0])
 def test_documents_are_integers(documents):
     with pytest.raises(TypeError, match="documents must be integer ids or boundaries"):
         require_documents(documents, batch=2, num_positions=3)
-
-
-@pytest.mark.parametrize("documents", [torch.tensor([0, 3]), torch.zeros(2, 4, dtype=torch.long)])
-def test_documents_that_do_not_fit_are_rejected(documents):
-    with rejects("documents"):
-        require_documents(documents, batch=2, num_positions=3)
-
-
-@pytest.mark.parametrize("boundaries", [[0, 0, 1], [0, 2], [1, 3], [0, 2, 1, 3], []])
-def test_boundaries_rise_from_the_first_position_to_the_last(boundaries):
-    with rejects("documents", hint="documents[None]"):
-        require_documents(torch.tensor(boundaries, dtype=torch.long), batch=1, num_positions=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
@@ -200,11 +184,6 @@ def test_whole_numbers_are_no_mask(dtype):
 def test_a_mask_that_does_not_broadcast_is_refused(shape):
     with rejects("mask", hint="mask[:, None, None, :]"):
         make("bma")(sample(2, 5, 24), mask=torch.ones(shape, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (1, 4, 5, 7), (2, 4, 5, 7), (1, 1, 5, 1)])
-def test_a_mask_that_broadcasts_is_accepted(shape):
-    assert require_mask(torch.ones(shape), (2, 4, 5, 7)) is None
 
 
 @pytest.mark.parametrize("window", [None, 6, 7])
@@ -232,3 +211,17 @@ def test_queries_are_the_last_positions_of_the_keys(num_queries, num_keys, windo
             distance = num_keys - num_queries + query - key
             near = window is None or abs(distance) < window
             assert found.expand(num_queries, num_keys)[query, key] == (near and (distance >= 0 or not causal))
+
+
+@pytest.mark.parametrize(
+    ("documents", "batch"),
+    [
+        (torch.tensor([0, 3]), 2),
+        (torch.zeros(2, 4, dtype=torch.long), 2),
+        *((torch.tensor(given, dtype=torch.long), 1) for given in ([0, 0, 1], [0, 2], [1, 3], [0, 2, 1, 3], [])),
+    ],
+)
+def test_documents_that_do_not_fit_are_rejected(documents, batch):
+    hint = "documents[None]" if batch == 1 else ""
+    with rejects("documents", hint=hint):
+        require_documents(documents, batch=batch, num_positions=3)

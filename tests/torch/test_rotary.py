@@ -46,10 +46,6 @@ def test_a_fraction_turns_the_first_channels_alone():
     assert (turned[..., :4] != x[..., :4]).all()
 
 
-def test_an_empty_sequence_turns_into_itself():
-    assert rotate(sample(2, 0, 3, 8), rotary_tables(torch.arange(0), 8, Rotary(), torch.float64)).shape == (2, 0, 3, 8)
-
-
 def test_gates_read_queries_before_they_turn():
     layer, x = make("bma", rope=True), sample(2, 5, 24)
     _, here = layer.trace(x)
@@ -66,9 +62,3 @@ def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
 def test_a_head_that_does_not_pair_is_refused():
     with rejects("Rotary.fraction"):
         GatedAttention(20, 4, rope=True)
-
-
-@pytest.mark.parametrize("positions", [torch.arange(4), torch.zeros(3, 5), torch.zeros(2, 4), torch.zeros(1, 2, 5)])
-def test_positions_that_do_not_fit_are_refused(positions):
-    with rejects("positions"):
-        make("bma", rope=True)(sample(2, 5, 24), positions=positions)

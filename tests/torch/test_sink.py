@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 from torch_layers import gradients, make, sample
 
 from tidegate.tensors import entropy_with_sink, sink_attention
-from tidegate.torch import KVCache, observe, plain_kernel, sink
+from tidegate.torch import observe, plain_kernel, sink
 from tidegate.torch.observing import attention_statistics
 from tidegate.torch.observing.statistics import with_sink
 from tidegate.torch.sink import attend_with_sink, log_partition
@@ -146,26 +146,6 @@ def test_a_call_without_queries_is_empty():
     assert attend_with_sink(q[:, :, :0], k, v, sink_H=s, scale=SCALE).shape == (2, 4, 0, 8)
 
 
-@pytest.mark.parametrize("gate", ["sink", "off-by-one+g1", "sink+bma+g1-head"])
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "window": 3, "qk_norm": True}], ids=["plain", "many"])
-def test_a_layer_is_its_plain_arrays(gate, options):
-    layer, x = make(gate, **options), sample(2, 9, 24, requires_grad=True)
-    y, expected = layer(x), layer.arrays()(x)
-    assert_close(y, expected)
-    expected = gradients(layer, expected, x)
-    for name, found in gradients(layer, y, x).items():
-        assert_close(found, expected[name], what="gradient")
-
-
-def test_a_closed_sink_is_no_gate():
-    layer = make("sink")
-    layer.attn_gate.get_parameter("partition.bias").data.fill_(1e4)
-    x = sample(2, 9, 24)
-    plain = make("none")
-    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "gate" not in name})
-    assert torch.equal(layer(x), plain(x))
-
-
 def test_the_trace_has_the_share_that_the_sink_leaves():
     layer, x = make("sink+g1"), sample(2, 9, 24, requires_grad=True)
     y, trace = layer.trace(x)
@@ -176,13 +156,6 @@ def test_the_trace_has_the_share_that_the_sink_leaves():
     assert_close(kept[..., 0].transpose(1, 2), expected)
     assert torch.autograd.grad(kept.sum(), x)[0].abs().max() > 0
     assert_close(y, layer(x))
-
-
-def test_token_by_token_is_the_whole_at_once():
-    layer, x = make("sink+g1", rope=True), sample(2, 7, 24)
-    cache = KVCache()
-    steps = torch.cat([layer(x[:, t : t + 1], cache=cache) for t in range(7)], dim=1)
-    assert_close(steps, layer(x))
 
 
 def test_dropout_drops_weights_on_keys_and_leaves_the_sink_its_share():
@@ -225,13 +198,6 @@ def test_under_autocast_the_kernel_works_in_half_precision(monkeypatch):
         y = layer(x)
     assert seen == [torch.bfloat16]
     assert (y - layer(x)).norm() < 0.05 * layer(x).norm()
-
-
-def test_forward_mode_goes_to_the_plain_kernel():
-    layer, x, along = make("sink"), sample(2, 5, 24), sample(2, 5, 24, seed=1)
-    _, tangent = torch.func.jvp(layer, (x,), (along,))
-    apart = (layer(x + 1e-6 * along) - layer(x - 1e-6 * along)) / 2e-6
-    assert_close(tangent, apart, what="finite difference")
 
 
 @pytest.mark.parametrize("kernel", [None, SDPBackend.MATH], ids=["fused", "plain"])

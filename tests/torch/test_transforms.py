@@ -6,7 +6,7 @@ from closeness import assert_close
 from covers import axis, every_layer, every_layer_with_one_gate, over
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
-from torch_layers import OPTIONS, every_option, gradients, make, sample
+from torch_layers import every_option, gradients, make, sample
 
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention, plain_kernel
@@ -217,16 +217,6 @@ def test_mapping_over_inputs_and_parameters_is_a_loop(gate, options):
     assert_close(vmap(layers[0])(xs), torch.stack([layers[0](x) for x in xs]))
     by_layer = vmap(lambda given, x: functional_call(layers[0], given, (x,)))(stacked, xs)
     assert_close(by_layer, torch.stack([layer(x) for layer, x in zip(layers, xs, strict=True)]))
-
-
-def test_gradients_of_each_example_are_a_loop():
-    layer, xs = make(ALL_SITES, **OPTIONS["everything"]), sample(3, 1, 5, 24)
-    given = dict(layer.named_parameters())
-    each = vmap(grad(lambda given, x: functional_call(layer, given, (x,)).square().sum()), in_dims=(None, 0))(given, xs)
-    for row, x in enumerate(xs):
-        expected = torch.autograd.grad(layer(x).square().sum(), list(given.values()))
-        for name, gradient in zip(given, expected, strict=True):
-            assert_close(each[name][row], gradient, what="gradient")
 
 
 @pytest.mark.parametrize("recompute_gate", [False, True])

@@ -6,7 +6,7 @@ import torch
 from damage import flip_inside, forge_tensors, some_flips
 from errors import rejects
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from tidegate import PRESETS
@@ -79,11 +79,6 @@ def test_the_dtype_is_kept_or_changed_on_demand(path, dtype):
     assert_same(model.float(), load_model(path, dtype=torch.float32))
 
 
-def test_the_device_is_the_one_asked_for(path):
-    save_model(text_model(), path)
-    assert {parameter.device.type for parameter in load_model(path, device=torch.device("cpu")).parameters()} == {"cpu"}
-
-
 @pytest.mark.gpu
 def test_a_model_is_loaded_onto_a_gpu(path):
     save_model(text_model(), path)
@@ -128,16 +123,6 @@ def test_a_loaded_model_does_not_change_with_its_file(path):
     with path.open("r+b") as file:
         file.write(b"\0" * size)
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-
-
-def test_a_loaded_model_learns(path):
-    save_model(text_model(), path)
-    model = load_model(path)
-    tokens = torch.arange(6).reshape(1, 6)
-    before = model(tokens)
-    before.square().sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert not torch.equal(model(tokens), before)
 
 
 def with_config(**changes):
@@ -271,12 +256,6 @@ def test_nothing_is_loaded_from_a_damaged_file(path, monkeypatch):
     flip_inside(path, 0.9)
     monkeypatch.setattr(weights, "safe_open", None)
     with rejects("path", hint="checksum mismatch"):
-        load_model(path)
-
-
-def test_a_plain_safetensors_file_is_refused(path):
-    save_file({"weight": torch.zeros(2)}, path)
-    with rejects("path", hint="Its format is None"):
         load_model(path)
 
 

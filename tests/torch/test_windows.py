@@ -5,14 +5,12 @@ from itertools import pairwise
 import pytest
 import torch
 from closeness import assert_close
-from errors import rejects
 from torch.nn import functional as F
 from torch_layers import gradients, largest_gap, make, rounding, sample
 
 from tidegate.tensors.attention import scaled_dot_product_attention
 from tidegate.torch import KVCache, plain_kernel, windows
-from tidegate.torch.masks import AttentionMask, combine_masks
-from tidegate.torch.windows import ATTEND_IN_BLOCKS, attend_in_blocks, attend_without_mask, document_boundaries
+from tidegate.torch.windows import attend_in_blocks, document_boundaries
 
 CUTS = {
     "one row": [0, 700],
@@ -292,33 +290,12 @@ def test_boundaries_are_those_of_every_row():
 
 
 @pytest.mark.usefixtures("blocks_at_every_length")
-def test_documents_that_do_not_fit_are_refused_by_blocks_too():
-    layer, x = make("bma"), sample(1, 3, 24)
-    with rejects("documents", hint="documents[None]"):
-        layer(x, documents=torch.tensor([0, 2]))
-    with rejects("documents"):
-        layer(x, documents=torch.tensor([[0, 2]]))
-    with pytest.raises(TypeError, match="documents must be integer ids or boundaries"):
-        layer(x, documents=torch.ones(1, 3))
-
-
-@pytest.mark.usefixtures("blocks_at_every_length")
 def test_nothing_of_the_size_of_the_scores_is_kept_or_made():
     layer, x = make("none", d_model=16, num_heads=2, window=32), sample(1, 4096, 16)
     with torch.profiler.profile(profile_memory=True) as profile:
         layer(x).sum().backward()
     largest = max(abs(event.cpu_memory_usage) for event in profile.events())
     assert 4096 * 16 * 8 <= largest < 4096 * 4096
-
-
-def test_the_operator_stands_for_one_attention_call():
-    q, k, v = heads(T=30, S=40)
-    call = windows.whole_call(q, k, v, None, True, 7, 0.3)
-    mask, _ = combine_masks(AttentionMask(True, 7), num_queries=30, num_keys=40, device=q.device)
-    assert torch.equal(call["attn_mask"], mask)
-    assert call["query"].shape == (1, 4, 30, 8)
-    assert str(ATTEND_IN_BLOCKS) == "tidegate.attend_in_blocks.default"
-    assert attend_without_mask(*(x.transpose(1, 2) for x in (q, k, v)), AttentionMask(True, 40), scale=0.3) is None
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 7, 130, 131, 300])], ids=["window", "documents"])
