@@ -1,5 +1,8 @@
 """Checkpoints of other attention layers as state dicts of `GatedAttention`, and back.
 
+Each conversion returns new tensors, and raises InputError if tensors are missing or unexpected, or if their shapes do
+not fit together.
+
 Legend: M model width, H query heads, G key/value heads, D head width.
 """
 
@@ -72,10 +75,7 @@ def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             `q_norm.weight` and `k_norm.weight` (D,); a bias for each of the four projections, or for none.
 
     Returns:
-        New tensors; the norms are float32 or better, since half precision would round 1 + weight to a few bits.
-
-    Raises:
-        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
+        Norms in float32 or better, since half precision would round 1 + weight to a few bits.
     """
     shape = _require_layout(state, _FUSED, _FUSED_BIASES)
     own = {name: tensor for name, tensor in state.items() if not name.startswith("q_proj.")}
@@ -99,10 +99,7 @@ def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state: Of `GatedAttention(..., gate="g1", qk_norm=True)`, or with biases `gate="output:input:b0", bias=True`.
 
     Returns:
-        New tensors; the norms have the dtype of `q_proj.weight`.
-
-    Raises:
-        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
+        Norms in the dtype of `q_proj.weight`.
     """
     shape = _require_layout(state, _OWN, _OWN_BIASES)
     fused = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
@@ -125,12 +122,6 @@ def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-q
         state: `qkv.weight` (3HD, M), queries over keys over values; `out.weight` (M, HD); `W_g` (H, D, D), which the
             query enters from the left; optionally `qkv.bias` (3HD,) and `out.bias` (M,).
         gate: The reading of the gate that the checkpoint was trained with.
-
-    Returns:
-        New tensors.
-
-    Raises:
-        InputError: `gate` is another one, tensors are missing or unexpected, or their shapes do not fit together.
     """
     require_choice("gate", gate, ("bma", "bma-query"))
     biases = {name: axes for name, axes in _STACKED_BIASES.items() if name in state}
@@ -218,12 +209,6 @@ def from_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Args:
         state: `q_proj`, `k_proj`, `v_proj`, `o_proj` with a `weight` each and a `bias` for all or none; `sinks` (H,).
-
-    Returns:
-        New tensors.
-
-    Raises:
-        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
     _require_layout(state, _SINKS, _SINK_BIASES)
     own = {name: tensor for name, tensor in state.items() if name != "sinks"}
@@ -235,12 +220,6 @@ def to_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Args:
         state: Of `GatedAttention(..., gate="sink")` without norms and metric.
-
-    Returns:
-        New tensors.
-
-    Raises:
-        InputError: Tensors are missing or unexpected, or their shapes do not fit together.
     """
     _require_layout(state, _OWN_SINKS, _SINK_BIASES)
     peer = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
@@ -283,7 +262,17 @@ def _require_layout(state: Mapping[str, Tensor], weights: _Layout, biases: _Layo
             "Give one layer's tensors, without a prefix."
         )
         raise InputError("state", expected=f"{', '.join(sorted(layout))} and nothing else", hint=hint)
-    sizes, sources = _sizes(state, layout)
+    # The first tensor with such an axis gives its size. A tensor may have too few axes, or too many: it is named below.
+    given: dict[str, tuple[int, str]] = {}
+    for name, axes in layout.items():
+        for axis, extent in zip(axes, state[name].shape, strict=False):
+            if axis in ("M", "HD", "GD", "D", "H"):
+                given.setdefault(axis, (max(1, extent), name))
+    extents = {axis: extent for axis, (extent, _) in given.items()}
+    # Without a tensor of the width of a head, the width follows from the number of heads.
+    D = extents.get("D", max(1, extents.get("HD", 1) // extents.get("H", 1)))
+    HD = extents.get("HD", D)
+    sizes = {"M": extents.get("M", 1), "H": max(1, HD // D), "G": max(1, extents.get("GD", HD) // D), "D": D}
     wrong: list[str] = []
     for name, axes in layout.items():
         # An axis such as 2HD is a product.
@@ -291,24 +280,8 @@ def _require_layout(state: Mapping[str, Tensor], weights: _Layout, biases: _Layo
         if state[name].shape != shape:
             wrong.append(f"{name} must have shape ({', '.join(axes)}) = {shape}, got {tuple(state[name].shape)}")
     if wrong:
+        sources = ", ".join(sorted({name for _, name in given.values()}))
         found = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
-        hint = f"By {', '.join(sources)} the sizes are {found}, so {'; '.join(wrong)}."
+        hint = f"By {sources} the sizes are {found}, so {'; '.join(wrong)}."
         raise InputError("state", expected="tensors whose shapes fit together", hint=hint)
     return HeadShape(d_model=sizes["M"], num_heads=sizes["H"], num_kv_heads=sizes["G"], head_dim=sizes["D"])
-
-
-def _sizes(state: Mapping[str, Tensor], layout: _Layout) -> tuple[dict[str, int], list[str]]:
-    """Return M, H, G and D, at least 1, and the tensors that they come from: the first with M, HD, GD, D and H."""
-    given: dict[str, int] = {}
-    sources: set[str] = set()
-    for name, axes in layout.items():
-        # A tensor may have too few axes, or too many; the check that follows names it.
-        for axis, extent in zip(axes, state[name].shape, strict=False):
-            if axis in ("M", "HD", "GD", "D", "H") and axis not in given:
-                given[axis] = max(1, extent)
-                sources.add(name)
-    # Without a tensor of the width of a head, the width follows from the number of heads.
-    D = given["D"] if "D" in given else max(1, given.get("HD", 1) // given.get("H", 1))
-    HD = given.get("HD", D)
-    sizes = {"M": given.get("M", 1), "H": max(1, HD // D), "G": max(1, given.get("GD", HD) // D), "D": D}
-    return sizes, sorted(sources)
