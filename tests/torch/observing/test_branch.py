@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from tidegate.torch import GatedAttention, TransformerConfig, TransformerLM, observe
 from tidegate.torch.observing.call_statistics import key_set_output
-from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import attention_statistics
+from tidegate.torch.observing.statistics import AttentionCall, attention_statistics
 
 GATES = ["none", "g1", "g1-head", "bma", "bma-query", "vga+g1", "output:input:add", "g1+g5", "output:output:silu"]
 CAUSAL = torch.ones(7, 7, dtype=torch.bool).tril()

@@ -6,8 +6,12 @@ from observed import qkv
 
 from tidegate.torch.observing import call_statistics as module
 from tidegate.torch.observing.call_statistics import statistics_in_parts
-from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics
+from tidegate.torch.observing.statistics import (
+    AttentionCall,
+    AttentionStatistics,
+    attention_statistics,
+    statistics_of_call,
+)
 
 RNG = torch.Generator().manual_seed(0)
 MASKS = {
@@ -28,12 +32,12 @@ KEYS = {"positions": (0, 2), "one set": torch.arange(7) < 3, "by row": torch.ran
 def test_parts_of_any_size_give_the_whole(num_groups, mask, keys, size, monkeypatch):
     calls = []
 
-    def counted(*tensors, **options):
-        calls.append(tensors[0].numel())
-        return attention_statistics(*tensors, **options)
+    def counted(call, **options):
+        calls.append(call.query.numel())
+        return statistics_of_call(call, **options)
 
     monkeypatch.setattr(module, "_PART", size)
-    monkeypatch.setattr(module, "attention_statistics", counted)
+    monkeypatch.setattr(module, "statistics_of_call", counted)
     q, k, v = qkv(B=3, G=num_groups)
     options = {"keys": KEYS[keys], "heat": True}
     causal = mask == "none"

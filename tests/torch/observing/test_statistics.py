@@ -8,7 +8,12 @@ from errors import rejects
 from observed import LargestTensor
 
 from tidegate.torch.observing import statistics
-from tidegate.torch.observing.statistics import AttentionStatistics, attention_statistics, statistics_of_scores
+from tidegate.torch.observing.statistics import (
+    AttentionCall,
+    AttentionStatistics,
+    attention_statistics,
+    statistics_of_call,
+)
 
 INF = float("inf")
 
@@ -195,6 +200,10 @@ def test_a_soft_cap_bends_the_scores_before_the_mask(softcap):
     assert_same(found, reference(q, k, v, **by_mask))
 
 
+def scored(q, k, v, scores):
+    return AttentionCall(q, k, v, scores, causal=False, scale=None, scored=True)
+
+
 @pytest.mark.parametrize("forbidding_score", [-1e4, -1e30, -INF])
 def test_scores_that_others_made_give_the_same_and_are_left_alone(forbidding_score):
     (q, k, v), options = problem("arbitrary", "two blocks of queries")
@@ -202,7 +211,7 @@ def test_scores_that_others_made_give_the_same_and_are_left_alone(forbidding_sco
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~options["mask"], forbidding_score)
     before = scores.clone()
-    found = statistics_of_scores(scores, v, keys=(0, 2), heat=True)
+    found = statistics_of_call(scored(q, k, v, scores), keys=(0, 2), heat=True)
     assert torch.equal(scores, before)
     assert_same(found, reference(q, k, v, **options, keys=(0, 2), heat=True))
 
@@ -211,7 +220,7 @@ def test_scores_that_others_made_are_not_copied_whole():
     q, k, v = tensors(**LONG | {"G": 2})
     scores = q @ k.mT
     with LargestTensor() as largest:
-        statistics_of_scores(scores, v, keys=(0,), heat=True)
+        statistics_of_call(scored(q, k, v, scores), keys=(0,), heat=True)
     assert largest.num_elements < 512 * 512
 
 

@@ -11,19 +11,19 @@ import math
 import torch
 from torch import Tensor
 
-from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.decomposed_attention import FORBIDDEN, FORBIDDING
 from tidegate.torch.observing.statistics import (
     BLOCK,
+    FORBIDDEN,
+    FORBIDDING,
+    AttentionCall,
     AttentionStatistics,
     KeySet,
     additive,
-    attention_statistics,
     cap_scores,
     grouped_matmul,
     indicator,
     join_parts,
-    statistics_of_scores,
+    statistics_of_call,
 )
 from tidegate.torch.precision import wide_dtype
 
@@ -64,7 +64,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
     hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
     chosen_BGND = chosen_BN[:, None, :, None].expand(-1, call.key.shape[1], -1, -1)
     key, value = (x.to(dtype).gather(2, chosen_BGND.expand(-1, -1, -1, x.shape[-1])) for x in (call.key, call.value))
-    query = call.query.to(dtype) * (call.query.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    query = call.query.to(dtype) * call.factor
     parts: list[Tensor] = []
     size = max(BLOCK, BLOCK * num_keys // max(num_chosen, 1))
     with torch.autocast(query.device.type, enabled=False):
@@ -98,7 +98,7 @@ def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype:
 
 
 def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
-    """Return `attention_statistics` of a call, which is causal only for S = T, computed part by part."""
+    """Return the statistics of a call, which is causal only for S = T, computed part by part."""
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
     group_size = call.query[0].numel() // num_groups
     # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
@@ -109,7 +109,7 @@ def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> Att
         rows = slice(row, row + size)
         in_set = keys[rows] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
         parts = [
-            _statistics(_part(call, rows, slice(at, at + num_heads)), in_set, heat)
+            statistics_of_call(_part(call, rows, slice(at, at + num_heads)), keys=in_set, heat=heat)
             for at in range(0, num_groups, num_heads)
         ]
         by_rows.append(join_parts(parts, 1))
@@ -126,21 +126,4 @@ def _part(call: AttentionCall, rows: slice, groups: slice) -> AttentionCall:
         mask = mask if mask.shape[1] == 1 else mask[:, heads]
     return call._replace(
         query=call.query[rows, heads], key=call.key[rows, groups], value=call.value[rows, groups], mask=mask
-    )
-
-
-def _statistics(call: AttentionCall, keys: KeySet, heat: bool) -> AttentionStatistics:
-    if call.scored:
-        assert call.mask is not None
-        return statistics_of_scores(call.mask, call.value, keys=keys, heat=heat)
-    return attention_statistics(
-        call.query,
-        call.key,
-        call.value,
-        mask=call.mask,
-        causal=call.causal,
-        scale=call.scale,
-        softcap=call.softcap,
-        keys=keys,
-        heat=heat,
     )

@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,32 +27,8 @@ from torch.utils._python_dispatch import (
 
 from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.decomposed_attention import COMPOSITES, DecomposedAttention
+from tidegate.torch.observing.statistics import AttentionCall
 from tidegate.torch.windows import ATTEND_IN_BLOCKS, whole_call
-
-
-class AttentionCall(NamedTuple):
-    """Arguments and result of one call: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    """Bool (True = attend) or added to the scores; four axes."""
-    causal: bool
-    """Whether query i sees no key after key i, whatever T and S are."""
-    scale: float | None
-    """None is 1/sqrt(D)."""
-    output: Tensor | None = None
-    """(B, H, T, D): what the kernel returned."""
-    softcap: float | None = None
-    """c: before the mask a score s becomes c tanh(s / c)."""
-    sink_H: Tensor | None = None
-    """Logits of sinks in the softmax of the call itself; those of a layer around it are not here."""
-    scored: bool = False
-    """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
-    changed: bool = False
-    """Whether the weights are not the softmax of these scores; such a call is not counted."""
-
 
 _whole: Any = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -162,8 +138,7 @@ class AttentionCalls(TorchDispatchMode):
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
         elif follows and (found := self._decomposed.follow(func, args, result)) is not None:
-            query, key, value, scores, output, changed = found
-            self._report(AttentionCall(query, key, value, scores, False, None, output, scored=True, changed=changed))
+            self._report(found)
         return result
 
     @contextmanager

@@ -16,9 +16,13 @@ from torch.nn import functional as F
 
 from tidegate._validation import InputError
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.calls import AttentionCall
-from tidegate.torch.observing.decomposed_attention import FORBIDDEN, FORBIDDING
-from tidegate.torch.observing.statistics import AttentionStatistics, with_sink
+from tidegate.torch.observing.statistics import (
+    FORBIDDEN,
+    FORBIDDING,
+    AttentionCall,
+    AttentionStatistics,
+    with_sink,
+)
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tidegate.torch.kernel import is_plain
+from tidegate.torch.observing.statistics import FORBIDDEN, AttentionCall
 from tidegate.torch.precision import widen
 
 _aten: Any = torch.ops.aten
@@ -33,32 +34,10 @@ _bernoulli = _aten.bernoulli_.float
 _native_dropout = _aten.native_dropout.default
 """The operators of dropout: random numbers to multiply with, or both steps at once."""
 
-FORBIDDING = -1e4
-"""A number of at most this in an additive mask forbids: the least number of a dtype, -1e9, -10,000."""
-FORBIDDEN = FORBIDDING / 2
-"""A masked score of at most this was forbidden: whatever it was before, it is far below all others."""
-
 _NUM_TRACED = 64
 """Products that are traced at a time; between scores and their softmax there are few."""
 _NUM_COMPARED = 1 << 20
 """Weights that are compared at a time."""
-
-
-class DecomposedCall(NamedTuple):
-    """An attention call put together from its operators; heads that the model has in the batch are left there."""
-
-    query: Tensor
-    """(B, H, T, D)."""
-    key: Tensor
-    """(B, H, S, D)."""
-    value: Tensor
-    """(B, H, S, any width)."""
-    scores: Tensor
-    """(B, H, T, S): the input of the softmax."""
-    output: Tensor
-    """(B, H, T, any width)."""
-    changed: bool
-    """Whether the values were multiplied with anything but the softmax of the scores, up to dropout."""
 
 
 class _Product(NamedTuple):
@@ -91,7 +70,7 @@ class DecomposedAttention:
         self._drawn: Tensor | None = None
         """The noise of a dropout that has not been applied yet."""
 
-    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> DecomposedCall | None:
+    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> AttentionCall | None:
         """Take in an executed operator; return the call that ends with it."""
         weights = self._weights
         if func in _FACTORS:
@@ -112,7 +91,7 @@ class DecomposedAttention:
             self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
         return None
 
-    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> DecomposedCall | None:
+    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> AttentionCall | None:
         weights = self._weights
         if not (_can_be_traced(left) and _can_be_traced(right)):
             return None
@@ -175,8 +154,8 @@ def _is_stored_in(storages: Any, x: Any) -> bool:
     return _can_be_traced(x) and _storage_id(x) in storages
 
 
-def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> DecomposedCall | None:
-    """Return the call, if the product's first factor has the shape of the weights."""
+def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> AttentionCall | None:
+    """Return the call, if the first factor has the shape of the weights; heads that are in the batch stay there."""
     (_, query_NTD, key_NDS), scores = weights.product, weights.scores
     num_queries, num_keys = scores.shape[-2:]
     num_products = len(left)
@@ -189,12 +168,15 @@ def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Te
     def by_heads(x: Tensor) -> Tensor:
         return x.detach().reshape(-1, num_heads, *x.shape[-2:])
 
-    return DecomposedCall(
+    return AttentionCall(
         query=by_heads(query_NTD),
         key=by_heads(key_NDS.mT),
         value=by_heads(values_NSD),
-        scores=by_heads(scores),
+        mask=by_heads(scores),
+        causal=False,
+        scale=None,
         output=by_heads(result_NTD),
+        scored=True,
         changed=not _are_weights(weights, left.detach()),
     )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tidegate.torch.observing.calls import AttentionCall
+from tidegate.torch.observing.statistics import AttentionCall
 
 _SOURCES = ("key_value_states", "encoder_hidden_states", "context")
 """Arguments of attention modules, ours and those of transformers, for the other sequence."""

@@ -23,11 +23,15 @@ from torch.nn import functional as F
 from tidegate._validation import InputError, require_bool, require_positive
 from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_mass
 from tidegate.torch.masks import require_mask
-from tidegate.torch.observing.decomposed_attention import FORBIDDEN
 from tidegate.torch.precision import wide_dtype
 
 KeySet: TypeAlias = Sequence[int] | Tensor
 """Key positions, or a bool tensor (S,) or (B, S) that is True on them."""
+
+FORBIDDING = -1e4
+"""A number of at most this in an additive mask forbids: the least number of a dtype, -1e9, -10,000."""
+FORBIDDEN = FORBIDDING / 2
+"""A masked score of at most this was forbidden: whatever it was before, it is far below all others."""
 
 BLOCK = 64
 """Queries taken at once where scores or masks are held: memory grows with T + S and not with T S."""
@@ -39,6 +43,35 @@ _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
 
 _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class AttentionCall(NamedTuple):
+    """Arguments and result of one call: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    """Bool (True = attend) or added to the scores; four axes."""
+    causal: bool
+    """Whether query i sees no key after key i, whatever T and S are."""
+    scale: float | None
+    """None is 1/sqrt(D)."""
+    output: Tensor | None = None
+    """(B, H, T, D): what the kernel returned."""
+    softcap: float | None = None
+    """c: before the mask a score s becomes c tanh(s / c)."""
+    sink_H: Tensor | None = None
+    """Logits of sinks in the softmax of the call itself; those of a layer around it are not here."""
+    scored: bool = False
+    """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
+    changed: bool = False
+    """Whether the weights are not the softmax of these scores; such a call is not counted."""
+
+    @property
+    def factor(self) -> float:
+        """Factor of the scores."""
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,45 +152,25 @@ def attention_statistics(
         raise InputError("scale", expected="a finite number or None", got=scale)
     if softcap is not None:
         require_positive("softcap", softcap)
-    dtype = wide_dtype(q.dtype)
-    # Under autocast the products would come back in half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        call = _Call(
-            q_BHTD=q.to(dtype),
-            k_BGSD=k.to(dtype),
-            channels_BGSC=_channels(v.to(dtype), indicator(keys, k)),
-            mask=None if mask is None else mask[(None,) * (4 - mask.ndim)],
-            causal=causal and q.shape[2] > 1,
-            scale=q.shape[-1] ** -0.5 if scale is None else scale,
-            softcap=softcap,
-        )
-        parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
-        return join_parts(list(parts), -1)
+    mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]
+    return statistics_of_call(AttentionCall(q, k, v, mask, causal, scale, softcap=softcap), keys=keys, heat=heat)
 
 
 @torch.no_grad()
-def statistics_of_scores(scores_BHTS: Tensor, v: Tensor, *, keys: KeySet, heat: bool) -> AttentionStatistics:
-    """Return the same from given scores, of which a block of queries at a time is copied.
-
-    Args:
-        scores_BHTS: What goes into the softmax; from -5,000 down a key is forbidden.
-        v: As for `attention_statistics`, with as many heads as the scores.
-        keys: As for `attention_statistics`.
-        heat: As for `attention_statistics`.
-    """
-    dtype = wide_dtype(scores_BHTS.dtype)
-    nothing = torch.zeros((), dtype=dtype, device=v.device)
-    with torch.autocast(v.device.type, enabled=False):
-        call = _Call(
-            q_BHTD=nothing.expand(*scores_BHTS.shape[:3], 1),
-            k_BGSD=nothing.expand(*v.shape[:3], 1),
-            channels_BGSC=_channels(v.to(dtype), indicator(keys, v)),
-            mask=scores_BHTS,
-            causal=False,
-            scale=1.0,
-            scored=True,
+def statistics_of_call(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
+    """Return the statistics of a valid call; causality is that of `attention_statistics`."""
+    dtype = wide_dtype(call.mask.dtype if call.scored and call.mask is not None else call.query.dtype)
+    # Under autocast the products would come back in half precision.
+    with torch.autocast(call.query.device.type, enabled=False):
+        channels_BGSC = _channels(call.value.to(dtype), indicator(keys, call.key))
+        call = call._replace(
+            query=call.query.to(dtype),
+            key=call.key.to(dtype),
+            value=channels_BGSC,
+            causal=call.causal and call.query.shape[2] > 1,
         )
-        return join_parts(list(_plain_parts(call, heat)), -1)
+        parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
+        return join_parts(list(parts), -1)
 
 
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
@@ -188,20 +201,6 @@ def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStati
     )
 
 
-class _Call(NamedTuple):
-    """One attention call, checked, in the dtype of the results; the mask as given, with four axes."""
-
-    q_BHTD: Tensor
-    k_BGSD: Tensor
-    channels_BGSC: Tensor
-    mask: Tensor | None
-    causal: bool
-    scale: float
-    softcap: float | None = None
-    scored: bool = False
-    """Whether the mask is the scores themselves."""
-
-
 class _Block(NamedTuple):
     """Some consecutive queries, the keys up to the last that any of them may see, and what is added to their scores.
 
@@ -215,17 +214,17 @@ class _Block(NamedTuple):
     """How many keys each query may see."""
 
 
-def _blocks(call: _Call, size: int) -> Iterator[_Block]:
+def _blocks(call: AttentionCall, size: int) -> Iterator[_Block]:
     """Yield the call in blocks of `size` queries; a single empty block if there are no queries."""
-    B, H, T, _ = call.q_BHTD.shape
-    S = call.k_BGSD.shape[2]
+    B, H, T, _ = call.query.shape
+    S = call.key.shape[2]
     for start in range(0, max(T, 1), size):
         stop = min(start + size, T)
         num_visible = S - T + stop if call.causal else S
         bias = _bias(call, start, stop, num_visible)
         keys = slice(num_visible)
         if bias is None:
-            num_keys = torch.full((1,), num_visible, device=call.q_BHTD.device)
+            num_keys = torch.full((1,), num_visible, device=call.query.device)
         else:
             # A mask of one column applies to every key.
             seen = bias != -math.inf
@@ -238,18 +237,18 @@ def _blocks(call: _Call, size: int) -> Iterator[_Block]:
         yield _Block(slice(start, stop), keys, bias, num_keys.expand(B, H, stop - start))
 
 
-def _bias(call: _Call, start: int, stop: int, num_visible: int) -> Tensor | None:
+def _bias(call: AttentionCall, start: int, stop: int, num_visible: int) -> Tensor | None:
     """Return mask and causality of the queries from `start` to `stop` as one additive mask, or None."""
     bias = None
     if call.mask is not None:
         rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, start:stop]
-        bias = additive(rows[..., :num_visible], call.q_BHTD.dtype)
+        bias = additive(rows[..., :num_visible], call.query.dtype)
         if call.scored:
             bias = F.threshold(bias, FORBIDDEN, -math.inf)
     if call.causal:
-        key = torch.arange(num_visible, device=call.q_BHTD.device)
+        key = torch.arange(num_visible, device=call.query.device)
         last = key[num_visible - (stop - start) :, None]
-        bias = (call.q_BHTD.new_zeros(1, 1, 1, 1) if bias is None else bias).masked_fill(key > last, -math.inf)
+        bias = (call.query.new_zeros(1, 1, 1, 1) if bias is None else bias).masked_fill(key > last, -math.inf)
     return bias
 
 
@@ -260,24 +259,24 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype)
 
 
-def _fits_fused_kernel(call: _Call, heat: bool) -> bool:
+def _fits_fused_kernel(call: AttentionCall, heat: bool) -> bool:
     """Return whether the fused kernel suffices: it has no second moment of the scores and no mean of a bias."""
     # A call without queries kills the process in the kernel.
-    if heat or call.softcap is not None or call.q_BHTD.device.type != "cpu" or call.q_BHTD.numel() == 0:
+    if heat or call.scored or call.softcap is not None or call.query.device.type != "cpu" or call.query.numel() == 0:
         return False
     if call.mask is None or call.mask.dtype == torch.bool:
         return True
-    blocks = (additive(rows, call.q_BHTD.dtype) for rows in call.mask.split(BLOCK, dim=2))
+    blocks = (additive(rows, call.query.dtype) for rows in call.mask.split(BLOCK, dim=2))
     return all(bool(((bias == 0) | (bias == -math.inf)).all()) for bias in blocks)
 
 
-def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
+def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
     """Yield statistics from the fused kernel, which takes queries, keys and values of one width, padded with zeros."""
-    width, num_channels = call.q_BHTD.shape[-1], call.channels_BGSC.shape[-1]
+    width, num_channels = call.query.shape[-1], call.value.shape[-1]
     spare = -(width + num_channels) % _ALIGNMENT
-    query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.q_BHTD, call.k_BGSD))
-    padding = call.k_BGSD.new_zeros(*call.k_BGSD.shape[:-1], spare)
-    value = torch.cat((call.k_BGSD, call.channels_BGSC, padding), dim=-1)
+    query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.query, call.key))
+    padding = call.key.new_zeros(*call.key.shape[:-1], spare)
+    value = torch.cat((call.key, call.value, padding), dim=-1)
     # The kernel's own causality costs no mask, but lines up the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
@@ -289,10 +288,10 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
             value[:, :, keys],
             is_causal=causal,
             attn_mask=bias,
-            scale=call.scale,
+            scale=call.factor,
         )
         mean_key_BHTD, sums_BHTC, _ = mean_BHTD.split([width, num_channels, spare], dim=-1)
-        mean_score = call.scale * torch.linalg.vecdot(call.q_BHTD[:, :, queries], mean_key_BHTD)
+        mean_score = call.factor * torch.linalg.vecdot(call.query[:, :, queries], mean_key_BHTD)
         # Rounding may take the difference below 0.
         entropy = (log_partition - mean_score).clamp(min=0)
         if causal:
@@ -300,10 +299,12 @@ def _fused_parts(call: _Call) -> Iterator[AttentionStatistics]:
         yield _block_statistics(num_keys, log_partition, mean_score, entropy, sums_BHTC)
 
 
-def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
+def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistics]:
     """Yield statistics from the scores of one block of queries after another."""
-    # Products of strided keys would copy them again for each block.
-    query, key = call.q_BHTD * call.scale, call.k_BGSD.contiguous()
+    query, key = call.query, call.key
+    if not call.scored:
+        # Products of strided keys would copy them again for each block.
+        query, key = query * call.factor, key.contiguous()
     for queries, keys, bias, num_keys in _blocks(call, BLOCK):
         empty = num_keys == 0
         if call.scored:
@@ -323,7 +324,7 @@ def _plain_parts(call: _Call, heat: bool) -> Iterator[AttentionStatistics]:
         # A key without weight adds nothing, also if its score is -inf: any finite number serves.
         reduced = scores.sub_(peak.unsqueeze(-1)).clamp_(min=-_WEIGHTLESS)
         mean = torch.linalg.vecdot(weights, reduced)
-        sums_BHTC = grouped_matmul(weights, call.channels_BGSC[:, :, keys])
+        sums_BHTC = grouped_matmul(weights, call.value[:, :, keys])
         part = _block_statistics(num_keys, peak + log_total, peak + mean, log_total - mean, sums_BHTC)
         if heat:
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())

@@ -20,7 +20,7 @@ from tidegate.torch.attention import GatedAttention
 from tidegate.torch.gate import AttentionGate
 from tidegate.torch.kernel import inside_transform
 from tidegate.torch.observing.branch import AttentionBranch
-from tidegate.torch.observing.calls import AttentionCall, AttentionCalls, in_backward
+from tidegate.torch.observing.calls import AttentionCalls, in_backward
 from tidegate.torch.observing.counting import (
     CountedCall,
     Keys,
@@ -42,6 +42,7 @@ from tidegate.torch.observing.modules import (
     with_rows_of,
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
+from tidegate.torch.observing.statistics import AttentionCall
 from tidegate.torch.observing.sums import (
     STATISTICS,
     STATISTICS_WITH_HEAT,
