@@ -7,7 +7,8 @@ from covers import axis, over
 from errors import rejects
 from layers import CONTROLS, EXOTIC, GATES, TOGETHER, make_layer
 
-from tidegate.experts.gauge import gauge_report, gauge_table, head_gauge, random_layer
+from tidegate.experts.channel_gauge import channel_gauge
+from tidegate.experts.gauge import gauge_report, gauge_table, random_layer
 from tidegate.experts.gauge_theory import predict_gauge, why_unpredicted
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer_gradients import layer_backward
@@ -126,17 +127,6 @@ def test_the_jacobian_is_the_transpose_of_the_backward_pass():
         np.testing.assert_allclose(direction.ravel() @ columns, backward[name].ravel(), atol=1e-10)
 
 
-@pytest.mark.parametrize("gate", ["none", "g1", "g1-head", "bma", "key:value", "output:output:head"])
-def test_each_group_has_its_own_free_directions(gate):
-    layer = make_layer(gate, scale=50.0)
-    found = head_gauge(layer, np.random.default_rng(0).standard_normal((6, 5, 6)))
-    assert found.singular_values.shape == (2, 6 * 4 + 2 * 4 * 6)
-    # A gate that reads values is held still here, and holds the values that it reads.
-    wanted = {"none": 16, "g1": 4, "g1-head": 16, "bma": 4}.get(gate)
-    assert found.predicted == wanted
-    assert found.nullities == (wanted, wanted) if wanted else max(found.nullities) < 16
-
-
 def with_sides(layer, inward, outward):
     """The layer with W_V M and N W_O, and all else as it is; M and N for each head."""
     return replace(layer, W_V=layer.W_V @ inward, W_O=outward @ layer.W_O)
@@ -162,13 +152,13 @@ def test_two_channels_mix_if_the_ratio_of_their_gates_is_the_same_for_every_toke
     rng = np.random.default_rng(1)
     shape, x = HeadShape.of(d_model=6, num_heads=2), rng.standard_normal((3, 8, 6))
     layer = random_layer("value:nothing+g1", shape, rng)
-    assert head_gauge(layer, x).nullities == (3, 3)
+    assert channel_gauge(layer, x).free == (3, 3)
     weight = layer.gate_parameters["output"]["weight"].copy()
     weight[:, :, 1] = weight[:, :, 0]
     in_ratio = replace(layer, gate_parameters={**layer.gate_parameters, "output": {"weight": weight}})
     assert np.ptp(in_ratio.gate_parameters["value"]["bias"], axis=-1).min() > 0.1
-    assert head_gauge(in_ratio, x).nullities == (2**2 + 1,) * 2
-    assert head_gauge(random_layer("value:nothing+g1-head", shape, rng), x).nullities == (9, 9)
+    assert channel_gauge(in_ratio, x).free == (2**2 + 1,) * 2
+    assert channel_gauge(random_layer("value:nothing+g1-head", shape, rng), x).free == (9, 9)
 
 
 def test_gates_that_nearly_coincide_leave_no_clear_gap():
@@ -190,11 +180,9 @@ def test_a_layer_that_the_theory_does_not_cover_says_why():
     assert "metric" in report.unpredicted == why_unpredicted(layer)
 
 
-def test_too_few_outputs_or_positions_are_rejected():
+def test_too_few_outputs_are_rejected():
     with rejects("x", hint="sequences"):
         gauge_report(make_layer("none"), np.ones((1, 5, 6)))
-    with rejects("x"):
-        head_gauge(make_layer("none", H=1, G=1, h=6), np.ones((1, 11, 6)))
 
 
 def test_a_repeated_sequence_adds_outputs_and_no_information():

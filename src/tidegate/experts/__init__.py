@@ -5,13 +5,13 @@ from tidegate.experts.channel_gauge import ChannelGauge, channel_gauge, model_ga
 from tidegate.experts.decomposition import Decomposition, decompose, with_input_gates
 from tidegate.experts.estimate import METRICS, ExpertExperiment, RateData, run_experiment
 from tidegate.experts.fitting import CellData, Fits, fit_batch
-from tidegate.experts.gauge import GaugeReport, GaugeRow, HeadGauge, gauge_report, gauge_table, head_gauge, random_layer
+from tidegate.experts.gauge import GaugeReport, GaugeRow, gauge_report, gauge_table, random_layer
 from tidegate.experts.gauge_theory import GaugePrediction, predict_gauge
 from tidegate.experts.models import PLACEMENTS, Design, ExpertModel, ExpertTruth, default_design, default_truth
 from tidegate.experts.modulus import Modulus, profile_modulus
 from tidegate.experts.rates import Rate, estimate_rate
 from tidegate.experts.transform import change_basis, random_gauge
-from tidegate.experts.voronoi import Atoms, LossParts, VoronoiLoss
+from tidegate.experts.voronoi import Atoms, LossParts, voronoi_loss
 
 __all__ = [
     "METRICS",
@@ -28,13 +28,11 @@ __all__ = [
     "GaugePrediction",
     "GaugeReport",
     "GaugeRow",
-    "HeadGauge",
     "HeadMatch",
     "LossParts",
     "Modulus",
     "Rate",
     "RateData",
-    "VoronoiLoss",
     "canonicalize",
     "change_basis",
     "channel_gauge",
@@ -45,7 +43,6 @@ __all__ = [
     "fit_batch",
     "gauge_report",
     "gauge_table",
-    "head_gauge",
     "match_heads",
     "model_gauge",
     "predict_gauge",
@@ -53,5 +50,6 @@ __all__ = [
     "random_gauge",
     "random_layer",
     "run_experiment",
+    "voronoi_loss",
     "with_input_gates",
 ]

@@ -24,7 +24,6 @@ from tidegate._validation import InputError
 from tidegate.experts.decomposition import Decomposition, decompose
 from tidegate.experts.gauge import FREE_BELOW
 from tidegate.experts.gauge_theory import basis_gauge, reads_values, why_unpredicted
-from tidegate.experts.head_jacobian import evenly_spaced_positions
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 from tidegate.sizes import HeadShape
 
@@ -71,7 +70,8 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     if (positions := inputs.shape[0] * inputs.shape[1]) < (needed := positions_needed(shape)):
         raise InputError("x", expected=f"an input of at least (R + 1) h = {needed} positions in all", got=positions)
     parts = decompose(arrays, inputs)
-    chosen = evenly_spaced_positions(inputs.shape[:2], max((size + 2) * shape.head_dim, _FEWEST_POSITIONS))
+    number = min(max((size + 2) * shape.head_dim, _FEWEST_POSITIONS), positions)
+    chosen = _evenly_spaced_positions(inputs.shape[:2], number)
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
@@ -103,6 +103,12 @@ def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     from tidegate.experts.torch_adapter import attention_inputs
 
     return [channel_gauge(arrays, x, name=name) for name, arrays, x in attention_inputs(model, tokens)]
+
+
+def _evenly_spaced_positions(shape: tuple[int, ...], number: int) -> Any:
+    """Return the indices of the positions, one array for each axis."""
+    places = np.unique(np.linspace(0, int(np.prod(shape)) - 1, number).round().astype(int))
+    return np.unravel_index(places, shape)
 
 
 def _changes_left(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> tuple[Floats, float]:

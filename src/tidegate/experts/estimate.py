@@ -13,7 +13,7 @@ from tidegate._validation import InputError, require_sizes
 from tidegate.experts.fitting import CellData, Fits, fit_batch
 from tidegate.experts.layers import Floats
 from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Placement, default_design, default_truth
-from tidegate.experts.voronoi import Atoms, VoronoiLoss
+from tidegate.experts.voronoi import Atoms, LossKind, voronoi_loss
 
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
 """Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
@@ -138,7 +138,7 @@ class RateData:
 def run_experiment(
     experiment: ExpertExperiment,
     *,
-    loss: VoronoiLoss | None = None,
+    loss: LossKind = "vector_mass",
     tolerance: float = 1e-7,
     max_steps: int = 400,
     progress: Callable[[int, int], None] | None = None,
@@ -147,12 +147,11 @@ def run_experiment(
 
     Args:
         experiment: What is drawn and fitted.
-        loss: Of the experts; None is the vector-mass loss.
+        loss: Of the experts, a kind of `voronoi_loss`.
         tolerance: Of the fits; see `fit_batch`.
         max_steps: Of a fit.
         progress: Called with the sizes done and their number.
     """
-    measure = VoronoiLoss() if loss is None else loss
     rows: list[dict[str, Any]] = []
     for index, n in enumerate(experiment.ns):
         rng = np.random.default_rng([experiment.seed, index])
@@ -172,7 +171,7 @@ def run_experiment(
             patience=2 if experiment.k == experiment.k_star else _VALLEY_PATIENCE,
             max_steps=max_steps,
         )
-        rows.append(_measure(experiment, fits, starts, measure))
+        rows.append(_measure(experiment, fits, starts, loss))
         if progress is not None:
             progress(index + 1, len(experiment.ns))
     return RateData(
@@ -213,14 +212,14 @@ def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floa
     return ExpertTruth(scores=truth.scores, experts=experts, gate=gate).vector()
 
 
-def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: VoronoiLoss) -> dict[str, Any]:
+def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: LossKind) -> dict[str, Any]:
     """Measure every error of each replicate's best fit, and its distance to fits that the data cannot tell from it."""
     shape = (experiment.replicates, experiment.starts)
     objective = fits.objective.reshape(shape)
     best = np.argmin(objective, axis=1)
     chosen = np.arange(experiment.replicates) * experiment.starts + best
     truth = _atoms(experiment.true_model, experiment.true_parameters.vector())
-    losses = [loss(_atoms(experiment.model, row), truth) for row in fits.parameters]
+    losses = [voronoi_loss(_atoms(experiment.model, row), truth, kind=loss) for row in fits.parameters]
     best_losses = [losses[int(row)] for row in chosen]
     equal = objective - objective.min(axis=1, keepdims=True) < _INDISTINGUISHABLE
     scores = experiment.model.split(fits.parameters)[0]
@@ -241,7 +240,7 @@ def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: Vor
         "scores": np.linalg.norm(scores[chosen] - experiment.true_parameters.scores, axis=(1, 2)),
         "converged": fits.converged.reshape(shape),
         "spread": {name: _largest(distance.reshape(shape), equal) for name, distance in distances.items()},
-        "start": [loss(_atoms(experiment.model, starts[row]), truth).merged for row in chosen],
+        "start": [voronoi_loss(_atoms(experiment.model, starts[row]), truth, kind=loss).merged for row in chosen],
     }
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from tidegate._validation import InputError
-from tidegate.experts.gauge_theory import basis_gauge, predict_gauge, reads_values, why_unpredicted
-from tidegate.experts.head_jacobian import value_singular_values
+from tidegate.experts.gauge_theory import predict_gauge, reads_values, why_unpredicted
 from tidegate.experts.layers import Floats, Layer, as_float64, as_layer_arrays
 from tidegate.gate import GatePath
 from tidegate.gates import GateLike, Gates
@@ -55,25 +54,10 @@ class GaugeReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class HeadGauge:
-    """Free directions of each key/value group's own value and output projections, all else held still."""
-
-    nullities: tuple[int, ...]
-    predicted: int | None
-    """The theory's number for every group; None where a gate reads values, and would have to follow."""
-    singular_values: Floats
-    """(G, parameters of a group), falling: how well the data tell each direction."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GaugeRow:
     """One line of the table."""
 
     gate: str
-    shape: HeadShape
-    bias: bool
-    rotary: Rotary | None
-    qk_norm: bool
     report: GaugeReport
 
 
@@ -93,10 +77,15 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
 
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     entries: dict[str, Any] = {name: np.arange(array.size) for name, array in arrays.parameters().items()}
-    _require_outputs(inputs, sum(map(len, entries.values())))
+    num_parameters = sum(map(len, entries.values()))
+    if inputs.size < num_parameters:
+        expected = f"an input of at least as many outputs as there are parameters, {num_parameters}"
+        raise InputError("x", expected=expected, got=inputs.size, hint="Add sequences or positions.")
     jacobian = layer_jacobian(arrays, inputs, entries)
-    values = _singular_values(np.concatenate(list(jacobian.values()), axis=1))
-    block = _singular_values(np.concatenate([jacobian[name] for name in _value_block(arrays)], axis=1))
+    columns = np.concatenate(list(jacobian.values()), axis=1)
+    values = np.linalg.svd(columns, compute_uv=False)
+    columns = np.concatenate([jacobian[name] for name in _value_block(arrays)], axis=1)
+    block = np.linalg.svd(columns, compute_uv=False)
     rank, gap = _rank(values), _gap(values)
     if gap < _CLEAR_GAP:
         warnings.warn(
@@ -115,32 +104,6 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
         soft=None if prediction is None else prediction.soft,
         unpredicted=why_unpredicted(arrays),
         singular_gap=gap,
-        singular_values=values,
-    )
-
-
-def head_gauge(layer: Layer, x: Any) -> HeadGauge:
-    """Measure the value side of `gauge_report` group by group, for layers too large to take whole.
-
-    The cost grows with the cube of the model's width times the head's. A dense gate makes it slower; a gate that reads
-    values or attention outputs asks for the whole Jacobian.
-
-    Args:
-        layer: As `gauge_report` takes it.
-        x: (..., T, d), generic, with at least d + h positions in all; fewer leave directions free whatever the gate.
-    """
-    arrays, inputs = as_layer_arrays(layer), as_float64(x)
-    groups, shape = arrays.shape.num_kv_heads, arrays.shape
-    if (positions := inputs.size // shape.d_model) < (needed := shape.d_model + shape.head_dim):
-        raise InputError("x", expected=f"an input of at least d + h = {needed} positions in all", got=positions)
-    _require_outputs(inputs, (arrays.W_V.size + arrays.W_O.size) // groups)
-    followed = any(map(reads_values, arrays.gates))
-    values = _values_through_gates(arrays, inputs) if followed else value_singular_values(arrays, inputs)
-    width, mixing = shape.head_dim, basis_gauge(arrays, "value-output")
-    covered = why_unpredicted(arrays) is None and not followed
-    return HeadGauge(
-        nullities=tuple(len(row) - _rank(row) for row in values),
-        predicted=None if not covered else width**2 if mixing == "linear" else width,
         singular_values=values,
     )
 
@@ -167,8 +130,7 @@ def gauge_table(
         length = shape.head_dim + 3
         sequences = int(np.ceil(_MARGIN * num_parameters / (length * d_model))) + 2
         report = gauge_report(layer, rng.standard_normal((sequences, length, d_model)))
-        row = GaugeRow(gate=str(layer.gates), shape=shape, bias=bias, rotary=rotary, qk_norm=qk_norm, report=report)
-        rows.append(row)
+        rows.append(GaugeRow(gate=str(layer.gates), report=report))
     return rows
 
 
@@ -214,35 +176,10 @@ def random_layer(
     )
 
 
-def _require_outputs(x: Floats, num_parameters: int) -> None:
-    if x.size < num_parameters:
-        expected = f"an input of at least as many outputs as there are parameters, {num_parameters}"
-        raise InputError("x", expected=expected, got=x.size, hint="Add sequences or positions.")
-
-
-def _values_through_gates(arrays: AttentionArrays, x: Floats) -> Floats:
-    """Compute what `value_singular_values` does, for layers with gates that read values."""
-    from tidegate.experts.torch_adapter import layer_jacobian
-
-    groups = arrays.shape.num_kv_heads
-    projections: dict[str, Floats] = {"W_V": arrays.W_V, "W_O": arrays.W_O}
-    rows: list[Floats] = []
-    for group in range(groups):
-        entries: dict[str, Any] = {
-            name: np.arange(array.size).reshape(groups, -1)[group] for name, array in projections.items()
-        }
-        rows.append(_singular_values(np.concatenate(list(layer_jacobian(arrays, x, entries).values()), axis=1)))
-    return np.stack(rows)
-
-
 def _value_block(arrays: AttentionArrays) -> list[str]:
     followers = tuple(f"gate.{gate.path}." for gate in arrays.gates if reads_values(gate))
     projections = ("W_V", "W_O", "b_V", "b_O")
     return [name for name in arrays.parameters() if name in projections or name.startswith(followers)]
-
-
-def _singular_values(matrix: Floats) -> Floats:
-    return np.linalg.svd(matrix, compute_uv=False)
 
 
 def _rank(values: Floats) -> int:

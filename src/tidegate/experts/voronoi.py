@@ -50,65 +50,61 @@ class LossParts:
         return self.merged + self.covered + self.over
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VoronoiLoss:
-    """Distance of fitted from true atoms.
+def voronoi_loss(fitted: Atoms, truth: Atoms, *, kind: LossKind = "vector_mass") -> LossParts:
+    """Return the distance of fitted from true atoms, with its parts.
 
-    `vector_mass` compares the sum of a cell's vectors with the true vector, `scalar_mass` the sum of their lengths with
-    the true length, `raw` every single vector with the true one. The choice decides what can be estimated when more
-    experts are fitted than there are.
+    Args:
+        fitted: At least as many atoms as `truth`.
+        truth: With locations if `fitted` has them.
+        kind: `vector_mass` compares the sum of a cell's vectors with the true vector, `scalar_mass` the sum of their
+            lengths with the true length, `raw` every single vector with the true one. The choice decides what can be
+            estimated when more experts are fitted than there are.
+
+    Raises:
+        InputError: There are fewer fitted than true atoms, too many without locations, or only one has locations.
     """
+    require_choice("kind", kind, get_args(LossKind))
+    k, k_star = len(fitted.masses), len(truth.masses)
+    if k < k_star:
+        raise InputError("fitted", expected=f"at least as many atoms as truth, {k_star}", got=k)
+    if (fitted.locations is None) != (truth.locations is None):
+        raise InputError("fitted", expected="atoms with locations if truth has them, and without otherwise")
+    if fitted.locations is None or truth.locations is None:
+        return _best_assignment(fitted, truth, kind)
+    distances = np.linalg.norm(fitted.locations[:, None] - truth.locations[None], axis=-1)
+    assignment = np.argmin(distances, axis=1)
+    spent = np.linalg.norm(fitted.masses, axis=1) * distances[np.arange(k), assignment]
+    squared = spent * distances[np.arange(k), assignment]
+    alone = np.bincount(assignment, minlength=k_star)[assignment] == 1
+    return LossParts(
+        merged=_mass_error(fitted.masses, truth.masses, assignment, kind),
+        covered=float(np.sum(spent[alone])),
+        over=float(np.sum(squared[~alone])),
+        assignment=assignment,
+        merged_masses=_merge(fitted.masses, assignment, k_star),
+    )
 
-    kind: LossKind = "vector_mass"
 
-    def __post_init__(self) -> None:
-        require_choice("kind", self.kind, get_args(LossKind))
+def _best_assignment(fitted: Atoms, truth: Atoms, kind: LossKind) -> LossParts:
+    k, k_star = len(fitted.masses), len(truth.masses)
+    if k_star**k > _LARGEST_SEARCH:
+        expected = f"atoms without locations that can be assigned in at most {_LARGEST_SEARCH:,} ways"
+        raise InputError("fitted", expected=expected, got=k_star**k)
+    ways = [np.array(way) for way in product(range(k_star), repeat=k)]
+    losses = [_mass_error(fitted.masses, truth.masses, way, kind) for way in ways]
+    best = int(np.argmin(losses))
+    merged = _merge(fitted.masses, ways[best], k_star)
+    return LossParts(merged=losses[best], covered=0.0, over=0.0, assignment=ways[best], merged_masses=merged)
 
-    def __call__(self, fitted: Atoms, truth: Atoms) -> LossParts:
-        """Compute the loss with its parts.
 
-        Raises:
-            InputError: There are fewer fitted than true atoms, too many without locations, or only one has locations.
-        """
-        k, k_star = len(fitted.masses), len(truth.masses)
-        if k < k_star:
-            raise InputError("fitted", expected=f"at least as many atoms as truth, {k_star}", got=k)
-        if (fitted.locations is None) != (truth.locations is None):
-            raise InputError("fitted", expected="atoms with locations if truth has them, and without otherwise")
-        if fitted.locations is None or truth.locations is None:
-            return self._best(fitted, truth)
-        distances = np.linalg.norm(fitted.locations[:, None] - truth.locations[None], axis=-1)
-        assignment = np.argmin(distances, axis=1)
-        spent = np.linalg.norm(fitted.masses, axis=1) * distances[np.arange(k), assignment]
-        squared = spent * distances[np.arange(k), assignment]
-        alone = np.bincount(assignment, minlength=k_star)[assignment] == 1
-        return LossParts(
-            merged=self._mass_error(fitted.masses, truth.masses, assignment),
-            covered=float(np.sum(spent[alone])),
-            over=float(np.sum(squared[~alone])),
-            assignment=assignment,
-            merged_masses=_merge(fitted.masses, assignment, k_star),
-        )
-
-    def _best(self, fitted: Atoms, truth: Atoms) -> LossParts:
-        k, k_star = len(fitted.masses), len(truth.masses)
-        if k_star**k > _LARGEST_SEARCH:
-            expected = f"atoms without locations that can be assigned in at most {_LARGEST_SEARCH:,} ways"
-            raise InputError("fitted", expected=expected, got=k_star**k)
-        ways = [np.array(way) for way in product(range(k_star), repeat=k)]
-        losses = [self._mass_error(fitted.masses, truth.masses, way) for way in ways]
-        best = int(np.argmin(losses))
-        merged = _merge(fitted.masses, ways[best], k_star)
-        return LossParts(merged=losses[best], covered=0.0, over=0.0, assignment=ways[best], merged_masses=merged)
-
-    def _mass_error(self, fitted: Floats, truth: Floats, assignment: Any) -> float:
-        if self.kind == "vector_mass":
-            return float(np.sum(np.linalg.norm(_merge(fitted, assignment, len(truth)) - truth, axis=1)))
-        lengths, true_lengths = np.linalg.norm(fitted, axis=1), np.linalg.norm(truth, axis=1)
-        if self.kind == "scalar_mass":
-            return float(np.sum(np.abs(_merge(lengths[:, None], assignment, len(truth))[:, 0] - true_lengths)))
-        empty = np.bincount(assignment, minlength=len(truth)) == 0
-        return float(np.sum(np.linalg.norm(fitted - truth[assignment], axis=1)) + np.sum(true_lengths[empty]))
+def _mass_error(fitted: Floats, truth: Floats, assignment: Any, kind: LossKind) -> float:
+    if kind == "vector_mass":
+        return float(np.sum(np.linalg.norm(_merge(fitted, assignment, len(truth)) - truth, axis=1)))
+    lengths, true_lengths = np.linalg.norm(fitted, axis=1), np.linalg.norm(truth, axis=1)
+    if kind == "scalar_mass":
+        return float(np.sum(np.abs(_merge(lengths[:, None], assignment, len(truth))[:, 0] - true_lengths)))
+    empty = np.bincount(assignment, minlength=len(truth)) == 0
+    return float(np.sum(np.linalg.norm(fitted - truth[assignment], axis=1)) + np.sum(true_lengths[empty]))
 
 
 def _merge(masses: Floats, assignment: Any, k_star: int) -> Floats:

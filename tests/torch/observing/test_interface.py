@@ -15,7 +15,7 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eag
 
 from tidegate.torch import GatedAttention
 from tidegate.torch.convert import from_gpt_oss, gpt_oss_layer
-from tidegate.torch.observing.interface import InterfaceCalls
+from tidegate.torch.observing.interface import watch_interface
 from tidegate.torch.observing.watcher import observe
 from tidegate.torch.retrofit import add_gates
 
@@ -322,12 +322,12 @@ def test_after_an_error_the_table_is_as_it_was():
 
 def test_a_lookup_that_others_put_around_ours_stays_and_sees_nothing_twice():
     seen = []
-    with InterfaceCalls(seen.append):
+    with watch_interface(seen.append):
         ours = AttentionInterface.get_interface
         AttentionInterface.get_interface = around = lambda *arguments: ours(*arguments)
     try:
         assert AttentionInterface.get_interface is around
-        with InterfaceCalls(seen.append):
+        with watch_interface(seen.append):
             Attends()(X)
         assert len(seen) == 1
         Attends()(X)
@@ -339,7 +339,7 @@ def test_a_lookup_that_others_put_around_ours_stays_and_sees_nothing_twice():
 
 def test_other_threads_are_not_seen():
     seen = []
-    with InterfaceCalls(seen.append):
+    with watch_interface(seen.append):
         thread = threading.Thread(target=Attends(), args=(X,))
         thread.start()
         thread.join()
@@ -348,8 +348,8 @@ def test_other_threads_are_not_seen():
 
 def test_two_watchers_see_each_call_and_the_last_restores_the_table():
     first, second = [], []
-    with InterfaceCalls(first.append):
-        with InterfaceCalls(second.append):
+    with watch_interface(first.append):
+        with watch_interface(second.append):
             Attends()(X)
         Attends()(X)
         assert AttentionInterface.get_interface is not STOCK
@@ -358,7 +358,7 @@ def test_two_watchers_see_each_call_and_the_last_restores_the_table():
 
 def test_transforms_and_the_meta_device_pass_unseen():
     seen = []
-    with InterfaceCalls(seen.append):
+    with watch_interface(seen.append):
         torch.func.grad(lambda x: Attends()(x).sum())(X)
         Attends()(X.to("meta"))
     assert seen == []

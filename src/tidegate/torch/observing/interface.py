@@ -15,7 +15,8 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -54,22 +55,18 @@ class _ThreadState(threading.local):
 _state = _ThreadState()
 
 
-class InterfaceCalls:
-    """While entered, hands every call of an eager attention function of this thread to `see`, after it has run.
+@contextmanager
+def watch_interface(see: _See) -> Generator[None]:
+    """Hand every call of an eager attention function of this thread to `see`, after it has run.
 
     Where transformers is not imported there is nothing to watch.
     """
-
-    def __init__(self, see: _See) -> None:
-        self._see = see
-
-    def __enter__(self) -> InterfaceCalls:
-        _lookup.acquire()
-        _state.watching.append(self._see)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        _state.watching.remove(self._see)
+    _lookup.acquire()
+    _state.watching.append(see)
+    try:
+        yield
+    finally:
+        _state.watching.remove(see)
         _lookup.release()
 
 

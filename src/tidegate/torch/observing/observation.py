@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tidegate._json import add_checksum, decode, parse_json, verify_checksum, without_nan
 from tidegate._text import number_of
@@ -19,22 +19,35 @@ _SHARES = tuple(index / 20 for index in range(21))
 _NATS = tuple(index / 2 for index in range(25))
 _SCORES = tuple(float(score) for score in range(-32, 33, 2))
 
-HISTOGRAM_EDGES: dict[str, tuple[float, ...]] = {
-    "entropy": _NATS,
-    "effective_keys": tuple(2.0**power for power in range(21)),
-    "mass": _SHARES,
-    "sink": _SHARES,
-    "impact": _SHARES,
-    "mean_score": _SCORES,
-    "max_score": _SCORES,
-    "heat_capacity": (0.0, *(2.0**power for power in range(-10, 11))),
+
+class _Statistic(NamedTuple):
+    """How a statistic of a head is named, binned and printed."""
+
+    name: str
+    """In words; `{keys}` stands for the key set."""
+    edges: tuple[float, ...] = ()
+    """Edges of its histogram, if it has one."""
+    digits: int | None = None
+    """Decimal places in the table; None leaves it out."""
+
+
+_STATISTICS = {
+    "entropy": _Statistic("entropy (nats)", _NATS, 3),
+    "effective_keys": _Statistic("effective keys", tuple(2.0**power for power in range(21)), 2),
+    "mass": _Statistic("{keys} mass", _SHARES, 4),
+    "impact": _Statistic("{keys} impact", _SHARES, 4),
+    "contribution": _Statistic("{keys} contribution", (), 4),
+    "sink": _Statistic("sink-logit mass", _SHARES, 4),
+    "mean_score": _Statistic("mean score", _SCORES),
+    "max_score": _Statistic("largest score", _SCORES),
+    "heat_capacity": _Statistic("heat capacity", (0.0, *(2.0**power for power in range(-10, 11)))),
 }
+
+HISTOGRAM_EDGES = {key: each.edges for key, each in _STATISTICS.items() if each.edges}
 """Edges of the histogram of each statistic; values outside are counted in the nearest bin."""
 
 CLOSED_BELOW = 0.1
 """A gate with a value below this is closed."""
-
-_TABLE_DIGITS = {"entropy": 3, "effective_keys": 2, "mass": 4, "impact": 4, "contribution": 4, "sink": 4}
 
 
 def statistic_names(keys: str) -> dict[str, str]:
@@ -45,17 +58,7 @@ def statistic_names(keys: str) -> dict[str, str]:
     """
     start = "the first "
     key_set = "first-key" if keys == f"{start}key" else "first-keys" if keys.startswith(start) else "key-set"
-    return {
-        "mass": f"{key_set} mass",
-        "sink": "sink-logit mass",
-        "impact": f"{key_set} impact",
-        "contribution": f"{key_set} contribution",
-        "entropy": "entropy (nats)",
-        "effective_keys": "effective keys",
-        "mean_score": "mean score",
-        "max_score": "largest score",
-        "heat_capacity": "heat capacity",
-    }
+    return {key: each.name.format(keys=key_set) for key, each in _STATISTICS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,10 +147,14 @@ class Observation:
         sites = tuple(dict.fromkeys(site for layer in self.layers for site in layer.gates))
         names = statistic_names(self.keys)
         has_sink = any("sink" in layer.heads for layer in self.layers)
-        statistics = [name for name in _TABLE_DIGITS if name != "sink" or has_sink]
-        rows = [("layer", "head", *(names[name] for name in statistics), *(f"{site} gate" for site in sites))]
+        shown = {
+            key: each.digits
+            for key, each in _STATISTICS.items()
+            if each.digits is not None and (key != "sink" or has_sink)
+        }
+        rows = [("layer", "head", *(names[key] for key in shown), *(f"{site} gate" for site in sites))]
         rows += [
-            (layer.name, str(head), *_statistic_cells(layer, head, statistics), *_gate_cells(layer, head, sites))
+            (layer.name, str(head), *_statistic_cells(layer, head, shown), *_gate_cells(layer, head, sites))
             for layer in self.layers
             for head in range(layer.num_heads)
         ]
@@ -199,10 +206,10 @@ def _downsample_curves(layer: LayerObservation, num_points: int) -> LayerObserva
     )
 
 
-def _statistic_cells(layer: LayerObservation, head: int, statistics: Sequence[str]) -> Iterator[str]:
-    for name in statistics:
+def _statistic_cells(layer: LayerObservation, head: int, digits: dict[str, int]) -> Iterator[str]:
+    for name, num_digits in digits.items():
         moments = layer.heads[name][head] if name in layer.heads else None
-        yield f"{moments.mean:.{_TABLE_DIGITS[name]}f}" if moments and moments.count else "-"
+        yield f"{moments.mean:.{num_digits}f}" if moments and moments.count else "-"
 
 
 def _gate_cells(layer: LayerObservation, head: int, sites: Sequence[str]) -> Iterator[str]:

@@ -29,9 +29,6 @@ from tidegate.torch.observing.observation import (
 )
 from tidegate.torch.precision import wide_dtype
 
-STATISTICS = ("entropy", "effective_keys", "mass", "impact", "mean_score")
-STATISTICS_WITH_HEAT = (*STATISTICS, "max_score", "heat_capacity")
-
 _MARGIN = 0.05
 """A gate this close to an end of its range is saturated."""
 _ENDS: dict[Activation, tuple[float, float]] = {"sigmoid": (0.0, 1.0), "twosigmoid": (0.0, 2.0), "tanh1": (0.0, 2.0)}
@@ -69,14 +66,14 @@ class RunningSpread(_Sums):
         self.mean = torch.zeros((), dtype=torch.float64)
         self.squares = torch.zeros((), dtype=torch.float64)
 
-    def add(self, values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> None:
-        """Add values over the axes `dims`, where `counted` is True, or all; both of one shape, on the CPU."""
-        count = _count(values, counted, dims)
-        mean = _where_counted(values, counted).sum(dim=dims) / count.clamp(min=1)
+    def add(self, values: Tensor, counted: Tensor, dims: tuple[int, ...]) -> None:
+        """Add values over the axes `dims`, where `counted`, which broadcasts to them, is True; on the CPU."""
+        count = counted.expand_as(values).sum(dim=dims).double()
+        mean = torch.where(counted, values, 0).sum(dim=dims) / count.clamp(min=1)
         spread_mean = mean
         for dim in sorted(dims):
             spread_mean = spread_mean.unsqueeze(dim)
-        squares = _where_counted((values - spread_mean).square(), counted).sum(dim=dims)
+        squares = torch.where(counted, (values - spread_mean).square(), 0).sum(dim=dims)
         total = self.count + count
         share = count / total.clamp(min=1)
         step = mean - self.mean
@@ -102,19 +99,18 @@ class RunningMoments(_Sums):
         self._high = torch.full((num_heads,), -math.inf, dtype=torch.float64)
         self._histogram = torch.zeros(num_heads, self._num_bins, dtype=torch.int64)
 
-    def add(self, values_BHT: Tensor, counted_BHT: Tensor | None) -> None:
-        """Add the values of one call, in float64, where they are counted; None counts all."""
+    def add(self, values_BHT: Tensor, counted_BHT: Tensor) -> None:
+        """Add the values of one call, in float64, where they are counted."""
         if values_BHT.numel() == 0:
             return
         self._spread.add(values_BHT, counted_BHT, (0, 2))
-        self._low = torch.minimum(self._low, _where_counted(values_BHT, counted_BHT, math.inf).amin(dim=(0, 2)))
-        self._high = torch.maximum(self._high, _where_counted(values_BHT, counted_BHT, -math.inf).amax(dim=(0, 2)))
+        self._low = torch.minimum(self._low, torch.where(counted_BHT, values_BHT, math.inf).amin(dim=(0, 2)))
+        self._high = torch.maximum(self._high, torch.where(counted_BHT, values_BHT, -math.inf).amax(dim=(0, 2)))
         if self._num_bins:
             bins = torch.bucketize(values_BHT, self._inner_edges, right=True)
             bins += self._num_bins * torch.arange(len(self._low))[:, None]
             # nan is in no bin.
-            known = ~values_BHT.isnan() if counted_BHT is None else counted_BHT & ~values_BHT.isnan()
-            counts = torch.bincount(bins[known], minlength=self._histogram.numel())
+            counts = torch.bincount(bins[counted_BHT & ~values_BHT.isnan()], minlength=self._histogram.numel())
             self._histogram = self._histogram + counts.view_as(self._histogram)
 
     def moments(self, unit: float = 1.0) -> tuple[Moments, ...]:
@@ -143,10 +139,10 @@ class RunningPositions(_Sums):
         self._sums = torch.zeros(len(self._names), num_heads, 0, dtype=torch.float64)
         self._counts = torch.zeros(num_heads, 0, dtype=torch.int64)
 
-    def add(self, values: dict[str, Tensor], counted_BHT: Tensor | None, first: int) -> None:
+    def add(self, values: dict[str, Tensor], counted_BHT: Tensor, first: int) -> None:
         """Add the values (B, H, T) of one call whose first query is at position `first`."""
-        stacked = torch.stack([_where_counted(values[name], counted_BHT).sum(dim=0) for name in self._names])
-        counts = _count(values[self._names[0]], counted_BHT, (0,)).long()
+        stacked = torch.stack([torch.where(counted_BHT, values[name], 0).sum(dim=0) for name in self._names])
+        counts = counted_BHT.sum(dim=0)
         length = max(self._counts.shape[-1], first + counts.shape[-1])
         around = (first, length - first - counts.shape[-1])
         self._sums = F.pad(self._sums, (0, length - self._sums.shape[-1])) + F.pad(stacked, around)
@@ -346,10 +342,10 @@ class LayerRecord(_Sums):
         """Add one attention call of the layer; means leave out the queries that may see a single key."""
         self.past = call.past
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
-        in_means = _unless_all(call.in_means_BHT.cpu())
+        in_means = call.in_means_BHT.cpu()
         for name, moments in self._moments.items():
             moments.add(values[name], in_means)
-        self._positions.add(values, _unless_all(call.counted_BHT.cpu()), call.first)
+        self._positions.add(values, call.counted_BHT.cpu(), call.first)
 
     def observation(self, gates: dict[str, GateSummary], residual: ResidualSummary | None) -> LayerObservation:
         """Return the sums as plain data."""
@@ -379,21 +375,3 @@ class Tally(_Sums):
         self.streams: dict[str, RunningRank] = {}
         self.gates = GateSums()
         self.num_batches = 0
-
-
-def _unless_all(counted: Tensor) -> Tensor | None:
-    """Return which values count; None if all do, which is faster."""
-    return None if bool(counted.all()) else counted
-
-
-def _count(values: Tensor, counted: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """Return the number of counted values over the axes, in float64."""
-    if counted is not None:
-        return counted.expand_as(values).sum(dim=dims).double()
-    left = [size for dim, size in enumerate(values.shape) if dim not in dims]
-    return torch.full(left, math.prod(values.shape[dim] for dim in dims), dtype=torch.float64)
-
-
-def _where_counted(values: Tensor, counted: Tensor | None, instead: float = 0.0) -> Tensor:
-    """Return the values, with `instead` where they are not counted."""
-    return values if counted is None else torch.where(counted, values, instead)

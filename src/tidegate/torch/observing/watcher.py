@@ -29,7 +29,7 @@ from tidegate.torch.observing.counting import (
     validate_keys,
     validate_padding,
 )
-from tidegate.torch.observing.interface import InterfaceCalls
+from tidegate.torch.observing.interface import watch_interface
 from tidegate.torch.observing.modules import (
     ModuleCall,
     attend_without_weights,
@@ -44,8 +44,6 @@ from tidegate.torch.observing.modules import (
 from tidegate.torch.observing.observation import Observation, ResidualSummary
 from tidegate.torch.observing.statistics import AttentionCall
 from tidegate.torch.observing.sums import (
-    STATISTICS,
-    STATISTICS_WITH_HEAT,
     LayerRecord,
     RunningContribution,
     RunningRank,
@@ -131,7 +129,7 @@ def observe(
             _disable_fast_path(),
             _force_eager(),
             follow_modules(model, watcher) as stack,
-            InterfaceCalls(watcher.see),
+            watch_interface(watcher.see),
             AttentionCalls(watcher.see),
         ):
             watcher.follow(stack)
@@ -331,7 +329,8 @@ class Watcher:
                 title = f"{title} ({num_heads} heads)"
             elif self._wants_residual and (block := block_of(self._model, name)) is not None:
                 self._tally.layers_in.setdefault(block, []).append(name)
-            statistics = (*(STATISTICS_WITH_HEAT if self._heat else STATISTICS), *(("sink",) if has_sink else ()))
+            statistics = ["entropy", "effective_keys", "mass", "impact", "mean_score"]
+            statistics += ["max_score", "heat_capacity"] * self._heat + ["sink"] * has_sink
             record = LayerRecord(title, num_heads, statistics)
             layers[name, num_heads] = record
         return record

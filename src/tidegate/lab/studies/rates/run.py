@@ -21,7 +21,6 @@ from tidegate.experts import (
     ExpertModel,
     ExpertTruth,
     Rate,
-    VoronoiLoss,
     default_design,
     default_truth,
     estimate_rate,
@@ -200,7 +199,7 @@ def _surplus(options: RatesOptions, tell: Tell) -> tuple[Surplus, ...]:
     asked = list(product(options.gated_placements, kinds))
     for placement, kind in report_parts(asked, tell, work="surplus experts", describe=_join):
         experiment = _smaller_experiment(options, placement, k=2 + options.surplus)
-        data = run_experiment(experiment, loss=VoronoiLoss(kind=kind), max_steps=_MANY_STEPS)
+        data = run_experiment(experiment, loss=kind, max_steps=_MANY_STEPS)
         found.append(Surplus(placement=placement, kind=kind, slope=_slope(estimate_rate(data))))
     return tuple(found)
 
