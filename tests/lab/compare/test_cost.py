@@ -1,15 +1,14 @@
 import os
-from dataclasses import replace
 
 import pytest
-from lab_runs import LENGTH, Deadly, cost_of, model_of, run_of
+from lab_runs import LENGTH, Deadly, model_of, run_of
 
 from tidegate.config import VisionConfig
 from tidegate.lab.compare import cost
-from tidegate.lab.compare.cost import measure_costs, measure_missing_peaks
+from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.records import Costs, RecordFile
+from tidegate.lab.training.records import RecordFile
 
 WIDE = 4096
 """Channels of wide feed-forward layers."""
@@ -89,18 +88,3 @@ def test_what_is_timed_takes_turns(monkeypatch):
 def test_a_process_that_dies_leaves_its_memory_unknown(task, monkeypatch):
     monkeypatch.setattr(cost, "_measure_peak", Deadly("measure"))
     assert cost._peak_bytes(run_of(task)) is None
-
-
-def test_what_is_missing_is_measured_again_and_nothing_else(monkeypatch):
-    known, unknown = cost_of("none"), replace(cost_of("bma", 1.5), peak_bytes=None)
-    costs = Costs(request="abc", items=(known, unknown), environment={"python": "3"})
-    monkeypatch.setattr(cost, "_peak_bytes", lambda run: {"run of bma": 77}[run])
-    assert cost.lacks_peaks(costs)
-    again = measure_missing_peaks(costs, {"none": "run of none", "bma": "run of bma"})
-    assert again == replace(costs, items=(known, replace(unknown, peak_bytes=77)))
-    assert not cost.lacks_peaks(again)
-
-
-def test_where_the_system_does_not_tell_nothing_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(cost, "_PEAKS_RESET", tmp_path / "gone")
-    assert not cost.lacks_peaks(Costs(request="", items=(replace(cost_of("a"), peak_bytes=None),), environment={}))

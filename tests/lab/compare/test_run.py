@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 from errors import rejects
-from lab_runs import LENGTH, STEPS, cost_of, model_of, records_of, request_of, run_of, text_of, timeless
+from lab_runs import LENGTH, STEPS, model_of, records_of, request_of, run_of, text_of, timeless
 
-from tidegate.lab.compare import cost, design
+from tidegate.lab.compare import design
 from tidegate.lab.compare import run as compare_module
 from tidegate.lab.compare.design import base_runs, make_plan, num_parameters
 from tidegate.lab.compare.presets import PRESETS
@@ -225,47 +225,6 @@ def stop_at_once(*_):
 
 def pretend_lines(request, folder):
     return compared(request, folder, executor=Pretended())
-
-
-class TestCosts:
-    def test_that_lack_a_figure_are_completed_at_the_next_start(self, task, tmp_path, miniatures, monkeypatch):
-        request = request_of(task, budget=60 * STEP, match="time")
-        measured = []
-
-        def broken_off(runs, **options):
-            first, second = (cost_of(name, ratio) for name, ratio in (("none", 1.0), ("bma", 1.5)))
-            return Costs(items=(first, replace(second, peak_bytes=None)), environment={}, request=options["request"])
-
-        def peak(run):
-            measured.append(run.variant)
-            return 77
-
-        monkeypatch.setattr(compare_module, "measure_costs", broken_off)
-        runs = pretended(request, tmp_path / "out")
-        monkeypatch.setattr(cost, "_peak_bytes", peak)
-        told = []
-        lines = compared(request, tmp_path / "out", executor=Pretended(), on_event=told.append)
-        assert measured == ["bma"]
-        assert told[0] == Phase(name="measuring costs", num_runs=0)
-        first, second = (line for line in lines if isinstance(line, Costs))
-        assert second == replace(first, items=(first.items[0], replace(first.items[1], peak_bytes=77)))
-        assert {variant.name: variant.cost.peak_bytes for variant in summarise(lines).variants}["bma"] == 77
-        # The ratios stayed, and the runs with them.
-        assert pretended(request, tmp_path / "out") == []
-        assert {run.training.steps for run in runs} == {60, 40}
-        assert measured == ["bma"]
-
-    def test_whose_measurement_fails_again_are_not_written_again(self, task, tmp_path, miniatures, monkeypatch):
-        request = request_of(task, budget=STEP)
-        lacking = Costs(
-            request=planned(request).request,
-            items=tuple(replace(cost_of(name), peak_bytes=None) for name in ("none", "bma")),
-            environment={},
-        )
-        monkeypatch.setattr(compare_module, "measure_costs", lambda runs, **_: lacking)
-        monkeypatch.setattr(cost, "_peak_bytes", lambda run: None)
-        before = pretend_lines(request, tmp_path / "out")
-        assert pretend_lines(request, tmp_path / "out") == before
 
 
 class TestAFolder:

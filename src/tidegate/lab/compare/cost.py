@@ -9,7 +9,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -62,20 +61,6 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
             )
         )
     return Costs(request=request, items=tuple(items), environment=environment())
-
-
-def lacks_peaks(costs: Costs) -> bool:
-    """Return whether a peak of memory is missing that could be measured here: the process that did it was ended."""
-    return _PEAKS_RESET.exists() and any(cost.peak_bytes is None for cost in costs.items)
-
-
-def measure_missing_peaks(costs: Costs, runs: Mapping[str, Run]) -> Costs:
-    """Measure the missing peaks of memory, by one run of each variant. Other figures stay: runs may depend on them."""
-    items = tuple(
-        replace(cost, peak_bytes=_peak_bytes(runs[cost.variant])) if cost.peak_bytes is None else cost
-        for cost in costs.items
-    )
-    return replace(costs, items=items)
 
 
 def _step(run: Run) -> Callable[[], object]:

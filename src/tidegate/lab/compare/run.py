@@ -8,10 +8,9 @@ from pathlib import Path
 
 from tidegate._validation import InputError
 from tidegate.gates import Gates
-from tidegate.lab.compare.cost import lacks_peaks, measure_costs, measure_missing_peaks
+from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
 from tidegate.lab.compare.forecast import forecast, num_trials
-from tidegate.lab.compare.record_checks import require_plan
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
 from tidegate.lab.models.measure import measure_run
@@ -53,7 +52,6 @@ def compare(request: Request, folder: Path, *, executor: Executor, on_event: Cal
     file = RecordFile(records_path(folder))
     if not file.path.exists():
         # Checked before anything is written or measured. A comparison that resumes may have nothing left to do.
-        require_plan(plan)
         executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():
@@ -174,24 +172,16 @@ def _ended_records(lines: Sequence[Line]) -> dict[str, Record]:
 
 
 def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
-    """Return the costs on record, or measure them: once, because matching by time depends on them.
-
-    A peak of memory whose measurement was broken off is measured again, and goes on record with all that was known.
-    """
-    recorded = last_costs(work.lines)
-    if recorded is not None and not lacks_peaks(recorded):
+    """Return the costs on record, or measure them: once, because matching by time depends on them."""
+    if (recorded := last_costs(work.lines)) is not None:
         return recorded
     compared = [record for record in _ended_records(work.lines).values() if record.run.role == "comparison"]
-    if recorded is None and plan.match == "time" and compared:
+    if plan.match == "time" and compared:
         expected = "a folder with the costs that set the lengths of its runs"
         raise InputError("out", expected=expected, got=work.file.path.parent, hint="Choose another folder.")
     work.on_event(Phase(name="measuring costs", num_runs=0))
-    if recorded is None:
-        costs = measure_costs(base, control=plan.control, request=plan.request)
-    else:
-        costs = measure_missing_peaks(recorded, base)
-    if costs != recorded:
-        work.append(costs)
+    costs = measure_costs(base, control=plan.control, request=plan.request)
+    work.append(costs)
     return costs
 
 
