@@ -33,7 +33,7 @@ from harness import (
 from peers import llama
 from torch.nn import functional as F
 
-from tidegate.lab.compare.single import single_run
+from tidegate.lab.compare.design import single_run
 from tidegate.lab.compare.variants import parse_variant
 from tidegate.lab.training.events import Interrupted, RunEvent
 from tidegate.lab.training.machine import matrix_flops

@@ -212,11 +212,10 @@ def compare(options: CompareOptions) -> None:
 
 def _request(options: CompareOptions, command: str) -> Request:
     """Return the request for what the options say."""
-    from tidegate.lab.compare.placebos import with_constants
     from tidegate.lab.compare.presets import PRESETS
     from tidegate.lab.compare.request import Request, parse_grid
-    from tidegate.lab.compare.settings import find_settings
-    from tidegate.lab.compare.variants import parse_variants
+    from tidegate.lab.compare.tuning import find_settings
+    from tidegate.lab.compare.variants import parse_variants, with_constants
     from tidegate.lab.judging import MARGIN
     from tidegate.lab.tasks.catalogue import task_of
 

@@ -188,7 +188,7 @@ def _size(options: TrainOptions) -> ModelSize:
 
 def _run(options: TrainOptions) -> Run:
     """Return the run for what the options say."""
-    from tidegate.lab.compare.single import single_run
+    from tidegate.lab.compare.design import single_run
     from tidegate.lab.compare.variants import parse_variant
 
     engine = ("precision", "compile", "accumulate", "optimizer", "device")

@@ -1,8 +1,7 @@
 import pytest
 
 from tidegate.cli.compare import DEFAULT_VARIANTS
-from tidegate.lab.compare.placebos import placebos_of, with_constants
-from tidegate.lab.compare.variants import parse_variants
+from tidegate.lab.compare.variants import parse_variants, placebos_of, with_constants
 
 HALF = "half=g1@placebo=constant"
 SHUFFLED = "noise=g1@placebo=shuffled"

@@ -1,4 +1,4 @@
-"""Before the runs: how many there will be, how long they take, and what they can show. After them: what more would."""
+"""Before the first run: how many runs there will be, how long they take, and what they can detect."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from statistics import fmean, stdev
 from tidegate._text import number_of
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.compare.tuning import as_trial
+from tidegate.lab.compare.tuning import as_trial, num_trials
 from tidegate.lab.judging import detectable_difference, seeds_needed
 from tidegate.lab.training.machine import num_cores
-from tidegate.lab.training.records import Costs, Grid
+from tidegate.lab.training.records import Costs
 from tidegate.lab.training.run import Run
 
 TYPICAL_NOISE = 0.0065
-"""Standard deviation between seeds of a variant's difference to the control on the standard task at its default size,
-as a share of the control's loss: assumed where nothing is known."""
+"""Standard deviation between seeds of a variant's difference to the baseline on the standard task at its default size,
+as a share of the baseline's loss."""
 TUNED_NOISE = 0.031
-"""The same where each block chooses its own settings, which adds the luck of choosing: in the first arm on record."""
+"""The same where each seed selects its own settings, which adds selection noise: in the first arm on record."""
 _FORWARD_SHARE = 1 / 3
-"""Time of a token that is only evaluated, of one that is trained on: the backward pass costs two forward passes."""
+"""Time of a token that is only evaluated, relative to one that is trained on."""
 _SOUGHT = 0.01
 """The difference, as a share of the loss, that seeds are counted for."""
 
 
 def forecast(request: Request, base: Mapping[str, Run], costs: Costs) -> str:
-    """Say in a few sentences what is about to be done, how long it takes here, and what it can show.
+    """Return a few sentences on the number of runs, their time on this machine, and what they can detect.
 
     Args:
         request: What to compare.
@@ -62,37 +62,17 @@ def _worth_in_tokens(run: Run) -> float:
 
 
 def _power(request: Request) -> str:
-    """Say which difference each variant's runs will show; nothing for given runs, or with too few seeds for a verdict.
-
-    Judged by each variant's own pairs: equal spreads would show smaller ones, but nobody knows before that they are.
-    """
+    """Return the minimum detectable effect at the noise of the standard task; empty with too few seeds."""
     is_tuned = request.grid is not None and request.grid.chooses
-    typical = TUNED_NOISE if is_tuned else TYPICAL_NOISE
-    noises: dict[str, float] = {}
-    for variant in request.variants[1:]:
-        known = None if request.settings is None else request.settings.noise_of(variant)
-        noises[variant.name] = typical if known is None else known
-    number = len(noises)
-    shown = {
-        name: detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
-        for name, noise in noises.items()
-    }
-    if request.runs or None in shown.values():
+    noise, number = TUNED_NOISE if is_tuned else TYPICAL_NOISE, len(request.variants) - 1
+    # Judged by each variant's own pairs: equal spreads would detect less, but are not known before.
+    shown = detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
+    if request.runs or shown is None:
         return ""
-    sought, seeds, control = _percent(_SOUGHT), f"{request.num_seeds} seeds", request.control.name
-    needed = {name: _seeds(noise, number, pooled=False) for name, noise in noises.items()}
-    if len(set(noises.values())) == 1:
-        first, noise = next(iter(noises.items()))
-        whence = f"as on the standard task{' when it was tuned' * is_tuned}" if noise == typical else "as before"
-        return (
-            f"If differences to {control} scatter by {_percent(noise)} of the loss from seed to seed, {whence}, "
-            f"{seeds} show one of {_percent(shown[first])} at least 4 times in 5, and one of {sought} needs "
-            f"{needed[first]}."
-        )
-    parts = ", ".join(f"{name} {_percent(shown[name])} ({needed[name]})" for name in noises)
     return (
-        f"By the scatter of earlier runs, {seeds} show these differences to {control} at least 4 times in 5 (in "
-        f"brackets what {sought} needs): {parts}."
+        f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, as on "
+        f"the standard task{' when it was tuned' * is_tuned}, {request.num_seeds} seeds show one of {_percent(shown)} at "
+        f"least 4 times in 5, and one of {_percent(_SOUGHT)} needs {_seeds(noise, number, pooled=False)}."
     )
 
 
@@ -119,17 +99,10 @@ def _scatter(variant: VariantSummary, control: VariantSummary) -> float:
     return stdev(own - other for own, other in pairs) / fmean(other for _, other in pairs)
 
 
-def num_trials(grid: Grid) -> int:
-    """Return the number of runs that tune one variant in one block."""
-    starts, rates = len(grid.starts), len(grid.rates)
-    return starts * rates if grid.search == "grid" else starts + rates - 1
-
-
 def _seeds(noise: float, num_comparisons: int, *, pooled: bool) -> str:
     needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons, pooled=pooled)
     return "more than a thousand seeds" if needed is None else f"{needed} seeds"
 
 
-def _percent(share: float | None) -> str:
-    assert share is not None
+def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tidegate._validation import InputError
 from tidegate.lab.compare.presets import PresetName
-from tidegate.lab.compare.settings import TunedSettings
+from tidegate.lab.compare.tuning import TunedSettings
 from tidegate.lab.judging import MARGIN
 from tidegate.lab.tasks.task import Task
 from tidegate.lab.training.machine import require_device

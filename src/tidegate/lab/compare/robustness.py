@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate._verdict import Effect
-from tidegate.lab.compare.placebos import placebos_of
 from tidegate.lab.compare.tuning import rate_of, spell_value, start_of
+from tidegate.lab.compare.variants import placebos_of
 from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo, side_of_zero
 from tidegate.lab.training.records import Plan, Record
 

@@ -10,9 +10,9 @@ from tidegate._validation import InputError
 from tidegate.gates import Gates
 from tidegate.lab.compare.cost import measure_costs
 from tidegate.lab.compare.design import base_runs, design_runs, make_plan, match_steps
-from tidegate.lab.compare.forecast import forecast, num_trials
+from tidegate.lab.compare.forecast import forecast
 from tidegate.lab.compare.request import Request
-from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials
+from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials, num_trials
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
 from tidegate.lab.training.engine.distributed_checkpoint import has_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 from tidegate._json import encode
 from tidegate._verdict import Effect
 from tidegate.gates import Gates
-from tidegate.lab.compare.placebos import placebos_of
+from tidegate.lab.compare.variants import placebos_of
 from tidegate.lab.judging import (
     Comparison,
     PlaceboResult,

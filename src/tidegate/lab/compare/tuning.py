@@ -1,43 +1,54 @@
-"""Tuning inside the blocks of a comparison: which settings are tried, and which is chosen."""
+"""Learning rates and initializations: which are tried, which are selected, and which earlier searches selected."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
 
+from tidegate._json import decode, parse_json, verify_checksum
+from tidegate._validation import InputError
 from tidegate.config import Init
-from tidegate.lab.training.records import Grid, Record
+from tidegate.lab.tasks.task import Task
+from tidegate.lab.training.records import Grid, Line, Plan, Record, RecordFile, Variant, records_path
 from tidegate.lab.training.run import Run
+
+STANDARD_SETTINGS = Path(__file__).with_name("standard_settings.json")
+"""Settings for the standard task at its default size, which ship with the package."""
+_FIRST_TUNING_SEED = 1_000_000
+"""Seeds of trials begin here, or after those of the comparison if they reach as far."""
+_DECISIVE = ("kind", "fingerprint", "tokenizer", "length", "validation_share")
+"""Facts of a task on which the best settings may depend."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One point of the grid that every variant is tuned over."""
+    """One point of the grid: a learning rate and an initialization."""
 
     lr: float
     init: Init
 
     def given_to(self, run: Run) -> Run:
-        """The same run with these in place of its own."""
+        """Return the run with this setting."""
         return replace(run, model=replace(run.model, init=self.init), training=replace(run.training, lr=self.lr))
 
 
-_FIRST_TUNING_SEED = 1_000_000
-"""Seeds of tuning begin here, or after those of the comparison if they reach as far."""
-
-
 def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Sequence[Record]) -> list[Run]:
-    """The trials of every variant in each block that can be made now; none once all are done.
+    """Return the trials of every variant and seed that can be made now; none once all are done.
 
-    All are of full length, on a seed of the block's own. Each block chooses for itself, so that the luck of choosing
-    differs between blocks and widens the intervals. One choice for all blocks would be a difference between variants
-    that no number of seeds could tell from an effect.
+    All are of full length. Each seed of the comparison has trials of its own, on another seed, so that selection noise
+    differs between seeds and widens the intervals. One selection for all seeds would be a difference between variants
+    that no number of seeds could distinguish from an effect.
 
-    base      : the first run of each variant
-    num_seeds : how many the comparison takes, from the first run's on
-    done      : the records of all earlier trials
+    Args:
+        base: The first run of each variant.
+        grid: The settings to try.
+        num_seeds: Seeds of the comparison, from the first run's on.
+        done: Records of all earlier trials.
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
     best = choose_settings(done)
@@ -58,21 +69,26 @@ def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Se
 
 
 def as_trial(run: Run) -> Run:
-    """The same run as one that only tunes: looked at once, at its end."""
+    """Return the run as one that only tunes: evaluated once, at its end."""
     return replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
 
 
+def num_trials(grid: Grid) -> int:
+    """Return the number of trials of one variant and seed."""
+    starts, rates = len(grid.starts), len(grid.rates)
+    return starts * rates if grid.search == "grid" else starts + rates - 1
+
+
 def _is_tried(start: float | str, rate: float, grid: Grid, best: Setting | None) -> bool:
-    """Whether a point of the grid is tried, by what is known so far to be the best."""
     if grid.search == "grid" or rate == grid.middle:
         return True
     return best is not None and best.init == start
 
 
 def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]:
-    """Choose for each variant in each block the setting of the lowest loss, of those at which no run diverged.
+    """Select for each variant and block the setting with the lowest loss.
 
-    A variant that diverged at every one gets the lowest rate: that it diverges is for the comparison to show.
+    A variant that diverged at every setting gets the lowest rate.
     """
     tried: dict[tuple[str, int], list[tuple[float, float, Init]]] = {}
     for record in records:
@@ -84,15 +100,139 @@ def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]
 
 
 def rate_of(record: Record) -> float:
-    """The learning rate of a run."""
+    """Return the learning rate of a run."""
     return record.run.training.lr
 
 
 def start_of(record: Record) -> str:
-    """Return how the weights of a run started."""
+    """Return the initialization of a run."""
     return spell_value(record.run.model.init)
 
 
 def spell_value(value: float | str) -> str:
-    """The value of an option as words and tables have it."""
+    """Return the value of an option as text."""
     return value if isinstance(value, str) else f"{value:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TunedVariant:
+    """The setting that most seeds selected for one variant."""
+
+    gate: str
+    """As it is spelled."""
+    overrides: dict[str, float | str]
+    """The variant's own options."""
+    setting: Setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TunedSettings:
+    """The settings that a comparison with tuning selected."""
+
+    task: dict[str, Any]
+    """Facts of the task on which settings may depend."""
+    preset: str
+    budget: int
+    """Tokens, or images, of each trial."""
+    num_blocks: int
+    variants: tuple[TunedVariant, ...]
+    """The baseline first."""
+    source: str
+    """Where they come from, in words."""
+
+    def find(self, variant: Variant) -> Setting | None:
+        """Return the setting of a variant, whatever its name; None if it was not tuned."""
+        key = (variant.gate, variant.overrides)
+        return next((own.setting for own in self.variants if (own.gate, own.overrides) == key), None)
+
+    def setting_of(self, variant: Variant) -> Setting:
+        """Return the setting of a variant: its own if it was tuned, else the baseline's."""
+        return self.find(variant) or self.variants[0].setting
+
+    def fits(self, task: Task, preset: str) -> bool:
+        """Return whether they were tuned on this task at this size."""
+        return self.preset == preset and self.task == decisive_facts(task.to_dict())
+
+    def in_words(self, *, budget: int) -> str:
+        """Return where they come from, and whether runs of another budget, in tokens or images, may want others."""
+        examples = "images" if self.task["kind"] == "image" else "tokens"
+        doubt = "" if budget == self.budget else f"; these runs have {budget:,}, and may want other ones"
+        return f"{self.source}, tuned on this data at {self.budget:,} {examples} in {self.num_blocks} blocks{doubt}"
+
+
+def decisive_facts(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a task on which the best settings may depend."""
+    return {name: task[name] for name in _DECISIVE if name in task}
+
+
+def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
+    """Return for each variant the setting that most blocks selected; of equally many, the one with the lower mean loss.
+
+    Raise InputError unless these are the records of a complete comparison with tuning.
+    """
+    plan = next((line for line in lines if isinstance(line, Plan)), None)
+    if plan is None or plan.grid is None or not plan.grid.chooses:
+        raise InputError("settings", expected="of a comparison that tuned", got=source)
+    records = [line for line in lines if isinstance(line, Record) and line.status != "failed"]
+    tried = [record for record in records if record.run.role == "tuning"]
+    num_compared = sum(record.run.role == "comparison" for record in records)
+    chosen = choose_settings(tried)
+    if num_compared < plan.num_seeds * len(plan.variants) or len(chosen) < num_compared:
+        hint = "Finish that comparison first."
+        raise InputError("settings", expected="of a complete comparison", got=source, hint=hint)
+    return TunedSettings(
+        task=decisive_facts(plan.task.to_dict()),
+        preset=plan.preset,
+        budget=plan.budget,
+        num_blocks=plan.num_seeds,
+        variants=tuple(
+            TunedVariant(gate=v.gate, overrides=v.overrides, setting=_prevailing(v.name, chosen, tried))
+            for v in sorted(plan.variants, key=lambda variant: variant.name != plan.control)
+        ),
+        source=source,
+    )
+
+
+def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Iterable[Record]) -> Setting:
+    own = {block: setting for (variant, block), setting in chosen.items() if variant == name}
+    counts = Counter(own.values())
+    losses = {
+        (record.run.block, record.run.training.lr, record.run.model.init): record.loss
+        for record in tried
+        if record.run.variant == name
+    }
+
+    def order(setting: Setting) -> tuple[float, float]:
+        found = [losses[block, setting.lr, setting.init] for block, chose in own.items() if chose == setting]
+        known = [loss for loss in found if loss is not None]
+        return -counts[setting], fmean(known) if known else math.inf
+
+    return min(counts, key=order)
+
+
+def find_settings(
+    asked: str | None, variants: Iterable[Variant], task: Task, preset: str, grid: Grid | None
+) -> TunedSettings | None:
+    """Return the settings of a folder, none for `none`, or by default the standard ones if they fit.
+
+    They fit the standard task at its default size if every variant was tuned: settings of only some would favor these.
+    With a grid nothing is set before.
+    """
+    if asked is not None:
+        return None if asked == "none" else _read_settings(Path(asked))
+    standard = standard_settings()
+    fits = grid is None and standard.fits(task, preset) and all(map(standard.find, variants))
+    return standard if fits else None
+
+
+def _read_settings(place: Path) -> TunedSettings:
+    file = place if place.is_file() else records_path(place)
+    if not file.exists():
+        expected = "a folder with the records of a comparison that tuned"
+        raise InputError("settings", expected=expected, got=place)
+    return settings_of_records(RecordFile(file).read(), source=str(place))
+
+
+def standard_settings() -> TunedSettings:
+    """Return the settings for the standard task at its default size, which ship with the package."""
+    return decode(TunedSettings, verify_checksum(parse_json(STANDARD_SETTINGS.read_text(encoding="utf-8"))))
