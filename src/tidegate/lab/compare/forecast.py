@@ -71,8 +71,9 @@ def _power(request: Request) -> str:
         return ""
     return (
         f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, as on "
-        f"the standard task{' when it was tuned' * is_tuned}, {request.num_seeds} seeds show one of {_percent(shown)} at "
-        f"least 4 times in 5, and one of {_percent(_SOUGHT)} needs {_seeds(noise, number, pooled=False)}."
+        f"the standard task{' when it was tuned' * is_tuned}, {request.num_seeds} seeds show one of "
+        f"{_percent(shown)} at least 4 times in 5, and one of {_percent(_SOUGHT)} needs "
+        f"{_seeds(noise, number, pooled=False)}."
     )
 
 

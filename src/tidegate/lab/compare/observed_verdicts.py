@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from tidegate.gate import Gate
 from tidegate.gates import Gates
+from tidegate.lab.compare.mechanism import mean_of
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResult, MetricResults, RunMetric, judge_metrics
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
@@ -121,10 +122,10 @@ def _figures(summary: Summary) -> Iterator[RunMetric]:
 
 def _figures_of_all(summary: Summary) -> Iterator[tuple[str, FigureOf]]:
     """Figures that any model has."""
-    yield "weight on the first token", _observed(lambda seen: _mean(seen.sink_mass))
-    yield "added by the first token", _observed(lambda seen: _mean(seen.sink_contribution))
+    yield "weight on the first token", _observed(lambda seen: mean_of(seen.sink_mass))
+    yield "added by the first token", _observed(lambda seen: mean_of(seen.sink_contribution))
     yield "rank of the stream", _observed(lambda seen: seen.effective_rank[-1])
-    yield "rank of value to output", _observed(lambda seen: _mean(seen.map_rank))
+    yield "rank of value to output", _observed(lambda seen: mean_of(seen.map_rank))
     length = summary.plan.task.length or math.inf
     yield "loss within training length", lambda record: _mean_loss(record, 0, length)
     yield "loss beyond training length", lambda record: _mean_loss(record, length, math.inf)
@@ -148,10 +149,6 @@ def _is_known(row: Sequence[float | None]) -> bool:
 
 def _observed(figure: Callable[[ObservationSummary], float | None]) -> FigureOf:
     return lambda record: figure(record.observations[-1]) if record.observations else None
-
-
-def _mean(rows: LayerByHead | None) -> float | None:
-    return mean_of_known(value for row in rows or () for value in row)
 
 
 def _mean_loss(record: Record, low: float, high: float) -> float | None:
@@ -196,7 +193,7 @@ def _spread_between_heads(gate: Mapping[str, LayerByHead]) -> float | None:
 
 
 def _spread_over_tokens(gate: Mapping[str, LayerByHead]) -> float | None:
-    return _mean(gate["spread"])
+    return mean_of(gate["spread"])
 
 
 def _slope_of_token_share(gate: Mapping[str, LayerByHead]) -> float | None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tidegate.lab.compare.answer import answer
+from tidegate.lab.compare.curves import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
 from tidegate.lab.compare.forecast import seeds_for_a_verdict
+from tidegate.lab.compare.layers import layer_sections
+from tidegate.lab.compare.mechanism import mechanism_panels
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
-from tidegate.lab.compare.panels.curves import difference_panel, length_panel, loss_views
-from tidegate.lab.compare.panels.gauge import gauge_panels
-from tidegate.lab.compare.panels.mechanism import mechanism_panels
-from tidegate.lab.compare.panels.robustness import robustness_section
-from tidegate.lab.compare.panels.tuning import tuning_panels
+from tidegate.lab.compare.robustness import rate_panels, robustness_section
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResults, rule_text
-from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.training.records import Record
 from tidegate.report.page import (
     CellValue,
@@ -65,7 +63,7 @@ def _sections(summary: Summary, observed: MetricResults | None) -> Iterator[Sect
     yield Section(
         title="Was it fair?",
         lead="What was to be equal, read off the records.",
-        panels=(Checks(items=checks), *tuning_panels(summary)),
+        panels=(Checks(items=checks), *rate_panels(summary)),
     )
     if (section := robustness_section(summary)) is not None:
         yield section
@@ -75,45 +73,12 @@ def _sections(summary: Summary, observed: MetricResults | None) -> Iterator[Sect
         )
         verdicts = () if observed is None else (observed_panel(observed, summary.plan.control),)
         yield Section(title="What the gates do", lead=lead, panels=(*verdicts, *panels))
-    yield from _layer_sections(summary)
+    yield from layer_sections(summary)
     if (length := length_panel(summary)) is not None:
         lead = _LONG_EXAMPLES[summary.plan.task.kind]
         yield Section(title="Beyond the training length", lead=lead, panels=(length,))
     yield Section(title="Caution", panels=(_caution(summary),))
     yield Section(title="How to get this again", panels=tuple(_reproduction(summary)))
-
-
-def _layer_sections(summary: Summary) -> Iterator[Section]:
-    """Show what was measured on the trained model of each variant's first run, and why something was not."""
-    layers = {variant.name: variant.layers for variant in summary.variants}
-    yield Section(
-        title="How the layers bend",
-        lead="Relative curvature of two-dimensional slices through each attention layer, of the first run of each "
-        "variant: 0 is flat, 1 a sphere about the origin, below 0 a saddle.",
-        panels=(
-            *curvature_panels({name: own.curvature for name, own in layers.items() if own.curvature is not None}),
-            *_reason_panels({name: own.curvature_reason for name, own in layers.items()}),
-        ),
-    )
-    yield Section(
-        title="How free the heads are",
-        lead="Mixtures of a head's channels that change no output, of the first run of each variant. Where all are "
-        "free the channels mean nothing one by one; a gate between value and output projection gives each its place.",
-        panels=(
-            *gauge_panels({name: own.gauge for name, own in layers.items()}),
-            *_reason_panels({name: own.gauge_reason for name, own in layers.items()}),
-        ),
-    )
-
-
-def _reason_panels(reasons: Mapping[str, str]) -> Iterator[Prose]:
-    """Say why something was not measured, a paragraph for each reason; it is empty where there is a measurement."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        if reason:
-            names.setdefault(reason, []).append(name)
-    if names:
-        yield Prose(paragraphs=tuple(f"Not measured for {', '.join(own)}: {reason}." for reason, own in names.items()))
 
 
 def _summary_words(summary: Summary) -> str:

@@ -1,22 +1,24 @@
-"""Where a verdict holds: every variant against the control and its placebos at each learning rate and start.
-
-Read off the trials of a comparison in which every block tried every point of the grid.
-"""
+"""Trials at every learning rate and initialization: where a verdict holds, and how much of the rate is tolerated."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tidegate._verdict import Effect
-from tidegate.lab.compare.tuning import rate_of, spell_value, start_of
+from tidegate.lab.compare.summary import Summary
+from tidegate.lab.compare.tuning import choose_settings, rate_of, spell_value, start_of
 from tidegate.lab.compare.variants import placebos_of
 from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo, side_of_zero
 from tidegate.lab.training.records import Plan, Record
+from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Prose, Section, Series, Table
 
-TOLERATED = 0.01
+_TOLERATED = 0.01
 """Share of the best loss by which a tolerated rate may lie above it."""
+_FEWEST_RATES = 3
+"""With fewer rates no tolerance is shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,19 +52,6 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
     order = [spell_value(start) for start in plan.grid.starts]
     places = sorted(points, key=lambda place: (order.index(place[0]), place[1]))
     return tuple(_judge_point(plan, *place, points[place]) for place in places)
-
-
-def trial_losses(points: Sequence[MapPoint], trials: Sequence[Record]) -> list[list[list[float]]] | None:
-    """The losses of all trials by variant, setting and block, the control first; None if one of them diverged."""
-    if not points:
-        return None
-    names = [result.name for result in points[0].comparison.variants]
-    names.sort(key=lambda name: name != points[0].comparison.control)
-    found = {(r.run.variant, start_of(r), rate_of(r), r.run.block): r.loss for r in trials}
-    blocks = range(points[0].comparison.num_blocks)
-    losses = [[[found[name, p.start, p.lr, block] for block in blocks] for p in points] for name in names]
-    known = [[[loss for loss in row if loss is not None] for row in own] for own in losses]
-    return known if known == losses else None
 
 
 def _judge_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mapping[int, Record]]) -> MapPoint:
@@ -147,7 +136,7 @@ def _tolerated_octaves(trials: Sequence[Record]) -> tuple[float | None, bool]:
         return None, False
     best = min(ended, key=lambda record: record.loss or math.inf)
     curve = sorted((math.log2(rate_of(r)), r.loss) for r in trials if start_of(r) == start_of(best))
-    limit = (1 + TOLERATED) * (best.loss or 0.0)
+    limit = (1 + _TOLERATED) * (best.loss or 0.0)
     centre = math.log2(rate_of(best))
     down, low_end = _reach([point for point in reversed(curve) if point[0] <= centre], limit)
     up, high_end = _reach([point for point in curve if point[0] >= centre], limit)
@@ -170,3 +159,168 @@ def _reach(curve: Sequence[tuple[float, float | None]], limit: float) -> tuple[f
             return abs(place + share * (next_place - place) - start), False
         place, loss = next_place, next_loss
     return abs(place - start), True
+
+
+def rate_panels(summary: Summary) -> Iterator[Lines]:
+    """Draw the loss of the trials against the learning rate, each block at its best start; nothing without trials."""
+    if not summary.tuning:
+        return
+    best = {key: spell_value(setting.init) for key, setting in choose_settings(summary.tuning).items()}
+    losses: dict[str, dict[float, list[float | None]]] = {}
+    for record in sorted(summary.tuning, key=rate_of):
+        if start_of(record) == best[record.run.variant, record.run.block]:
+            losses.setdefault(record.run.variant, {}).setdefault(rate_of(record), []).append(record.loss)
+    series = tuple(
+        Series(label=v.name, group=v.name, x=tuple(own), y=tuple(map(_mean_if_complete, own.values())))
+        for v in summary.variants
+        if (own := losses.get(v.name))
+    )
+    lowest = {
+        line.label: min(((y, x) for x, y in zip(line.x, line.y, strict=True) if y is not None), default=None)
+        for line in series
+    }
+    words = ", ".join(f"{name} {point[0]:.4f} at {point[1]:g}" for name, point in lowest.items() if point is not None)
+    yield Lines(
+        title="Loss of the trials against their learning rate",
+        alternative=f"Loss of the trials against their learning rate; lowest: {words or 'every run diverged'}.",
+        x_label="learning rate",
+        y_label="loss (nats), mean over blocks at their best init; none where a run diverged",
+        series=series,
+        log_x=True,
+    )
+
+
+def _mean_if_complete(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if len(known) == len(losses) else None
+
+
+def robustness_section(summary: Summary) -> Section | None:
+    """Show where verdicts hold; None unless every block tried every point of a grid."""
+    points = robustness_map(summary.plan, summary.tuning)
+    if not points:
+        return None
+    others = [variant.name for variant in summary.plan.variants if variant.name != summary.plan.control]
+    return Section(
+        title="Where the verdict holds",
+        lead="Every variant at every learning rate and start of the weights. Each setting is judged by itself, by its "
+        f"{summary.plan.num_seeds} blocks; its intervals hold for all variants at once, and are not adjusted for "
+        f"{len(points)} settings.",
+        panels=(
+            Prose(paragraphs=tuple(turning_sentence(points, name) for name in others)),
+            _maps(points, others),
+            _table(points, others),
+            *_tolerance_panels(summary),
+        ),
+    )
+
+
+def _maps(points: Sequence[MapPoint], others: Sequence[str]) -> Maps:
+    starts = list(dict.fromkeys(point.start for point in points))
+    rates = sorted({point.lr for point in points})
+    by_place = {(point.start, point.lr): point.comparison for point in points}
+    maps = tuple(
+        Map(label=name, values=tuple(tuple(by_place[s, rate][name].difference for rate in rates) for s in starts))
+        for name in others
+    )
+    what = f"Difference to {points[0].comparison.control} by start and rate"
+    words = "; ".join(f"{map_.label} {_range(map_)}" for map_ in maps)
+    return Maps(
+        title=f"{what}: a negative one is a lower loss",
+        alternative=f"{what}, in nats: {words}.",
+        row_label="init",
+        column_label="rate",
+        value_label="difference (nats)",
+        maps=maps,
+        row_names=tuple(starts),
+        column_names=tuple(f"{rate:g}" for rate in rates),
+        diverging=True,
+    )
+
+
+def _range(map_: Map) -> str:
+    known = [value for row in map_.values for value in row if value is not None]
+    return f"from {min(known):+.4f} to {max(known):+.4f}" if known else "diverged everywhere"
+
+
+def _table(points: Sequence[MapPoint], others: Sequence[str]) -> Table:
+    """Every point with its intervals."""
+    control = points[0].comparison.control
+    return Table(
+        title="Every setting with its intervals",
+        columns=(
+            Column(title="variant"),
+            Column(title="init"),
+            Column(title="rate"),
+            Column(title="verdict", help=f"Against {control}, at this setting alone."),
+            *map(_in_nats, ("difference", "from", "to")),
+            Column(title="placebo"),
+            *map(_in_nats, ("to placebo", "placebo from", "placebo to")),
+            Column(title="its gate", help="Against the control and against every placebo."),
+        ),
+        rows=tuple(row for name in others for point in points for row in _rows(point, name)),
+    )
+
+
+def _in_nats(title: str) -> Column:
+    return Column(title=title, unit="nats", digits=4, signed=True)
+
+
+def _rows(point: MapPoint, name: str) -> Iterator[tuple[CellValue, ...]]:
+    """A row for each placebo of a variant, one if it has none."""
+    result = point.comparison[name]
+    own = (name, point.start, f"{point.lr:g}", result.verdict, result.difference, result.low, result.high)
+    effect = point.effects.get(name)
+    for placebo in point.placebos[name] or (None,):
+        against = (None, None, None, None)
+        if placebo is not None:
+            against = (placebo.placebo, placebo.difference, placebo.low, placebo.high)
+        yield (*own, *against, effect)
+
+
+def _tolerance_panels(summary: Summary) -> Iterator[Panel]:
+    """How much of the learning rate each variant tolerates; nothing of fewer than three rates."""
+    plan = summary.plan
+    if plan.grid is None or len(plan.grid.rates) < _FEWEST_RATES:
+        return
+    found = {
+        variant.name: tolerance_of([record for record in summary.tuning if record.run.variant == variant.name])
+        for variant in plan.variants
+    }
+    judged = compare_to_control(
+        {name: own.octaves for name, own in found.items()},
+        control=plan.control,
+        margin=0.0,
+        lower_is_better=False,
+        unit="octaves",
+    )
+    yield Table(
+        title="How much of the learning rate is tolerated",
+        columns=(
+            Column(title="variant"),
+            Column(
+                title="tolerated",
+                unit="octaves",
+                digits=2,
+                help=f"Width of the rates that end within {_TOLERATED:.0%} of the best, at a block's best start.",
+            ),
+            Column(title="difference", unit="octaves", digits=2, signed=True, help="To the control, within blocks."),
+            Column(title="from", digits=2, signed=True),
+            Column(title="to", digits=2, signed=True),
+            Column(title="reaches an end", help="Whether more may be tolerated than the grid has."),
+            Column(title="diverged from", help="The lowest rate at which a trial diverged; empty if none did."),
+            Column(title="spikes", digits=2, help="Steps of a trial whose loss leapt up, on average."),
+        ),
+        rows=tuple(_tolerance_row(name, own, judged) for name, own in found.items()),
+        note="Intervals hold for all variants at once. Between two rates the loss is taken along a line in the "
+        "logarithm of the rate.",
+    )
+
+
+def _tolerance_row(name: str, own: Tolerance, judged: Comparison) -> tuple[CellValue, ...]:
+    result = judged[name]
+    known = [width for width in own.octaves if width is not None]
+    diverged = None if own.diverged_at is None else f"{own.diverged_at:g}"
+    mean = fmean(known) if known else None
+    end = "yes" if own.reaches_end else "no"
+    return (name, mean, result.difference, result.low, result.high, end, diverged, own.spikes)
