@@ -79,4 +79,4 @@ def test_without_a_verdict_it_says_why(compared):
 
 
 def test_a_violated_check_is_named(summary):
-    assert "Read it with care, a check is violated: Tokens for each parameter" in answer(summary)
+    assert "Read it with care, a check is violated: Tokens per parameter" in answer(summary)
