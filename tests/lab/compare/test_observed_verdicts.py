@@ -1,5 +1,5 @@
 from dataclasses import replace
-from statistics import fmean, pstdev, pvariance
+from statistics import fmean, pvariance
 
 import pytest
 from lab_lines import diverged, replanned, with_seeds
@@ -208,28 +208,6 @@ def test_several_sites_have_a_slope_each_and_what_reads_nothing_has_none(compare
 def test_one_layer_has_no_slope(compared):
     short = {name: rows[:1] for name, rows in ROWS.items()}
     assert list(by_figure(with_gates(compared, "bma-query", output=short))[SLOPE]) == ["g1"]
-
-
-def test_spreads_of_gates_are_compared_where_the_control_has_gates_of_the_same_kind(compared):
-    found = by_figure(replanned(compared, control="g1"))
-    names = [f"spread of {SITE} gates {over}" for over in ("between heads", "over tokens")]
-    assert list(found) == [*FIGURES[:-1], *names, SLOPE]
-    summary = summarise(compared)
-    for name, figure in zip(
-        names,
-        (
-            lambda gate: fmean(pstdev(row) for row in gate["mean"]),
-            lambda gate: fmean(flat(gate["spread"])),
-        ),
-        strict=True,
-    ):
-        assert list(found[name]) == ["bma-query"]
-        result = found[name]["bma-query"]
-        means = [fmean(figure(last(record).gates[SITE]) for record in own.records) for own in summary.variants[1:]]
-        assert (result.control_mean, result.mean) == pytest.approx(means)
-    # Another activation has another range.
-    other = with_gates(replanned(compared, control="g1"), "output:query:twosigmoid", output=ROWS)
-    assert not set(names) & set(by_figure(other))
 
 
 def test_a_task_that_asks_nothing_within_the_training_length_has_no_loss_there(compared):

@@ -2,7 +2,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from lab_lines import diverged, lines_of, page_of, recall_lines, replanned, with_seeds
+from lab_lines import diverged, lines_of, page_of, recall_lines, with_seeds
 from lab_runs import tampered, with_run
 
 from tidegate.lab.compare.answer import answer
@@ -10,7 +10,7 @@ from tidegate.lab.compare.observed_verdicts import judge_observed, observed_pane
 from tidegate.lab.compare.page import cost_table, main_table
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.tasks.image import image_task
-from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Record
+from tidegate.lab.training.records import Costs, Record
 from tidegate.report import html_page, markdown_page
 
 SECTIONS = [
@@ -25,20 +25,7 @@ SECTIONS = [
     "Caution",
     "How to get this again",
 ]
-VERDICT_COLUMNS = [
-    "variant",
-    "verdict",
-    "its gate",
-    "starts at",
-    "held-out loss",
-    "± sd",
-    "difference",
-    "from",
-    "to",
-    "adjusted p",
-]
-BEFORE_THE_METRIC = ["variant", "parameters", "over control", "training FLOPs"]
-AFTER_THE_METRIC = ["diverged", "speed", "step time", "its middle half", "peak memory", "decode", "cache"]
+COSTS = ["speed", "step time", "its middle half", "peak memory", "decode", "cache"]
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +54,6 @@ def cells(summary):
         for row in table.rows:
             found[row[0]] |= dict(zip(names, row, strict=True))
     return found
-
-
-def column_titles(lines):
-    assert [column.title for column in main_table(summarise(lines)).columns] == VERDICT_COLUMNS
-    return [column.title for column in cost_table(summarise(lines)).columns]
 
 
 class TestPage:
@@ -120,8 +102,6 @@ class TestPage:
         snippets = {panel.title: panel.text for panel in panels if panel.kind == "snippet"}
         assert snippets["Command"] == "tidegate compare"
         assert json.loads(snippets["Data"]) == compared[0].task.to_dict()
-        hashes = json.loads(snippets["Runs, by the hash of their content"])
-        assert set(hashes.values()) == {line.id for line in compared if isinstance(line, Record)}
 
     def test_lists_all_that_differs_and_nothing_else(self, compared):
         panels = section_of(page_of(compared), "How to get this again").panels
@@ -133,32 +113,6 @@ class TestPage:
         with pytest.raises(ValueError, match="not complete"):
             page_of([line for line in compared if line is not last])
 
-    def test_shows_of_each_variant_how_its_first_model_bends_and_how_free_its_heads_are(self, compared):
-        page = page_of(compared)
-        bent = section_of(page, "How the layers bend").panels[-1]
-        free = section_of(page, "How free the heads are").panels[0]
-        layers = [(name, layer) for name in ("none", "g1", "bma-query") for layer in (0, 1)]
-        assert [row[:2] for row in bent.rows] == [row[:2] for row in free.rows] == layers
-        assert [row[3:6] for row in free.rows] == [(64, 64, 64)] * 2 + [(8, 8, 8)] * 4
-
-    def test_says_why_layers_were_not_measured(self, compared):
-        gone = {"curvature": None, "curvature_reason": "a plane is degenerate"}
-        first = next(line for line in compared if isinstance(line, LayerMeasurements))
-        page = page_of([replace(line, **gone) if line is first else line for line in compared])
-        *_, bent, why = section_of(page, "How the layers bend").panels
-        assert {row[0] for row in bent.rows} == {"g1", "bma-query"}
-        assert why.paragraphs == ("Not measured for none: a plane is degenerate.",)
-
-    def test_says_that_no_measurement_is_on_record_and_that_a_run_diverged(self, compared):
-        lines = tampered([line for line in compared if not isinstance(line, LayerMeasurements)], "g1", diverged)
-        page = page_of(lines)
-        for title in ("How the layers bend", "How free the heads are"):
-            (why,) = section_of(page, title).panels
-            assert why.paragraphs == (
-                "Not measured for none, bma-query: no measurement is on record.",
-                "Not measured for g1: its first run diverged.",
-            )
-
     def test_without_observations_and_lengths_leaves_their_sections_out(self, compared):
         bare = [
             replace(line, observations=(), loss_by_position=()) if isinstance(line, Record) else line
@@ -169,10 +123,6 @@ class TestPage:
 
 
 class TestMainTable:
-    def test_has_the_columns_of_text(self, compared):
-        metric = ["bits per byte", "± sd, bits"]
-        assert column_titles(compared) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
-
     def test_agrees_with_the_summary(self, compared):
         summary = summarise(compared)
         rows = cells(summary)
@@ -204,20 +154,11 @@ class TestMainTable:
 
         lines = [dear(line) if isinstance(line, Costs) else line for line in compared]
         row = cells(summarise(lines))["none"]
-        assert [row[title] for title in AFTER_THE_METRIC[1:]] == [1235, 1.25, "1.000 to 1.000", 1.5, 0.5, 512]
-        units = {column.title: column.unit for column in cost_table(summarise(lines)).columns}
-        assert [units[title] for title in AFTER_THE_METRIC[1:]] == [
-            "tokens/s",
-            "× control",
-            "",
-            "MiB",
-            "ms/token",
-            "bytes/token",
-        ]
+        assert [row[title] for title in COSTS] == [1235, 1.25, "1.000 to 1.000", 1.5, 0.5, 512]
 
     def test_without_costs_has_empty_cells(self, compared):
         rows = cells(summarise([line for line in compared if not isinstance(line, Costs)]))
-        assert {row[title] for row in rows.values() for title in AFTER_THE_METRIC[1:]} == {None}
+        assert {row[title] for row in rows.values() for title in COSTS} == {None}
 
 
 class TestDivergedVariant:
@@ -285,8 +226,6 @@ class TestImages:
         assert titles(page) == [title for title in SECTIONS if title != "Beyond the training length"]
         (why,) = section_of(page, "How the layers bend").panels
         assert why.paragraphs == ("Not measured for none, g1: curvature is measured on language models alone.",)
-        metric = ["accuracy", "± sd, accuracy"]
-        assert column_titles(digits) == [*BEFORE_THE_METRIC, *metric, *AFTER_THE_METRIC]
         summary = summarise(digits)
         for name, row in cells(summary).items():
             variant = next(variant for variant in summary.variants if variant.name == name)
@@ -309,86 +248,22 @@ class TestImages:
 
 
 class TestRecall:
-    def test_has_every_section_and_accuracy(self, recall):
-        assert titles(page_of(recall)) == SECTIONS
-        assert column_titles(recall) == [*BEFORE_THE_METRIC, "accuracy", "± sd, accuracy", *AFTER_THE_METRIC]
-
-    def test_speaks_of_pairs_beyond_the_training_length_and_not_of_text(self, recall):
-        section = section_of(page_of(recall), "Beyond the training length")
-        assert "four times as many pairs and queries" in section.lead
-        assert "text" not in section.lead
-        assert section.panels[0].title.startswith(
-            "Beyond the training length of 6 tokens the loss is on average (nats)"
-        )
-
-    def test_reaches_html_and_markdown(self, recall):
+    def test_has_every_section_and_speaks_of_pairs_beyond_the_training_length(self, recall):
         page = page_of(recall)
+        assert titles(page) == SECTIONS
+        section = section_of(page, "Beyond the training length")
+        assert "four times as many pairs and queries" in section.lead
         assert "Associative recall" in html_page(page)
-        assert "four times as many pairs" in markdown_page(page)
-
-
-class TestTuning:
-    @pytest.fixture
-    def lines(self, compared):
-        """Two rates for every variant on two seeds; g1 diverged once at the larger, and bma-query tried one alone."""
-        trials = [
-            replace(
-                with_run(record, role="tuning", training={"lr": rate}),
-                id=f"{record.id}-{rate}",
-                loss=record.run.block + rate,
-            )
-            for record in compared
-            if isinstance(record, Record) and record.run.block < 2
-            for rate in (0.25, 0.5)
-            if (record.run.variant, rate) != ("bma-query", 0.5)
-        ]
-        last = max(place for place, trial in enumerate(trials) if trial.run.variant == "g1")
-        trials[last] = replace(trials[last], status="diverged", loss=None)
-        return [*replanned(compared, grid=Grid(rates=(1.0, 2.0), starts=(0.02,))), *trials]
-
-    def test_is_drawn_as_mean_loss_against_rate_for_each_start(self, lines):
-        _, views = section_of(page_of(lines), "Was it fair?").panels
-        (view,) = views.views
-        assert view.label == "init 0.02"
-        drawn = {series.label: (series.x, series.y) for series in view.panel.series}
-        assert drawn == {
-            "none": ((0.25, 0.5), (0.75, 1.0)),
-            "g1": ((0.25, 0.5), (0.75, None)),
-            "bma-query": ((0.25,), (0.75,)),
-        }
-        assert (
-            view.panel.title
-            == "Starting from 0.02, lowest loss: none 0.7500 at 0.25, g1 0.7500 at 0.25, bma-query "
-            + ("0.7500 at 0.25")
-        )
-
-    def test_is_not_drawn_where_nothing_was_tried(self, compared):
-        assert len(section_of(page_of(compared), "Was it fair?").panels) == 1
+        assert {"accuracy", "± sd, accuracy"} <= set(cells(summarise(recall))["none"])
 
 
 class TestCaution:
-    def test_of_one_size_asks_for_another(self, compared):
-        size, scope = section_of(page_of(compared), "Caution").panels[0].paragraphs
+    @pytest.mark.parametrize(
+        ("options", "sizes"),
+        [({"d_ff": 1}, "(2 layers of width 16)"), ({"d_model": 32}, "(2 layers of width 16; 2 layers of width 32)")],
+    )
+    def test_names_every_size_that_was_run(self, compared, options, sizes):
+        lines = tampered(compared, "g1", lambda record: with_run(record, model=options))
         record = summarise(compared).control.records[0]
-        assert size.startswith(f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} tokens.")
-        assert "this size" in scope
-
-    @pytest.mark.parametrize(("field", "value"), [("d_model", 32), ("num_layers", 3)])
-    def test_of_several_sizes_says_which(self, compared, field, value):
-        def grown(record):
-            return with_run(record, model={field: value})
-
-        lines = compared
-        for block in range(3):
-            lines = tampered(lines, "g1", grown, block=block)
-        size, scope = section_of(page_of(lines), "Caution").panels[0].paragraphs
-        other = {"d_model": "2 layers of width 32", "num_layers": "3 layers of width 16"}[field]
-        assert size.startswith(f"2 sizes were run: 2 layers of width 16; {other}.")
-        assert "these sizes" in scope
-
-    def test_does_not_take_matched_parameters_for_another_size(self, compared):
-        def narrowed(record):
-            return replace(with_run(record, model={"d_ff": 1}), num_parameters=record.num_parameters - 1)
-
-        lines = tampered(compared, "g1", narrowed)
-        assert section_of(page_of(lines), "Caution").panels[0].paragraphs[0].startswith("One size was run")
+        (words,) = section_of(page_of(lines), "Caution").panels[0].paragraphs
+        assert f"{record.num_parameters:,} parameters {sizes} and {record.tokens:,} tokens" in words

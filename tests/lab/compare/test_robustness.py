@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from lab_lines import page_of, replanned, with_trials
-from lab_runs import with_run
 
-from tidegate.lab.compare.robustness import robustness_map, tolerance_of, turning_sentence
+from tidegate.lab.compare.robustness import rate_panels, robustness_map, tolerance_of, turning_sentence
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.training.records import Grid
-from tidegate.report.page import Maps, Table, Views
 
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "torch"))
 NOISE = {("none", 0): 0.001, ("none", 1): -0.001, ("g1", 1): 0.0012, ("g1", 2): -0.001, ("bma-query", 2): 0.001}
@@ -40,17 +37,14 @@ def test_every_point_is_judged_like_a_comparison_of_its_own(compared):
         assert point.comparison["bma-query"].verdict in ("equivalent", "inconclusive")
 
 
-def test_a_sentence_says_where_the_verdict_turns(compared):
+def test_a_sentence_says_where_a_variant_is_better_and_where_worse(compared):
     _, plan, tuning = trials(compared)
     points = robustness_map(plan, tuning)
-    turning = turning_sentence(points, "g1")
-    assert turning.startswith("g1: the verdict turns. It is below none at init 0.02 with 0.005, 0.01, 0.02, and above")
-    assert turning_sentence(points, "bma-query") == "bma-query is told apart from none at none of 6 settings."
-
-
-def test_a_sentence_says_so_if_it_never_turns(compared):
-    _, plan, tuning = trials(compared, lambda v, b, r, s: loss(v, b, r, 0.02))
-    assert "and nowhere above it; 0 of 6 settings do not" in turning_sentence(robustness_map(plan, tuning), "g1")
+    assert turning_sentence(points, "g1").startswith(
+        "g1 is below none at init 0.02, rate 0.005 and 0.01 and 0.02; above it at init torch, rate 0.005 and"
+    )
+    assert "0 of 6 settings" in turning_sentence(points, "g1")
+    assert "above it at no setting; 6 of 6 settings" in turning_sentence(points, "bma-query")
 
 
 def test_a_point_at_which_a_variant_diverged_has_no_number_for_it(compared):
@@ -76,41 +70,40 @@ def test_an_incomplete_grid_has_no_map(compared, is_left_out):
 def test_the_page_draws_it_by_name_with_intervals_and_sentences(compared):
     lines, *_ = trials(compared)
     section = next(section for section in page_of(lines).sections if section.title == "Where the verdict holds")
-    views = next(panel for panel in section.panels if isinstance(panel, Views))
-    maps = views.views[0].panel
-    assert isinstance(maps, Maps)
+    prose, maps, table, tolerance = section.panels
+    assert prose.paragraphs[0].startswith("g1")
     assert (maps.row_names, maps.column_names) == (("0.02", "torch"), ("0.005", "0.01", "0.02"))
     assert {map_.label for map_ in maps.maps} == {"g1", "bma-query"}
-    table, tolerance = (panel for panel in section.panels if isinstance(panel, Table))
-    assert len(table.rows) == 2 * 6
-    assert len(tolerance.rows) == 3
-    assert section.panels[0].paragraphs[0].startswith("g1: the verdict turns.")
+    assert (len(table.rows), len(tolerance.rows)) == (2 * 6, 3)
 
 
-def test_many_blocks_say_how_often_the_procedure_is_wrong(compared):
-    generator = np.random.default_rng(0)
-    noise = {
-        (v, b, r, s): generator.normal()
-        for v in ("none", "g1", "bma-query")
-        for b in range(20)
-        for r in GRID.rates
-        for s in GRID.starts
-    }
-    blocks = [
-        replace(with_run(line, block=line.run.block + 3 * n, seed=3 * n), id=f"{line.id}-{n}")
-        for line in compared
-        for n in range(7)
-        if line.kind == "run" and line.run.block + 3 * n < 20
-    ]
-    lines = [*(line for line in compared if line.kind != "run"), *blocks]
-    lines = replanned(with_trials(lines, GRID, lambda *place: 2.0 + 0.005 * noise[place]), grid=GRID, num_seeds=20)
-    section = next(section for section in page_of(lines).sections if section.title == "Where the verdict holds")
-    *_, table = (panel for panel in section.panels if isinstance(panel, Table))
-    assert table.title == "How often the procedure is wrong, tuning included"
-    for _, number, alarms, limit, seen in table.rows:
-        assert number == 4000
-        assert 0 < alarms < limit < 9
-        assert seen > 50
+def lowest(variant, block, rate, start):
+    return 2.0 + 0.1 * block + (variant == "g1") + 0.5 * (start == "torch") + abs(rate - 1)
+
+
+def drawn(compared, loss, grid=GRID):
+    lines, *_ = trials(compared, loss, grid)
+    (panel,) = rate_panels(summarise(lines))
+    return {series.label: series.y for series in panel.series}
+
+
+def test_loss_is_drawn_against_the_rate_at_each_blocks_best_start(compared):
+    assert list(rate_panels(summarise(compared))) == []
+    assert drawn(compared, lowest)["none"] == pytest.approx((2.6, 2.1, 3.1))
+
+    def stepwise(variant, block, rate, start):
+        chosen = "torch" if (variant, block) == ("none", 0) else 0.02
+        loss = lowest(variant, block, rate, start) - (start == chosen)
+        return "not tried" if rate != 1.0 and start != chosen else loss
+
+    found = drawn(compared, stepwise, replace(GRID, search="stepwise"))
+    assert found["none"][0] == pytest.approx((1.5 + 0.5 + 1.6 + 1.7) / 3)
+
+
+def test_a_trial_that_diverged_leaves_a_gap(compared):
+    found = drawn(compared, lambda v, b, r, s: None if (v, b, r) == ("none", 1, 2.0) else lowest(v, b, r, s))
+    assert found["none"][2] is None
+    assert None not in found["g1"]
 
 
 def curve(compared, **losses):

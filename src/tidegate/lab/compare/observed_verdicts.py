@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, linear_regression, pstdev, pvariance
+from statistics import fmean, linear_regression, pvariance
 from typing import TypeAlias
 
 from tidegate.gate import Gate
@@ -102,12 +102,11 @@ def _reasons(results: Sequence[MetricResult]) -> Iterator[str]:
 
 def _figures(summary: Summary) -> Iterator[RunMetric]:
     """Every figure, with the rows of the variants of which some run has it."""
+    control = summary.plan.control
     for name, figure_of in _figures_of_all(summary):
-        yield _against_control(name, summary, {variant.name: figure_of for variant in summary.variants})
-    for site, variants in _comparable_gates(summary).items():
-        for name, spread in (("between heads", _spread_between_heads), ("over tokens", _spread_over_tokens)):
-            figure_of = _observed(lambda seen, site=site, spread=spread: spread(seen.gates[site]))
-            yield _against_control(f"spread of {site} gates {name}", summary, dict.fromkeys(variants, figure_of))
+        rows = {variant.name: _row(variant, figure_of) for variant in summary.variants}
+        known = {variant: row for variant, row in rows.items() if _is_known(row)}
+        yield RunMetric(name=name, rows=known if control in known else {}, control=control)
     slopes = {
         label: _row(variant, _observed(lambda seen, site=site: _slope_of_token_share(seen.gates[site])))
         for variant in summary.variants
@@ -132,13 +131,6 @@ def _figures_of_all(summary: Summary) -> Iterator[tuple[str, FigureOf]]:
     yield "loss spikes", lambda record: record.num_spikes
 
 
-def _against_control(name: str, summary: Summary, figures: Mapping[str, FigureOf]) -> RunMetric:
-    rows = {v.name: _row(v, figures[v.name]) for v in summary.variants if v.name in figures}
-    known = {variant: row for variant, row in rows.items() if _is_known(row)}
-    control = summary.plan.control
-    return RunMetric(name=name, rows=known if control in known else {}, control=control)
-
-
 def _row(variant: VariantSummary, figure_of: FigureOf) -> list[float | None]:
     return [figure_of(record) if record.status == "finished" else None for record in variant.records]
 
@@ -156,21 +148,6 @@ def _mean_loss(record: Record, low: float, high: float) -> float | None:
     return mean_of_known(loss for position, loss in record.loss_by_position if low < position <= high)
 
 
-def _comparable_gates(summary: Summary) -> dict[str, list[str]]:
-    """By site of the control's gates, the variants that have one there with the same range of values."""
-    control, found = _gates_by_site(summary.control), dict[str, list[str]]()
-    for variant in summary.variants:
-        for site, gate in _gates_by_site(variant).items():
-            if site in control and _kind(gate) == _kind(control[site]):
-                found.setdefault(site, []).append(variant.name)
-    return found
-
-
-def _kind(gate: Gate) -> tuple[str, ...]:
-    """What two gates must have in common for their spreads to mean the same."""
-    return gate.activation, gate.op, gate.grain
-
-
 def _gates_by_site(variant: VariantSummary) -> dict[str, Gate]:
     """The gates whose values were seen in every run that was observed; a sink has none."""
     gates = Gates.parse(variant.gate)
@@ -185,15 +162,6 @@ def _reading_sites(variant: VariantSummary) -> list[tuple[str, str]]:
     gates = _gates_by_site(variant)
     sites = [site for site, gate in gates.items() if not gate.is_input_independent]
     return [(variant.name if len(gates) == 1 else f"{variant.name}, {site}", site) for site in sites]
-
-
-def _spread_between_heads(gate: Mapping[str, LayerByHead]) -> float | None:
-    layers = [_known(row) for row in gate["mean"]]
-    return mean_of_known(pstdev(row) for row in layers if row)
-
-
-def _spread_over_tokens(gate: Mapping[str, LayerByHead]) -> float | None:
-    return mean_of(gate["spread"])
 
 
 def _slope_of_token_share(gate: Mapping[str, LayerByHead]) -> float | None:

@@ -17,7 +17,6 @@ from tidegate.lab.compare.observed_verdicts import judge_observed, observed_pane
 from tidegate.lab.compare.robustness import rate_panels, robustness_section
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResults, rule_text
-from tidegate.lab.training.records import Record
 from tidegate.report.page import (
     CellValue,
     Check,
@@ -229,30 +228,17 @@ def _cost_row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
 
 
 def _caution(summary: Summary) -> Prose:
-    """Warn that one size was run, or that sizes differ between variants."""
-    sizes = {_size(record) for variant in summary.variants for record in variant.records}
+    """Say which sizes were run: matching the number of parameters leaves width and depth as they are."""
+    models = [record.run.model for variant in summary.variants for record in variant.records]
+    sizes = sorted({(model.d_model, model.num_layers) for model in models})
     record = summary.control.longest
-    if len(sizes) == 1:
-        words = (
-            f"One size was run: {record.num_parameters:,} parameters, {record.tokens:,} {summary.examples}. "
-            "Differences between gates have been seen to shrink, and to change sign, from one size to the next. Run "
-            "another `--preset`, and more `--tokens`, before you build on this."
-        )
-    else:
-        listed = "; ".join(f"{layers} layers of width {width}" for width, layers in sorted(sizes))
-        words = (
-            f"{len(sizes)} sizes were run: {listed}. Between variants of different sizes the gate is not all that "
-            "differs: compare those of one size with each other."
-        )
-    scope = "this size" if len(sizes) == 1 else "these sizes"
-    last = f"A verdict speaks of this data, {scope} and these training options, and of nothing else."
-    return Prose(caution=True, paragraphs=(words, last))
-
-
-def _size(record: Record) -> tuple[int, int]:
-    """Width and depth; matching the number of parameters leaves both as they are."""
-    model = record.run.model
-    return model.d_model, model.num_layers
+    listed = "; ".join(f"{layers} layers of width {width}" for width, layers in sizes)
+    words = (
+        f"These results hold for this data and these training options, at {record.num_parameters:,} parameters "
+        f"({listed}) and {record.tokens:,} {summary.examples}. Differences between gates have shrunk, and changed "
+        "sign, from one size to the next: run another `--preset`, and more `--tokens`, before you build on this."
+    )
+    return Prose(caution=True, paragraphs=(words,))
 
 
 def _reproduction(summary: Summary) -> Iterator[Panel]:
@@ -261,10 +247,8 @@ def _reproduction(summary: Summary) -> Iterator[Panel]:
     yield _differences(summary)
     yield Snippet(title="Versions and machine", text=_to_json(plan.environment))
     yield Snippet(title="Data", text=_to_json(plan.task.to_dict()))
-    yield Snippet(title=f"Model of {plan.control}", text=_to_json(run["model"]))
-    yield Snippet(title=f"Training of {plan.control}", text=_to_json(run["training"]))
-    ids = {f"{r.run.variant}, seed {r.run.seed}": r.id for v in summary.variants for r in v.records}
-    yield Snippet(title="Runs, by the hash of their content", text=_to_json(ids))
+    options = {name: run[name] for name in ("model", "training")}
+    yield Snippet(title=f"Model and training of {plan.control}", text=_to_json(options))
 
 
 def _differences(summary: Summary) -> Table:

@@ -69,37 +69,23 @@ def _judge_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mappin
 
 
 def turning_sentence(points: Sequence[MapPoint], name: str) -> str:
-    """Say where on the map a variant is better than the control and where worse: where its verdict turns."""
-    better = [point for point in points if _sign(point, name) < 0]
-    worse = [point for point in points if _sign(point, name) > 0]
-    control, number = points[0].comparison.control, len(points)
-    if better and worse:
-        return (
-            f"{name}: the verdict turns. It is below {control} at {_places(better)}, and above it at {_places(worse)}; "
-            f"{number - len(better) - len(worse)} of {number} settings do not tell them apart."
-        )
-    if better or worse:
-        side, found, other = ("below", better, "above") if better else ("above", worse, "below")
-        return (
-            f"{name} is {side} {control} at {_places(found)}, and nowhere {other} it; "
-            f"{number - len(found)} of {number} settings do not tell them apart."
-        )
-    return f"{name} is told apart from {control} at none of {number} settings."
-
-
-def _sign(point: MapPoint, name: str) -> int:
-    result = point.comparison[name]
-    return side_of_zero(result.low, result.high)
+    """Say at which settings a variant is better than the control, and at which worse."""
+    sides = [side_of_zero(point.comparison[name].low, point.comparison[name].high) for point in points]
+    below, above = ([p for p, own in zip(points, sides, strict=True) if own == side] for side in (-1, 1))
+    control = points[0].comparison.control
+    return (
+        f"{name} is below {control} at {_places(below)}; above it at {_places(above)}; {sides.count(0)} of "
+        f"{len(points)} settings show no significant difference."
+    )
 
 
 def _places(points: Sequence[MapPoint]) -> str:
-    """Name points by their starts and rates: "init 0.02 with 0.003, 0.006"."""
+    """Name points by their starts and rates: "init 0.02, rate 0.003 and 0.006"."""
     by_start: dict[str, list[float]] = {}
     for point in points:
         by_start.setdefault(point.start, []).append(point.lr)
-    return "; ".join(
-        f"init {start} with {', '.join(f'{lr:g}' for lr in sorted(rates))}" for start, rates in by_start.items()
-    )
+    listed = (f"init {start}, rate {' and '.join(f'{lr:g}' for lr in sorted(own))}" for start, own in by_start.items())
+    return ", ".join(listed) or "no setting"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

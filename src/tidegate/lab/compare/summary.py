@@ -57,16 +57,6 @@ class VariantSummary:
         return max(self.records, key=lambda record: record.tokens)
 
     @property
-    def flops(self) -> float:
-        """Of the training of the run that went farthest: one that diverged stopped early."""
-        return max(record.flops for record in self.records)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens, or images, that the run that went farthest saw."""
-        return max(record.tokens for record in self.records)
-
-    @property
     def finished(self) -> tuple[Record, ...]:
         """The runs that ended in a number."""
         return tuple(record for record in self.records if record.status == "finished")
@@ -114,14 +104,14 @@ class Summary:
                     "gate": variant.gate,
                     "num_parameters": variant.num_parameters,
                     "num_gate_parameters": variant.records[0].num_gate_parameters,
-                    "training_flops": variant.flops,
-                    "tokens": variant.tokens,
+                    "training_flops": variant.longest.flops,
+                    "tokens": variant.longest.tokens,
                     "losses": [record.loss for record in variant.records],
                     "branch_scale": variant.branch_scale,
                     "placebos": [asdict(placebo) for placebo in variant.placebos],
                     "effect": variant.effect,
                     "effect_sentence": variant.effect_sentence,
-                    **{name: mean[0] for name in _METRICS if (mean := variant.metric(name)) is not None},
+                    **{name: found[0] for name in (self.metric,) if name and (found := variant.metric(name))},
                     "cost": None if variant.cost is None else asdict(variant.cost),
                 }
                 for variant in self.variants
@@ -130,9 +120,6 @@ class Summary:
             "layers": [asdict(variant.layers) for variant in self.variants],
             "tuning": [encode(record) for record in self.tuning],
         }
-
-
-_METRICS = ("bits_per_byte", "accuracy")
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
@@ -150,10 +137,8 @@ def summarise(lines: Sequence[Line]) -> Summary:
     if plan.control not in (variant.name for variant in plan.variants):
         raise ValueError(f"The plan of these records has no variant {plan.control!r}, which it names as its control.")
     runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
-    records = {
-        variant.name: _by_block([record for record in runs if _is_compared(record, variant.name)])
-        for variant in plan.variants
-    }
+    compared = sorted((r for r in runs if r.run.role == "comparison"), key=lambda record: record.run.block)
+    records = {v.name: tuple(r for r in compared if r.run.variant == v.name) for v in plan.variants}
     _require_complete(plan, records)
     layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
     measured = last_costs(lines)
@@ -204,14 +189,6 @@ def _layers(record: Record, measured: Mapping[str, LayerMeasurements]) -> LayerM
         return measured[record.id]
     reason = "its first run diverged" if record.status == "diverged" else "no measurement is on record"
     return LayerMeasurements(id=record.id, curvature_reason=reason, gauge_reason=reason)
-
-
-def _is_compared(record: Record, variant: str) -> bool:
-    return record.run.role == "comparison" and record.run.variant == variant
-
-
-def _by_block(records: list[Record]) -> tuple[Record, ...]:
-    return tuple(sorted(records, key=lambda record: record.run.block))
 
 
 def _require_complete(plan: Plan, records: dict[str, tuple[Record, ...]]) -> None:
