@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -17,6 +16,7 @@ from tidegate._validation import InputError
 _SNIFFED_BYTES = 8192
 """How much of a file is looked at for a zero byte, which no text has."""
 _RECORDS = "records.jsonl"
+_WILDCARDS = set("*?[")
 _LONGEST_PLAN = 1 << 20
 """Bytes of a first line that may be a plan."""
 
@@ -117,20 +117,57 @@ def character_start(content: Content, place: int) -> int:
 
 def is_pattern(source: str) -> bool:
     """Whether a source is a pattern of file names and not the name of one."""
-    return any(mark in source for mark in "*?[") and not exists(Path(source))
+    return bool(_WILDCARDS & set(source)) and not exists(Path(source))
 
 
 def file_documents(source: str, field: str) -> tuple[Document, ...]:
     """The documents of a file, of all files of a folder, or of those that match a pattern, sorted by name.
 
-    A name that ends in `.jsonl` holds one document a line, in `field`. In folders and patterns hidden and binary files
-    are passed over, and folders into which a comparison writes; a file that is named itself is taken as it is. Empty
-    documents are dropped.
+    A name that ends in `.jsonl` holds one document a line, in `field`. Empty documents are dropped.
     """
-    documents = tuple(document for document in _all_documents(source, field) if document.content)
+    documents = list[Document]()
+    for name, path in text_files(source):
+        if path.suffix == ".jsonl":
+            documents += record_documents(path, name, field)
+        elif content := read_bytes(path):
+            documents.append(Document(name, content))
     if not documents:
         raise InputError("data", expected="a file with text in it, or a folder of such files", got=Path(source))
-    return documents
+    return tuple(documents)
+
+
+def text_files(source: str) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of the files of text of a source, sorted by name.
+
+    In folders and patterns hidden and binary files are passed over, and folders into which a comparison writes; a file
+    that is named itself is taken as it is.
+    """
+    named = not is_pattern(source) and not Path(source).is_dir()
+    for name, path in _named_files(source):
+        try:
+            _require_regular(path)
+            with path.open("rb") as file:
+                is_text = named or b"\0" not in file.read(_SNIFFED_BYTES)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if is_text:
+            yield name, path
+
+
+def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
+    """Yield the documents of a file of JSON lines, a line at a time; empty ones are dropped."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                record = read_json(line)
+            except ValueError as error:
+                hint = f"{place} is not JSON: {error}."
+                raise InputError("data", expected="one JSON object a line", hint=hint) from error
+            if text := record_text(record, field, place):
+                yield Document(f"{name}:{number}", text)
 
 
 def record_text(record: Any, field: str, place: str) -> bytes:
@@ -153,96 +190,35 @@ def record_text(record: Any, field: str, place: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def _all_documents(source: str, field: str) -> Iterator[Document]:
-    named = not is_pattern(source) and not Path(source).is_dir()
-    for name, found in _named_files(source):
-        content = read_bytes(found)
-        if named or b"\0" not in content[:_SNIFFED_BYTES]:
-            yield from _of_file(found, name, content, field)
-
-
-def text_files(source: str) -> Iterator[tuple[str, Path]]:
-    """Name and place of the files of which `file_documents` reads the documents, sorted; their text is not read."""
-    named = not is_pattern(source) and not Path(source).is_dir()
-    for name, found in _named_files(source):
-        _require_regular(found)
-        with found.open("rb") as file:
-            if named or b"\0" not in file.read(_SNIFFED_BYTES):
-                yield name, found
-
-
-def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
-    """The documents of a file of JSON lines, a line at a time; empty ones are dropped."""
-    with path.open("rb") as file:
-        yield from _of_lines(file, path, name, field)
-
-
 def _named_files(source: str) -> list[tuple[str, Path]]:
     """The files of a source with their names relative to it, sorted by name."""
-    path = Path(source)
-    if is_pattern(source):
-        root = _fixed_part(path)
-        _require_apart(root, source)
-        return sorted((found.relative_to(root).as_posix(), found) for found in _matches(path, root))
-    if path.is_dir():
-        _require_apart(path, source)
-        return sorted((found.relative_to(path).as_posix(), found) for found in files_below(path))
-    return [(path.name, path)]
-
-
-def _require_apart(folder: Path, source: str) -> None:
-    if holds_records(folder):
+    path, pattern = Path(source), is_pattern(source)
+    if not pattern and not path.is_dir():
+        return [(path.name, path)]
+    # The folder of a pattern is the last one before its first wildcard.
+    root = next(parent for parent in path.parents if not _WILDCARDS & set(str(parent))) if pattern else path
+    if holds_records(root):
         hint = f"A comparison wrote its {_RECORDS} there. Keep text apart."
-        raise InputError("data", expected="other than the folder of a comparison", got=Path(source), hint=hint)
-
-
-def _of_file(path: Path, name: str, content: bytes, field: str) -> Iterator[Document]:
-    if path.suffix != ".jsonl":
-        yield Document(name, content)
-        return
-    yield from _of_lines(BytesIO(content), path, name, field)
-
-
-def _of_lines(lines: Iterable[bytes], path: Path, name: str, field: str) -> Iterator[Document]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield Document(f"{name}:{number}", record_text(_parse_json(line, path, number), field, f"{path}:{number}"))
-
-
-def _parse_json(line: bytes, path: Path, number: int) -> Any:
-    try:
-        return read_json(line)
-    except ValueError as error:
-        hint = f"{path}:{number} is not JSON: {error}."
-        raise InputError("data", expected="one JSON object a line", hint=hint) from error
+        raise InputError("data", expected="other than the folder of a comparison", got=path, hint=hint)
+    files = _matches(path, root) if pattern else files_below(path)
+    return sorted((found.relative_to(root).as_posix(), found) for found in files)
 
 
 def _matches(pattern: Path, root: Path) -> list[Path]:
     """All files that match, hidden ones and those below a comparison's folder left out."""
     is_ours = cache(holds_records)
     below = pattern.relative_to(root)
+    files: list[Path] = []
     # Whether a last `**` means files as well depends on the version of Python.
-    found = root.glob(str(below / "*" if below.name == "**" else below))
-    kept = (path for path in found if not _is_hidden(path.relative_to(root)) and path.is_file())
-    files = [path for path in kept if not any(map(is_ours, _folders_between(root, path)))]
+    for path in root.glob(str(below / "*" if below.name == "**" else below)):
+        inner = path.relative_to(root)
+        is_hidden = any(part.startswith(".") for part in inner.parts)
+        if not is_hidden and path.is_file() and not any(is_ours(root / parent) for parent in inner.parents[:-1]):
+            files.append(path)
     if not files:
         hint = "Quote the pattern, and check where it starts."
         raise InputError("data", expected="a pattern that matches files", got=pattern, hint=hint)
     return files
-
-
-def _folders_between(root: Path, path: Path) -> list[Path]:
-    """The folders below the root that a path lies in."""
-    return [root / parent for parent in path.relative_to(root).parents if parent != Path()]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """The last folder of a pattern before its first wildcard."""
-    return next(parent for parent in pattern.parents if not any(mark in str(parent) for mark in "*?["))
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -99,8 +99,10 @@ def read_corpus(source: str, field: str | None) -> Corpus:
         training, held_out, missing = embedded_corpus()
         title = f"sources of the standard library of Python {platform.python_version()}"
         return Corpus(training, held_out, fingerprint(training, held_out), title, missing)
-    read = hub_documents if kind == "hub" else file_documents
-    documents = read(source.removeprefix(_HUB), field or "text")
+    field_name, name = field or "text", source.removeprefix(_HUB)
+    documents = tuple(hub_documents(name, field_name)) if kind == "hub" else file_documents(source, field_name)
+    if not documents:
+        raise InputError("field", expected=f"one that holds text in {source}", got=field_name)
     if field is not None and kind == "files" and not any(".jsonl:" in document.name for document in documents):
         raise InputError("field", expected=f"left out for {source}", got=field, hint=_FIELD_HINT)
     return Corpus(documents, None, fingerprint(documents), _title(source, documents))
@@ -149,32 +151,18 @@ def _title(source: str, documents: Sequence[Document]) -> str:
     return name if len(documents) == 1 else f"{len(documents)} documents of {name}"
 
 
-def hub_documents(name: str, field: str) -> tuple[Document, ...]:
-    """The rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.
+def hub_documents(name: str, field: str, *, streaming: bool = False) -> Iterator[Document]:
+    """Yield the rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.
 
-    What the cache of `datasets` holds is read without the network. Raise InputError if the package is missing, or if
-    the dataset cannot be had.
+    What the cache of `datasets` holds is read without the network. A streamed dataset is fetched row by row: it may be
+    larger than memory and disk. Raise InputError if the package is missing, or if the dataset cannot be had.
     """
-    rows = _rows(name, field)
-    documents = (Document(str(number), record_text(row, field, f"hf:{name}")) for number, row in enumerate(rows))
-    kept = tuple(document for document in documents if document.content)
-    if not kept:
-        raise InputError("field", expected=f"one that holds text in hf:{name}", got=field)
-    return kept
+    for number, row in enumerate(_rows(name, field, streaming)):
+        if text := record_text(row, field, f"hf:{name}"):
+            yield Document(str(number), text)
 
 
-def stream_hub_documents(name: str, field: str) -> Iterator[Document]:
-    """The same documents one after another, as they are fetched: a dataset may be larger than memory and disk.
-
-    A name that is the path of a folder with a dataset in it is read from there.
-    """
-    for number, row in enumerate(_rows(name, field, streaming=True)):
-        document = Document(str(number), record_text(row, field, f"hf:{name}"))
-        if document.content:
-            yield document
-
-
-def _rows(name: str, field: str, *, streaming: bool = False) -> Iterable[dict[str, Any]]:
+def _rows(name: str, field: str, streaming: bool) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:

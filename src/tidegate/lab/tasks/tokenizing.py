@@ -34,7 +34,7 @@ from tidegate.lab.tasks.shards import (
     smallest_dtype,
     write_index,
 )
-from tidegate.lab.tasks.source import read_corpus, resolve_source, source_kind, stream_hub_documents
+from tidegate.lab.tasks.source import hub_documents, read_corpus, resolve_source, source_kind
 from tidegate.lab.tasks.streams import num_held_out
 from tidegate.lab.tasks.tokenizer import (
     Tokenizer,
@@ -311,7 +311,7 @@ def _pieces(source: str, field: str | None, piece_bytes: int) -> Iterator[Docume
     """The documents of a source, one after another; long files in pieces."""
     kind = source_kind(source)
     if kind == "hub":
-        yield from stream_hub_documents(source.removeprefix("hf:"), field or "text")
+        yield from hub_documents(source.removeprefix("hf:"), field or "text", streaming=True)
     elif kind == "embedded":
         corpus = read_corpus(source, field)
         yield from (*corpus.documents, *(corpus.held_out or ()))
