@@ -280,19 +280,25 @@ def folder_pictures(source: str, image_size: int) -> Pictures:
         raise InputError("data", expected="'digits'", got=source, hint=hint) from error
     folders = _class_folders(Path(source))
     endings = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _FORMATS)
-    paths = [(label, path) for label, folder in enumerate(folders) for path in _image_files(folder, endings)]
-    labels = np.asarray([label for label, _ in paths], dtype=np.int64)
-    _require_two_each(folders, labels)
     documents: list[Document] = []
     opened: list[npt.NDArray[np.uint8]] = []
-    for _, path in paths:
-        content = read_bytes(path)
-        # Hashes stand for the files, which together may be larger than the memory.
-        documents.append(Document(path.relative_to(source).as_posix(), hashlib.sha256(content).digest()))
-        opened.append(_read_image(path, content, image_size))
-    images = np.stack(opened if all(image.shape[0] == 1 for image in opened) else [_to_colour(each) for each in opened])
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        paths = sorted(path for path in files_below(folder) if path.suffix.lower() in endings)
+        if len(paths) < 2:
+            hint = f"{folder} has {len(paths)}; one is held out."
+            raise InputError("data", expected="folders of at least two images each", hint=hint)
+        for path in paths:
+            content = read_bytes(path)
+            # Hashes stand for the files, which together may be larger than the memory.
+            documents.append(Document(path.relative_to(source).as_posix(), hashlib.sha256(content).digest()))
+            opened.append(_read_image(path, content, image_size))
+            labels.append(label)
+    channels = max(len(image) for image in opened)
+    images = np.stack([np.broadcast_to(image, (channels, image_size, image_size)) for image in opened])
     names = tuple(folder.name for folder in folders)
-    return Pictures(images, labels, names, _keys(documents), fingerprint(documents), f"Images of {Path(source).name}")
+    title = f"Images of {Path(source).name}"
+    return Pictures(images, np.asarray(labels, dtype=np.int64), names, _keys(documents), fingerprint(documents), title)
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -302,17 +308,6 @@ def _class_folders(folder: Path) -> list[Path]:
     except OSError as error:
         raise unreadable(folder, error) from error
     return [path for path in folders if not holds_records(path)]
-
-
-def _image_files(folder: Path, endings: frozenset[str]) -> list[Path]:
-    return sorted(path for path in files_below(folder) if path.suffix.lower() in endings)
-
-
-def _require_two_each(folders: Sequence[Path], labels: npt.NDArray[np.int64]) -> None:
-    for label, folder in enumerate(folders):
-        if (count := int((labels == label).sum())) < 2:
-            hint = f"{folder} has {count}; one is held out."
-            raise InputError("data", expected="folders of at least two images each", hint=hint)
 
 
 def _read_image(path: Path, content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
@@ -346,10 +341,6 @@ def _require_moderate_size(path: Path, size: tuple[int, int], num_bytes: int) ->
         expected = f"an image of at most {_MOST_PIXELS:,} pixels or {_MOST_PIXELS_PER_BYTE} for each byte"
         hint = f"It declares {width} × {height} pixels in {num_bytes:,} bytes. Scale it down or take it out."
         raise InputError("data", expected=expected, got=path, hint=hint)
-
-
-def _to_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:

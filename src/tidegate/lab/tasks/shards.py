@@ -18,7 +18,6 @@ import numpy.typing as npt
 from tidegate._files import write_content
 from tidegate._json import add_checksum, content_hash, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
-from tidegate.lab.tasks.tokenizer import byte_tokenizer, read_tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 JOURNAL = "progress.jsonl"
@@ -114,7 +113,7 @@ def read_index(folder: Path) -> ShardIndex:
             raise _damaged(path, f"has {size:,} bytes and not {expected:,}: it was cut short or replaced")
     if index.tokenizer_digest:
         tokenizer = folder / TOKENIZER
-        if not tokenizer.is_file() or _digest(tokenizer.read_bytes()) != index.tokenizer_digest:
+        if not tokenizer.is_file() or sha256(tokenizer.read_bytes()) != index.tokenizer_digest:
             raise _damaged(tokenizer, "is not the tokenizer that the shards were made with")
     return index
 
@@ -135,12 +134,6 @@ def _damaged(path: Path, state: str) -> InputError:
 def tokenizer_text(folder: Path, index: ShardIndex) -> str:
     """The byte pairs as JSON; empty for bytes."""
     return (folder / TOKENIZER).read_text(encoding="utf-8") if index.tokenizer_digest else ""
-
-
-def token_lengths(folder: Path, index: ShardIndex) -> npt.NDArray[np.int64]:
-    """(vocabulary,): bytes that a token stands for."""
-    text = tokenizer_text(folder, index)
-    return read_tokenizer(text, index.vocab_size).token_bytes if text else byte_tokenizer().token_bytes
 
 
 @final
@@ -192,5 +185,6 @@ def smallest_dtype(vocab_size: int) -> Any:
     return next(name for name in _DTYPES if vocab_size <= np.iinfo(name).max + 1)
 
 
-def _digest(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of bytes, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from tidegate._text import number_of
 from tidegate.lab.tasks.documents import Document, character_start
-from tidegate.lab.tasks.shards import ShardedTokens, ShardIndex, open_shards, token_lengths, tokenizer_text
+from tidegate.lab.tasks.shards import ShardedTokens, ShardIndex, open_shards, tokenizer_text
 from tidegate.lab.tasks.source import Corpus, TokenFile
-from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, merged_tokens, num_merged_tokens
+from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, merged_tokens, num_merged_tokens, read_tokenizer
 
 _BYTES_PER_TOKEN = 8
 """More than merged byte pairs average: enough bytes for a held-out window, before tokens can be counted."""
@@ -48,18 +48,22 @@ def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -
     """
     num_tokens = num_merged_tokens(tokenizer)
     at_least = window if num_tokens is None else window * _BYTES_PER_TOKEN
-    split = _split(corpus, share, at_least)
-    encoded = _bytes(split) if num_tokens is None else merged_tokens(split.training, split.held_out, num_tokens)
+    if corpus.held_out is None:
+        split = hold_out(corpus.documents, share=share, at_least=at_least)
+    else:
+        split = Split(corpus.documents, corpus.held_out, f"{len(corpus.held_out)} files that are always held out")
+    if num_tokens is None:
+        encoder = byte_tokenizer()
+        encoded = EncodedText(encoder.encode(split.training), encoder.encode(split.held_out), encoder.token_bytes)
+    else:
+        encoded = merged_tokens(split.training, split.held_out, num_tokens)
     return Streams(
-        training=encoded.training,
-        held_out=encoded.held_out,
+        **encoded._asdict(),
         vocab_size=len(encoded.token_bytes),
-        token_bytes=encoded.token_bytes,
         title=corpus.title,
         rule=split.rule,
         num_documents=len(corpus.documents) + len(corpus.held_out or ()),
         missing=corpus.missing,
-        tokenizer=encoded.tokenizer,
     )
 
 
@@ -80,27 +84,18 @@ def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
 def shard_streams(folder: Path, index: ShardIndex) -> Streams:
     """Tokens of a folder of shards, mapped; the last part of each is held out."""
     training, held_out = open_shards(folder, index)
+    pairs = tokenizer_text(folder, index)
+    reader = read_tokenizer(pairs, index.vocab_size) if pairs else byte_tokenizer()
     return Streams(
         training=training,
         held_out=held_out,
         vocab_size=index.vocab_size,
-        token_bytes=token_lengths(folder, index),
+        token_bytes=reader.token_bytes,
         title=f"{number_of(len(index.shards), 'shard')} of {index.title}",
         rule=f"the last {100 * len(held_out) / (len(training) + len(held_out)):.3g} % of each shard",
         num_documents=sum(shard.num_documents for shard in index.shards),
-        tokenizer=tokenizer_text(folder, index),
+        tokenizer=pairs,
     )
-
-
-def _bytes(split: Split) -> EncodedText:
-    encoder = byte_tokenizer()
-    return EncodedText(encoder.encode(split.training), encoder.encode(split.held_out), encoder.token_bytes)
-
-
-def _split(corpus: Corpus, share: float, at_least: int) -> Split:
-    if corpus.held_out is None:
-        return hold_out(corpus.documents, share=share, at_least=at_least)
-    return Split(corpus.documents, corpus.held_out, f"{len(corpus.held_out)} files that are always held out")
 
 
 class Split(NamedTuple):

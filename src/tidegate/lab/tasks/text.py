@@ -121,7 +121,11 @@ class TextData:
         self._length = task.length
         self._streams = streams
         self._task = task
-        self._require_windows()
+        training, held_out = len(streams.training), len(streams.held_out)
+        if min(training, held_out) <= task.length:
+            expected = f"at least {task.length + 1:,} tokens to train on and as many held out, for length={task.length}"
+            hint = f"It has {training:,} and {held_out:,}. Give more text or a smaller length."
+            raise InputError("data", expected=expected, got=Path(task.source), hint=hint)
 
     @property
     def vocab_size(self) -> int:
@@ -176,9 +180,11 @@ class TextData:
         """What is read, as what, and what is held out."""
         streams = self._streams
         read_as = {"bytes": "read byte by byte", "none": "tokens as they came"}
+        is_file_name = "." in streams.title.split()[0]
+        title = streams.title if is_file_name else streams.title[:1].upper() + streams.title[1:]
         how = read_as.get(self._task.tokenizer, f"as {streams.vocab_size:,} byte pairs")
         return (
-            f"{_sentence_case(streams.title)}, {how}: {len(streams.training):,} tokens to train on "
+            f"{title}, {how}: {len(streams.training):,} tokens to train on "
             f"and {len(streams.held_out):,} held out ({streams.rule})."
         )
 
@@ -219,15 +225,6 @@ class TextData:
         count = min(available, max(budget // length, 1))
         return np.arange(count) * available // max(count, 1) * length
 
-    def _require_windows(self) -> None:
-        training, held_out = len(self._streams.training), len(self._streams.held_out)
-        if min(training, held_out) <= self._length:
-            expected = (
-                f"at least {self._length + 1:,} tokens to train on and as many held out, for length={self._length}"
-            )
-            hint = f"It has {training:,} and {held_out:,}. Give more text or a smaller length."
-            raise InputError("data", expected=expected, got=Path(self._task.source), hint=hint)
-
 
 def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """Inputs and targets (B, T) of the windows that start there."""
@@ -262,8 +259,3 @@ def _open(task: TextTask) -> TextData:
 def _require_fingerprint(task: TextTask, found: str) -> None:
     if task.fingerprint not in ("", found):
         raise changed(task.source, task.fingerprint, found)
-
-
-def _sentence_case(title: str) -> str:
-    """Capitalise the first letter of a description, unless it is the name of a file."""
-    return title if "." in title.split()[0] else title[:1].upper() + title[1:]

@@ -9,13 +9,14 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from tidegate.lab.tasks.shards import (
     TOKENIZER,
     Shard,
     ShardIndex,
+    sha256,
     shard_name,
     smallest_dtype,
     write_index,
@@ -108,7 +110,7 @@ def tokenize(
     _require_own_folder(folder)
     given = _read_pairs(tokenizer) if tokenizer.endswith(".json") else ""
     num_tokens = None if given else num_merged_tokens(tokenizer)
-    spelled = f"bpe:{_vocab_size(given)} {_digest(given)}" if given else tokenizer
+    spelled = f"bpe:{_vocab_size(given)} {sha256(given.encode())}" if given else tokenizer
     options: dict[str, Any] = {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
     journal = _Journal(folder / JOURNAL, options)
     jobs = _jobs(source, field, shard_bytes)
@@ -124,18 +126,18 @@ def tokenize(
     journal.note_pairs(pairs)
     shards: list[Shard] = []
     try:
-        with _encoders(num_processes, pairs) as pool:
-            for shard in _encode_all(pool, chain([first], jobs), journal, folder, 2 * num_processes):
+        with _encoders(num_processes) as pool:
+            for shard in _encode_all(pool, chain([first], jobs), journal, folder, pairs, 2 * num_processes):
                 shards.append(shard)
                 report(len(shards), sum(one.num_tokens for one in shards))
     except BrokenProcessPool as problem:
         raise EncoderLost("A process that encodes was ended, possibly for lack of memory.") from problem
     index = ShardIndex(
         **options,
-        tokenizer_digest=_digest(pairs) if pairs else "",
+        tokenizer_digest=sha256(pairs.encode()) if pairs else "",
         vocab_size=_vocab_size(pairs),
         dtype=smallest_dtype(_vocab_size(pairs)),
-        title=_title(source),
+        title=Path(source).name or source,
         shards=tuple(shards),
     )
     # Shards of a text that was longer before, and what kills have left half written.
@@ -158,38 +160,31 @@ def _require_own_folder(folder: Path) -> None:
         raise InputError("out", expected="a folder for shards alone", got=folder, hint=hint)
 
 
-def _encoders(num_processes: int, pairs: str) -> Executor:
-    """Processes that encode; none but this one where one is enough."""
+def _encoders(num_processes: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
+    """Processes that encode; None where this one is enough."""
     if num_processes == 1:
-        _set_tokenizer(pairs)
-        return _Here()
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(num_processes, mp_context=context, initializer=_set_tokenizer, initargs=(pairs,))
-
-
-@final
-class _Here(Executor):
-    """Does what is submitted at once, in this process."""
-
-    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """Call it; the result is there."""
-        done: Future[Any] = Future()
-        done.set_result(fn(*arguments, **options))
-        return done
+        return nullcontext()
+    return ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _encode_all(
-    pool: Executor, jobs: Iterator[_Job], journal: _Journal, folder: Path, in_flight: int
+    pool: ProcessPoolExecutor | None, jobs: Iterator[_Job], journal: _Journal, folder: Path, pairs: str, in_flight: int
 ) -> Iterator[Shard]:
-    """Encode jobs in their order, a few at a time, so that memory holds a few shards' text alone."""
+    """Encode jobs in their order; of a pool's jobs a few at a time, so that memory holds a few shards' text alone."""
+    if pool is None:
+        for job in jobs:
+            yield journal.find(job, folder) or journal.note(_write_shard(job, folder, pairs))
+        return
+
+    def wait(made: Shard | Future[Shard]) -> Shard:
+        return made if isinstance(made, Shard) else journal.note(made.result())
+
     waiting: deque[Shard | Future[Shard]] = deque()
     for job in jobs:
-        done = journal.find(job, folder)
-        waiting.append(done or pool.submit(_write_shard, job, str(folder)))
+        waiting.append(journal.find(job, folder) or pool.submit(_write_shard, job, folder, pairs))
         if len(waiting) >= in_flight:
-            yield journal.note(waiting.popleft())
-    while waiting:
-        yield journal.note(waiting.popleft())
+            yield wait(waiting.popleft())
+    yield from map(wait, waiting)
 
 
 class _Journal:
@@ -199,7 +194,7 @@ class _Journal:
         self._path = path
         lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
         kept = [decode(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
-        before = lines[0] if lines else _options_of(done, options) if done else {}
+        before = lines[0] if lines else {name: getattr(done, name) for name in options} if done else {}
         if changed := [name for name, value in before.items() if options[name] != value]:
             if kept:
                 differences = ", ".join(f"{name} was {before[name]} and is {options[name]}" for name in changed)
@@ -220,7 +215,7 @@ class _Journal:
 
     def note_pairs(self, pairs: str) -> None:
         """Write down the byte pairs; shards that were made with others are not kept."""
-        digest = _digest(pairs) if pairs else ""
+        digest = sha256(pairs.encode()) if pairs else ""
         if digest != self.pairs_digest:
             self._shards.clear()
         self.pairs_digest = digest
@@ -233,13 +228,10 @@ class _Journal:
             return None
         path = folder / shard.name
         content = path.read_bytes() if path.is_file() else b""
-        return shard if hashlib.sha256(content).hexdigest() == shard.content else None
+        return shard if sha256(content) == shard.content else None
 
-    def note(self, made: Shard | Future[Shard]) -> Shard:
-        """Wait for a shard, and write down that it is done."""
-        if isinstance(made, Shard):
-            return made
-        shard = made.result()
+    def note(self, shard: Shard) -> Shard:
+        """Write down that a shard is done."""
         self._append(asdict(shard))
         return shard
 
@@ -276,22 +268,6 @@ def _done_index(path: Path) -> ShardIndex | None:
         return decode(ShardIndex, verify_checksum(parse_json(path.read_bytes())))
     except (ValueError, FileNotFoundError):
         return None
-
-
-def _options_of(index: ShardIndex, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that shards were made with, by the names of those of this call.
-
-    An index of an older version has the last part of its source alone: a source that ends alike is taken for the same.
-    """
-    if index.source:
-        return {name: getattr(index, name) for name in options}
-    same = index.title == _title(options["source"])
-    return {"source": options["source"] if same else index.title, "tokenizer": index.tokenizer}
-
-
-def _title(source: str) -> str:
-    """The last part of a source."""
-    return Path(source).name or source
 
 
 def _jobs(source: str, field: str | None, shard_bytes: int) -> Iterator[_Job]:
@@ -359,7 +335,7 @@ def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, 
     digest : of those that are in the folder already, if they are the ones; damaged ones are learnt again
     """
     kept = folder / TOKENIZER
-    if digest and kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest:
+    if digest and kept.is_file() and sha256(kept.read_bytes()) == digest:
         return kept.read_text(encoding="utf-8")
     sample, size = list[Document](), 0
     for document in _pieces(source, field, SHARD_BYTES):
@@ -376,38 +352,25 @@ def _vocab_size(pairs: str) -> int:
     return len(_load(pairs).token_bytes)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-_pairs = ""
-
-
-def _set_tokenizer(pairs: str) -> None:
-    """Begin a process that encodes."""
-    global _pairs
-    _pairs = pairs
-
-
 @lru_cache(maxsize=2)
 def _load(pairs: str) -> Tokenizer:
     return read_tokenizer(pairs, 0) if pairs else byte_tokenizer()
 
 
-def _write_shard(job: _Job, folder: str) -> Shard:
-    """Encode the text of a shard and write its file; in a process of its own."""
-    encoder = _load(_pairs)
+def _write_shard(job: _Job, folder: Path, pairs: str) -> Shard:
+    """Encode the text of a shard and write its file."""
+    encoder = _load(pairs)
     dtype = np.dtype(smallest_dtype(len(encoder.token_bytes))).newbyteorder("<")
     tokens = encoder.encode(job.documents).astype(dtype)
     content = tokens.tobytes()
     name = shard_name(job.number)
-    write_content(Path(folder) / name, content)
+    write_content(folder / name, content)
     held_out = num_held_out(len(tokens), share=_HELD_OUT_SHARE, at_least=0)
     return Shard(
         name=name,
         num_tokens=len(tokens),
         num_training=len(tokens) - held_out,
         num_documents=len(job.documents),
-        content=hashlib.sha256(content).hexdigest(),
+        content=sha256(content),
         text=job.digest,
     )
