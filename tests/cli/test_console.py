@@ -49,13 +49,13 @@ def test_a_table_is_spelled_and_not_cut(console, cell):
 
 def test_progress_is_spelled(console):
     with display(console, quiet=False) as shown:
-        shown.show(Phase(name=HOSTILE, num_runs=2))
-        shown.show(
+        shown(Phase(name=HOSTILE, num_runs=2))
+        shown(
             Progress(
                 run="1", variant=HOSTILE, seed=3, role="comparison", step=1, steps=2, tokens=1, loss=2.5, seconds=4.0
             )
         )
-        shown.show(PartsDone(work=HOSTILE, done=1, total=1, unit=HOSTILE, item=HOSTILE))
-        shown.show(Ended(run="1", variant=HOSTILE, seed=3, status="finished", loss=1.0))
+        shown(PartsDone(work=HOSTILE, done=1, total=1, unit=HOSTILE, item=HOSTILE))
+        shown(Ended(run="1", variant=HOSTILE, seed=3, status="finished", loss=1.0))
     require_tame(console.file.getvalue())
     assert f"{SHOWN}, seed 3: validation loss 1.0000" in console.file.getvalue()

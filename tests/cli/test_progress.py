@@ -47,7 +47,7 @@ def written(*events, quiet=False, **options):
     console = Console(file=StringIO(), width=60)
     with display(console, quiet=quiet, **options) as shown:
         for event in events:
-            shown.show(event() if callable(event) else event)
+            shown(event() if callable(event) else event)
     return console.file.getvalue()
 
 
@@ -60,7 +60,7 @@ def drawn(monkeypatch):
         console = Console(file=StringIO(), force_terminal=True, width=160)
         with display(console, quiet=False, **options) as shown:
             for event in events:
-                shown.show(event)
+                shown(event)
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
 
     return draw

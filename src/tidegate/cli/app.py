@@ -47,17 +47,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(compare)
-app.command()(train)
-app.command()(tokenize)
-app.command()(generate)
-app.command()(evaluate)
-app.command()(export)
-app.command()(report)
-app.command()(study)
-app.command()(curvature)
-app.command()(observe)
-app.command()(explore)
+for run_verb in (
+    compare,
+    train,
+    tokenize,
+    generate,
+    evaluate,
+    export,
+    report,
+    study,
+    curvature,
+    observe,
+    explore,
+):
+    app.command()(run_verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.console import Console
 from tidegate._validation import InputError
 from tidegate.cli.console import finish_page, new_console, new_table
 from tidegate.cli.errors import FAILED, stop, stop_interrupted
-from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import Output, option, verb
+from tidegate.cli.folders import require_output_folder
+from tidegate.cli.options import Output, option, this_command, verb
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def compare(options: CompareOptions) -> None:
 
     Example: tidegate compare --data notes/ --variants none,g1,bma+g1,slow=g1@lr=1e-3 --out notes-gates
     """
-    command = shlex.join(["tidegate", *sys.argv[1:]])
+    command = this_command()
     console = new_console(stderr=options.as_json)
     if not console.is_terminal:
         # Output is not a terminal: do not wrap.
@@ -193,11 +192,10 @@ def compare(options: CompareOptions) -> None:
             retries=RETRIES if options.retries is None else options.retries,
             resources=_resources(options.cpus_per_run, options.gpus_per_run, options.procs_per_run),
         )
-        require_writable(out)
-        require_apart(out, options.data)
+        require_output_folder(out, options.data)
         examples = "images" if request.task.kind == "image" else "tokens"
-        with display(console, quiet=options.quiet, examples=examples) as shown:
-            lines = run_comparison(request, out, executor=runner, on_event=shown.show)
+        with display(console, quiet=options.quiet, examples=examples) as tell:
+            lines = run_comparison(request, out, executor=runner, on_event=tell)
         summary = summarise(lines)
         page = comparison_page(summary)
         written = write_page(page, out)
@@ -350,19 +348,13 @@ def _call_function(name: str) -> list[Run]:
     except (ModuleNotFoundError, AttributeError) as problem:
         hint = f"{problem}. Use a module of the working folder or an installed one."
         raise InputError("runs", expected="an importable module:function", got=name, hint=hint) from None
-    if not callable(found) or not _takes_nothing(found):
-        raise InputError("runs", expected="a function without required arguments", got=name)
+    try:
+        signature(found).bind()
+    except (TypeError, ValueError):
+        # It is no function, it needs arguments, or it is built in and does not tell.
+        raise InputError("runs", expected="a function without required arguments", got=name) from None
     given: Any = found()
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):
         expected = "a function that returns a list of tidegate.lab.training.run.Run"
         raise InputError("runs", expected=expected, got=cast("object", given))
     return cast("list[Run]", given)
-
-
-def _takes_nothing(function: Callable[..., object]) -> bool:
-    try:
-        signature(function).bind()
-    except (TypeError, ValueError):
-        # It needs arguments, or it is built in and does not tell.
-        return False
-    return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 
 from tidegate.cli.console import finish_page, new_console, new_table
-from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import GatedModelAndText, Output, note_unread, option, verb
+from tidegate.cli.folders import require_page_folder
+from tidegate.cli.options import GatedModelAndText, Output, note_unread, option, this_command, verb
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -41,19 +39,16 @@ def curvature(options: CurvatureOptions) -> None:
     from tidegate.lab.training.measurements import Sampling
     from tidegate.report import write_page
 
-    command = shlex.join(["tidegate", *sys.argv[1:]])
-    require_writable(options.out)
-    require_apart(options.out, options.data)
-    require_no_comparison(options.out)
+    require_page_folder(options.out, options.data)
     loaded = load_language_model(options.model, gates=options.gates)
     note_unread(loaded)
     windows = token_windows(loaded, options.data, length=options.length, count=options.sequences, field=options.field)
     sampling = Sampling(
         part=options.part, num_positions=options.positions, num_planes=options.planes, seed=options.seed
     )
-    with display(new_console(stderr=True), quiet=options.quiet) as shown:
-        measured = model_curvature(loaded, windows, sampling, tell=shown.show)
-    page = curvature_page(measured, command=command)
+    with display(new_console(stderr=True), quiet=options.quiet) as tell:
+        measured = model_curvature(loaded, windows, sampling, tell=tell)
+    page = curvature_page(measured, command=this_command())
     finish_page(write_page(page, options.out), page.data, as_json=options.as_json, result=_table(measured))
 
 

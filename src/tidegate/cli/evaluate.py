@@ -13,7 +13,7 @@ from tidegate._files import write_content
 from tidegate._text import number_of
 from tidegate._validation import InputError
 from tidegate.cli.console import new_console, new_table, print_json
-from tidegate.cli.folders import require_writable
+from tidegate.cli.folders import require_output_folder
 from tidegate.cli.options import OWN_MODEL, ModelAndText, Output, argument, option, verb
 from tidegate.cli.progress import display
 
@@ -63,12 +63,12 @@ def evaluate(options: EvaluateOptions) -> None:
     if out is not None:
         if out.is_dir():
             raise InputError("out", expected="a file name", got=out, hint=f"Use {out / 'scores.json'}.")
-        require_writable(out.parent)
+        require_output_folder(out.parent)
     loaded = load_language_model(options.model, derivatives=False)
     decoder = require_decoder(loaded)
     # The harness draws progress bars of its own while it prepares tasks.
     bars = redirect_stderr(io.StringIO()) if options.quiet else nullcontext()
-    with display(new_console(stderr=True), quiet=options.quiet) as shown, bars:
+    with display(new_console(stderr=True), quiet=options.quiet) as tell, bars:
         if options.tasks is None:
             length = options.length or decoder.config.max_length
             require_known_length(loaded, length)
@@ -79,7 +79,7 @@ def evaluate(options: EvaluateOptions) -> None:
                 length=length,
                 count=options.sequences,
                 batch_size=options.batch_size,
-                tell=shown.show,
+                tell=tell,
             )
         else:
             from tidegate.lab.models.evaluate import evaluate_tasks
@@ -90,7 +90,7 @@ def evaluate(options: EvaluateOptions) -> None:
                 limit=options.limit,
                 num_fewshot=options.num_fewshot,
                 batch_size=options.batch_size,
-                tell=shown.show,
+                tell=tell,
             )
     result = {"model": loaded.name, **found.to_dict()}
     if out is not None:

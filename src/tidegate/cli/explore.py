@@ -9,16 +9,15 @@ from pathlib import Path
 from tidegate._files import write_content
 from tidegate._validation import InputError
 from tidegate.cli.console import new_console, print_json
-from tidegate.cli.options import option, verb
+from tidegate.cli.options import JsonOutput, option, verb
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExploreOptions:
+class ExploreOptions(JsonOutput):
     """Options of `tidegate explore`."""
 
     out: Path = option(Path("explore.html"), "File to write.")
     open_page: bool = option(True, "Open the page in the browser.", "--open/--no-open")
-    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
 
 
 @verb

@@ -8,12 +8,12 @@ from typing import Literal
 
 from tidegate._validation import InputError
 from tidegate.cli.console import new_console, print_json
-from tidegate.cli.folders import require_writable
-from tidegate.cli.options import OWN_MODEL, argument, option, verb
+from tidegate.cli.folders import require_output_folder
+from tidegate.cli.options import OWN_MODEL, JsonOutput, argument, option, verb
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(JsonOutput):
     """Options of `tidegate export`."""
 
     model: Path = argument(OWN_MODEL)
@@ -24,7 +24,6 @@ class ExportOptions:
         "class. qwen3-next: a Qwen3-Next that needs no package of ours, for gates like g1, elementwise or headwise, in "
         "models with qk_norm=yes and no windows.",
     )
-    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
 
 
 @verb
@@ -40,7 +39,7 @@ def export(options: ExportOptions) -> None:
     from tidegate.lab.models.text import require_decoder
 
     model, out = options.model, options.out
-    require_writable(out)
+    require_output_folder(out)
     if out.exists() and any(out.iterdir()):
         raise InputError("out", expected="a new or empty folder", got=out)
     decoder = require_decoder(load_language_model(model, derivatives=False))

@@ -7,14 +7,11 @@ from pathlib import Path
 from tidegate._validation import InputError
 
 
-def require_apart(folder: Path, data: str | None) -> None:
-    """Raise InputError if the folder lies inside that of the data: its files would be read as data the next time."""
-    if data is not None and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
-        raise InputError("out", expected=f"outside the data folder {data}", got=folder)
+def require_output_folder(folder: Path, data: str | None = None) -> None:
+    """Raise InputError if the folder cannot be written to, or lies inside that of the data; nothing is left behind.
 
-
-def require_writable(folder: Path) -> None:
-    """Raise InputError if the folder cannot be written to; nothing is left behind."""
+    Files inside the folder of the data would be read as data the next time.
+    """
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not nearest.is_dir():
         raise InputError("out", expected="a folder", got=folder, hint=f"{nearest} is a file.")
@@ -24,11 +21,14 @@ def require_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as problem:
         raise InputError("out", expected="writable", got=folder, hint=f"{problem.strerror}.") from None
+    if data is not None and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
+        raise InputError("out", expected=f"outside the data folder {data}", got=folder)
 
 
-def require_no_comparison(folder: Path) -> None:
-    """Raise InputError for the folder of a comparison, whose page would be overwritten."""
+def require_page_folder(folder: Path, data: str | None = None) -> None:
+    """Raise InputError as above, and for the folder of a comparison, whose page would be overwritten."""
     from tidegate.lab.training.records import records_path
 
+    require_output_folder(folder, data)
     if records_path(folder).exists():
         raise InputError("out", expected="a folder without a comparison", got=folder, hint="Choose another one.")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tidegate._text import printable
 from tidegate.cli.console import print_json
-from tidegate.cli.options import OWN_MODEL, argument, option, verb
+from tidegate.cli.options import OWN_MODEL, JsonOutput, argument, option, verb
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(JsonOutput):
     """Options of `tidegate generate`."""
 
     model: Path = argument(OWN_MODEL)
@@ -23,7 +23,6 @@ class GenerateOptions:
     top_k: int | None = option(None, "Sample from the K most likely tokens.", min=1)
     top_p: float | None = option(None, "Sample from the smallest set of tokens with at least this probability.")
     seed: int = option(0, "Random seed of the sampling.", min=0)
-    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
 
 
 @verb

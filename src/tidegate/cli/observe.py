@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.cli.console import finish_page, new_console
-from tidegate.cli.folders import require_apart, require_no_comparison, require_writable
-from tidegate.cli.options import GatedModelAndText, Output, note_unread, option, verb
+from tidegate.cli.folders import require_page_folder
+from tidegate.cli.options import GatedModelAndText, Output, note_unread, option, this_command, verb
 from tidegate.cli.progress import display
 
 _LENGTH = 512
@@ -44,17 +42,14 @@ def observe(options: ObserveOptions) -> None:
     from tidegate.lab.observe.run import model_observation
     from tidegate.report import write_page
 
-    command = shlex.join(["tidegate", *sys.argv[1:]])
-    require_writable(options.out)
-    require_apart(options.out, options.data)
-    require_no_comparison(options.out)
+    require_page_folder(options.out, options.data)
     loaded = load_language_model(options.model, derivatives=False, gates=options.gates)
     note_unread(loaded)
     length = options.length or loaded.trained_length or min(_LENGTH, loaded.max_length or _LENGTH)
     windows = token_windows(loaded, options.data, length=length, count=options.sequences, field=options.field)
-    with display(new_console(stderr=True), quiet=options.quiet) as shown:
+    with display(new_console(stderr=True), quiet=options.quiet) as tell:
         seen = model_observation(
-            loaded, windows, batch_size=options.batch_size, keys=options.keys, heat=options.heat, tell=shown.show
+            loaded, windows, batch_size=options.batch_size, keys=options.keys, heat=options.heat, tell=tell
         )
-    page = observation_page(seen, model=loaded.name, command=command, num_sequences=len(windows), length=length)
+    page = observation_page(seen, model=loaded.name, command=this_command(), num_sequences=len(windows), length=length)
     finish_page(write_page(page, options.out), page.data, as_json=options.as_json, result=seen.table())

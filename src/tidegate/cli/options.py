@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -65,11 +67,22 @@ def verb(run: Callable[[Any], None]) -> Callable[..., None]:
 OWN_MODEL = "A folder of tidegate train, a file of save_model, or a folder of tidegate export that keeps our own class."
 
 
+def this_command() -> str:
+    """Return the running command line, as a shell takes it."""
+    return shlex.join(["tidegate", *sys.argv[1:]])
+
+
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class JsonOutput:
     """How a verb prints its result."""
 
     as_json: bool = option(False, "Print only the result, as JSON.", "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(JsonOutput):
+    """The same, for a verb that shows its progress."""
+
     quiet: bool = option(False, "Print only the result, without progress.", "--quiet")
 
 

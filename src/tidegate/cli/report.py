@@ -8,16 +8,15 @@ from pathlib import Path
 from tidegate._validation import InputError
 from tidegate.cli.console import finish_page
 from tidegate.cli.errors import stop
-from tidegate.cli.options import argument, option, verb
+from tidegate.cli.options import JsonOutput, argument, option, verb
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(JsonOutput):
     """Options of `tidegate report`."""
 
     folder: Path = argument("Output folder of a comparison.")
     out: Path | None = option(None, "Folder for the page. Default: the same folder.")
-    as_json: bool = option(False, "Print only the result, as JSON.", "--json")
 
 
 @verb

@@ -10,7 +10,7 @@ from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
 from tidegate.cli.console import finish_page, new_console, print_json
 from tidegate.cli.errors import stop
-from tidegate.cli.folders import require_no_comparison, require_writable
+from tidegate.cli.folders import require_page_folder
 from tidegate.cli.options import Output, argument, option, verb
 from tidegate.cli.progress import display
 
@@ -72,11 +72,10 @@ def _answer(chosen: Study[Any, Any], settings: Any, options: StudyOptions) -> No
     from tidegate.report import write_page
 
     folder = options.out or Path("studies") / chosen.name
-    require_writable(folder)
-    require_no_comparison(folder)
+    require_page_folder(folder)
     if options.again is None:
-        with display(new_console(stderr=True), quiet=options.quiet) as shown:
-            result = chosen.run(settings, tell=shown.show)
+        with display(new_console(stderr=True), quiet=options.quiet) as tell:
+            result = chosen.run(settings, tell=tell)
     else:
         if kind := nonregular_file_type(options.again):
             raise InputError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from tidegate._text import number_of
 from tidegate.cli.console import new_console, print_json
 from tidegate.cli.errors import FAILED, INTERRUPTED, stop
-from tidegate.cli.folders import require_apart, require_writable
+from tidegate.cli.folders import require_output_folder
 from tidegate.cli.options import Output, argument, option, verb
 from tidegate.cli.progress import display
 
@@ -42,8 +42,7 @@ def tokenize(options: TokenizeOptions) -> None:
     from tidegate.lab.training.machine import num_cores
 
     out = options.out
-    require_writable(out)
-    require_apart(out, options.data)
+    require_output_folder(out, options.data)
     console = new_console(stderr=True)
 
     def report(num_shards: int, num_tokens: int) -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tidegate.cli.console import new_console
-from tidegate.cli.dry_run import print_estimate
-from tidegate.cli.folders import require_apart, require_writable
-from tidegate.cli.options import Output, option, verb
+from tidegate._text import number_of
+from tidegate.cli.console import new_console, new_table, print_json
+from tidegate.cli.folders import require_output_folder
+from tidegate.cli.options import Output, option, this_command, verb
 from tidegate.cli.progress import display
 from tidegate.cli.training import do_training, launch_training, require_launch, stop_training
 
 if TYPE_CHECKING:
+    from tidegate.lab.training.estimate import Estimate
     from tidegate.lab.training.presets import ModelSize
-    from tidegate.lab.training.run import Run
+    from tidegate.lab.training.run import Run, Training
 
 _DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
 
@@ -133,7 +132,6 @@ def train(options: TrainOptions) -> None:
 
     Example: tidegate train --gate g1 --preset small --data notes/ --out notes-g1
     """
-    command = shlex.join(["tidegate", *sys.argv[1:]])
     from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
     from tidegate.lab.training.estimate import require_rate
     from tidegate.lab.training.machine import require_device, use_threads
@@ -151,17 +149,9 @@ def train(options: TrainOptions) -> None:
     threads = options.threads or _size(options).num_threads
     if options.dry_run:
         use_threads(threads)
-        print_estimate(
-            run,
-            flops=options.flops,
-            mfu=options.mfu,
-            parallel=options.parallel,
-            num_processes=num_processes,
-            as_json=options.as_json,
-        )
+        _print_estimate(run, options, num_processes)
         return
-    require_writable(options.out)
-    require_apart(options.out, options.data)
+    require_output_folder(options.out, options.data)
     # Damaged data are an input error, not a failed run.
     run.task.load()
     try:
@@ -171,7 +161,7 @@ def train(options: TrainOptions) -> None:
         with joined_processes(options.parallel, options.device) if around > 1 else nullcontext() as processes:
             do_training(run, options, threads=max(1, threads // around), processes=processes)
     except KeyboardInterrupt:
-        stop_training(options.out, command, num_around=around)
+        stop_training(options.out, this_command(), num_around=around)
 
 
 def _size(options: TrainOptions) -> ModelSize:
@@ -209,3 +199,59 @@ def _holds_tokens(data: str | None) -> bool:
     from tidegate.lab.tasks.source import source_kind
 
     return data is not None and source_kind(data) in ("tokens", "shards")
+
+
+def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None:
+    """Print what a run would take here, in each of its processes, and at a rate of operations if one is given."""
+    from tidegate.lab.training.estimate import estimate_run
+
+    estimate, flops, mfu, parallel = estimate_run(run), options.flops, options.mfu, options.parallel
+    in_each = estimate.bytes_in_each(parallel, num_processes)
+    if options.as_json:
+        there = None if flops is None else estimate.hours_at(flops, mfu)
+        more = {"bytes_in_each_process": in_each, "lr": run.training.lr, "hours": estimate.hours, "hours_there": there}
+        print_json({**asdict(estimate), **more})
+        return
+    table = new_table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
+    if num_processes > 1:
+        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; hours are those of one"
+        rows.append(("memory in each", _memory(in_each), how))
+    for row in rows:
+        table.add_row(*row)
+    new_console().print(table)
+
+
+def _estimate_rows(
+    estimate: Estimate, training: Training, *, flops: float | None, mfu: float
+) -> list[tuple[str, str, str]]:
+    """Return what a dry run prints: a name, a number, and how it comes about."""
+    per_update = estimate.tokens // estimate.steps
+    rows = [
+        ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
+        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,}"),
+        ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
+        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} for each token"),
+        (
+            "memory",
+            _memory(estimate.bytes),
+            f"{_memory(estimate.weight_bytes)} for weights and updates, {_memory(estimate.activation_bytes)} for a "
+            f"batch in {number_of(training.accumulate, 'part')}",
+        ),
+    ]
+    if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
+        rows.append(("hours here", "?", f"not measured: {estimate.why_not_measured}"))
+    else:
+        how = f"{per_update / estimate.step_seconds:,.0f} tokens/s, {estimate.flops_per_second:.3g} FLOP/s, measured"
+        rows.append(("hours here", f"{estimate.hours:.3g}", how))
+    if flops is not None:
+        how = f"at {mfu:g} of {flops:.3g} FLOP/s"
+        rows.append(("hours there", f"{estimate.hours_at(flops, mfu):.3g}", how))
+    return rows
+
+
+def _memory(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

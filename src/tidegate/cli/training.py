@@ -129,17 +129,17 @@ def _open_displays(
     num_devices = 1 if processes is None else processes.size
     peak = options.flops or num_devices * matrix_flops(run.training.device, half=run.training.precision == "bf16")
     quiet = options.quiet or not is_first
-    shown = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
+    tell = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
     if not is_first:
-        return shown.show, shown.show
+        return tell, tell
     log = RunLog(options.out, peak=peak, tensorboard=options.tensorboard)
     stack.callback(log.close)
 
     def report(event: Any) -> None:
         log.report(event)
-        shown.show(event)
+        tell(event)
 
-    return shown.show, report
+    return tell, report
 
 
 def _end_with_others(record: Record) -> NoReturn:

@@ -92,11 +92,11 @@ class TestAStop:
         whole = tokenize(str(text), tmp_path / "whole", tokenizer="bpe:300", shard_bytes=4096)
         made, write = [], tokenizing._write_shard
 
-        def stopped(job, folder):
+        def stopped(job, *others):
             if len(made) == 3:
                 raise KeyboardInterrupt
             made.append(job.number)
-            return write(job, folder)
+            return write(job, *others)
 
         monkeypatch.setattr(tokenizing, "_write_shard", stopped)
         with pytest.raises(KeyboardInterrupt):
