@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,8 @@ from lm_eval.tasks import TaskManager
 
 from tidegate._validation import InputError
 from tidegate.lab.models.language_models import LanguageModel
-from tidegate.lab.models.text import Continuation, continuations, continue_tokens, require_decoder
+from tidegate.lab.models.text import Continuation, continuations, continue_text, require_decoder
+from tidegate.lab.tasks.source import log_level
 from tidegate.lab.training.events import Tell, ignore
 
 _NEW_TOKENS = 256
@@ -108,7 +108,7 @@ class HarnessModel(LM):
         temperature = (temperature or 1.0) if sampled else 0.0
         draws = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
         text = ""
-        for piece in continue_tokens(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **draws):
+        for piece in continue_text(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **draws):
             text += piece.decode("utf-8", errors="replace")
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
                 return text[: min(ends)]
@@ -155,7 +155,7 @@ def evaluate_tasks(
         InputError: There is no such task.
     """
     adapter = HarnessModel(model, batch_size=batch_size, tell=tell)
-    with _silent_lm_eval():
+    with log_level("lm_eval", logging.ERROR):
         # Not `simple_evaluate`: it asks git and pip about its surroundings, and git complains outside of a repository.
         loaded: Any = _load_tasks(tasks, num_fewshot)
         results: Any = harness_evaluate(adapter, loaded, limit=limit, log_samples=False)
@@ -221,15 +221,3 @@ def _scores(results: Mapping[str, Any]) -> Iterator[Score]:
                 error=error if isinstance(error, float) else None,
                 higher_is_better=better.get(metric),
             )
-
-
-@contextmanager
-def _silent_lm_eval() -> Generator[None]:
-    """Silence lm-eval but for its errors."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

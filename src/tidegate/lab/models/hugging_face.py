@@ -36,6 +36,7 @@ from tidegate._files import nonregular_file_type
 from tidegate._text import list_some, short_repr, shorten
 from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import read_json
+from tidegate.lab.tasks.source import log_level
 
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
@@ -363,16 +364,13 @@ def _silent_transformers() -> Generator[None]:
     from huggingface_hub import constants
     from transformers.utils import logging as bars
 
-    logger, shown, offline = logging.getLogger("transformers"), bars.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    shown, offline = bars.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE
     bars.disable_progress_bar()
     constants.HF_HUB_OFFLINE = True
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with log_level("transformers", logging.CRITICAL), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         constants.HF_HUB_OFFLINE = offline
-        logger.setLevel(level)
         if shown:
             bars.enable_progress_bar()

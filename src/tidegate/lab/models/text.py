@@ -50,9 +50,10 @@ class TextLoss:
         return {**asdict(self), "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
+@torch.no_grad()
 def continue_text(
     model: LanguageModel,
-    prompt: bytes,
+    prompt: bytes | Sequence[int],
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -60,44 +61,20 @@ def continue_text(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Generate text after a prompt, and yield it as it comes, whole characters at a time.
+    """Generate text after a prompt, text or tokens, and yield it as it comes, whole characters at a time.
 
     The options are those of `tidegate.torch.generate`; the same seed gives the same text.
 
     Raises:
         InputError: The prompt is empty, or the model is not one of ours or has no known text of tokens.
     """
-    _require_text_model(model)
-    tokens = model.encode(prompt)
+    decoder, decode = _require_text_model(model)
+    tokens = model.encode(prompt) if isinstance(prompt, bytes) else list(prompt)
     if not tokens:
         raise InputError("prompt", expected="at least one token", got=prompt)
-    yield from continue_tokens(
-        model,
-        tokens,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
-
-
-@torch.no_grad()
-def continue_tokens(
-    model: LanguageModel,
-    tokens: Sequence[int],
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-) -> Iterator[bytes]:
-    """Generate text after at least one token, as `continue_text` does."""
-    decoder, decode = _require_text_model(model)
     caches = decoder.new_caches()
     generator = torch.Generator().manual_seed(seed)
-    new, drawn, sent = torch.tensor([list(tokens)]), list[int](), b""
+    new, drawn, sent = torch.tensor([tokens]), list[int](), b""
     for _ in range(max_new_tokens):
         logits = decoder(new, caches=caches, num_logits=1)[:, 0]
         chances = next_token_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)

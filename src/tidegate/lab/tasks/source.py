@@ -170,7 +170,8 @@ def _rows(name: str, field: str, streaming: bool) -> Iterable[dict[str, Any]]:
         raise InputError("data", expected="a file or folder that exists", got=name, hint=hint) from error
     dataset, _, configuration = name.partition("@")
     try:
-        with _quiet():
+        # The hub's client logs every attempt; the error at the end says it all.
+        with log_level("huggingface_hub", logging.ERROR):
             rows: Any = cast("Any", datasets).load_dataset(
                 dataset, configuration or None, split="train", streaming=streaming
             )
@@ -186,15 +187,15 @@ def _rows(name: str, field: str, streaming: bool) -> Iterable[dict[str, Any]]:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
-    """Silence the hub's client, which logs every attempt: the error at the end says it all."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def log_level(name: str, level: int) -> Generator[None]:
+    """Give a logger another level for a while."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 _TRAINING = """
