@@ -53,24 +53,3 @@ def test_tokens_and_both_parts_are_taken(folder, tmp_path, part):
     model, tokens = folder / "many.safetensors", folder / "tokens.npy"
     done = invoke("curvature", model, "--data", tokens, "--part", part, "--out", tmp_path, *QUICK)
     assert done.exit_code == 0, done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["nowhere"], "an existing file or folder"),
-        (["notes.txt"], "a safetensors file"),
-        (["."], "It has 2 .safetensors files"),
-        (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
-        (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),
-        (["model.safetensors", "--data", "tokens.npy", "--length", "100"], "Give more text"),
-    ],
-)
-def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch, arguments, reason):
-    monkeypatch.chdir(folder)
-    done = invoke("curvature", *arguments, "--out", tmp_path / "out")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert reason in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -148,26 +148,31 @@ def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder,
     assert invoke(*arguments, "--quiet").stderr == ""
 
 
+BAD = [
+    (["nowhere"], "an existing file or folder"),
+    (["notes.txt"], "a safetensors file"),
+    (["."], "It has 2 .safetensors files"),
+    (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
+    (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),
+    (["model.safetensors", "--data", "tokens.npy", "--length", "1000"], "Give more text"),
+    (["llama", "--data", "tokens.npy", "--length", "17"], "at most 16, the positions of"),
+    (["broken", "--data", "tokens.npy", "--length", "8"], "broken"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("verb", "arguments", "reason"),
     [
-        (["nowhere"], "an existing file or folder"),
-        (["notes.txt"], "a safetensors file"),
-        (["."], "It has 2 .safetensors files"),
-        (["model.safetensors", "--data", "nowhere.txt"], "nowhere.txt"),
-        (["many.safetensors", "--data", "notes.txt"], "a .npy file of tokens"),
-        (["model.safetensors", "--data", "tokens.npy", "--length", "1000"], "Give more text"),
-        (["llama", "--data", "tokens.npy", "--length", "17"], "at most 16, the positions of"),
-        (["model.safetensors", "--data", "tokens.npy", "--length", "8", "--keys", "9"], "keys"),
-        (["broken", "--data", "tokens.npy"], "broken"),
+        *((verb, *bad) for verb in ("observe", "curvature") for bad in BAD),
+        ("observe", ["model.safetensors", "--data", "tokens.npy", "--length", "8", "--keys", "9"], "keys"),
     ],
 )
-def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch, arguments, reason):
+def test_bad_input_is_one_line_and_the_exit_code_2(folder, tmp_path, monkeypatch, verb, arguments, reason):
     monkeypatch.chdir(folder)
     (folder / "broken").mkdir(exist_ok=True)
     (folder / "broken" / "config.json").write_text((folder / "llama" / "config.json").read_text())
     (folder / "broken" / "model.safetensors").write_bytes(b"not tensors")
-    done = invoke("observe", *arguments, "--out", tmp_path / "out")
+    done = invoke(verb, *arguments, "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

@@ -127,22 +127,29 @@ def test_an_embedded_corpus_needs_no_data():
 # Bad data
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "./missing", "a/b/c", "~/missing.jsonl", "missing.npy"])
-def test_a_missing_file_is_named(name):
-    with rejects("data", hint="does not exist") as rejected:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *((name, "does not exist") for name in ("missing.txt", "./missing", "a/b/c", "~/missing.jsonl", "missing.npy")),
+        ("~nobody-of-this-name/text.txt", "no such home"),
+        ("", ""),
+    ],
+)
+def test_a_missing_file_is_named(name, hint):
+    with rejects("data", hint=hint) as rejected:
         text_task(name)
     assert rejected.value.got == name
+
+
+def test_a_name_too_long_for_a_file_is_an_error_of_the_data():
+    with rejects("data", hint="File name too long"):
+        text_task("x" * 5000)
 
 
 def test_a_missing_file_of_a_folder_is_no_name_on_the_hub(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with rejects("data", hint="does not exist"):
         text_task("shelf1/99")
-
-
-def test_no_data_at_all_is_refused():
-    with rejects("data"):
-        text_task("")
 
 
 def test_an_unreadable_file_is_named(text_file, monkeypatch):
@@ -155,11 +162,6 @@ def test_an_unreadable_file_is_named(text_file, monkeypatch):
     assert rejected.value.got == text_file
     with rejects("data", hint="Permission denied."):
         text_task(str(text_file))
-
-
-def test_a_name_too_long_for_a_file_is_an_error_of_the_data():
-    with rejects("data", hint="File name too long"):
-        text_task("x" * 5000)
 
 
 def test_an_empty_corpus_is_refused(tmp_path):
@@ -313,6 +315,7 @@ def endless(tmp_path):
     folder.mkdir()
     (folder / "text.txt").write_text("the sea rises")
     os.mkfifo(folder / "pipe.txt")
+    os.mkfifo(folder / "tokens.npy")
     (folder / "pipe_link.txt").symlink_to("pipe.txt")
     (folder / "zero.txt").symlink_to("/dev/zero")
     (folder / "link.txt").symlink_to("text.txt")
@@ -328,7 +331,13 @@ def test_of_a_folder_regular_files_alone_are_read(endless, pattern):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("pipe.txt", "a named pipe"), ("pipe_link.txt", "a named pipe"), ("zero.txt", "a device")]
+    ("name", "kind"),
+    [
+        ("pipe.txt", "a named pipe"),
+        ("pipe_link.txt", "a named pipe"),
+        ("tokens.npy", "a named pipe"),
+        ("zero.txt", "a device"),
+    ],
 )
 def test_what_is_no_regular_file_is_not_waited_for(endless, name, kind):
     with rejects("data", hint=f"It is {kind}.") as rejected:
@@ -336,22 +345,11 @@ def test_what_is_no_regular_file_is_not_waited_for(endless, name, kind):
     assert rejected.value.got == endless / name
 
 
-def test_a_pipe_of_tokens_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "tokens.npy")
-    with rejects("data", hint="a named pipe"):
-        text_task(str(tmp_path / "tokens.npy"))
-
-
 def test_a_link_that_leads_nowhere_is_named(endless):
     (endless / "gone.txt").symlink_to("nowhere.txt")
     with rejects("data", hint="No such file") as rejected:
         text_task(str(endless))
     assert rejected.value.got == endless / "gone.txt"
-
-
-def test_a_home_that_is_not_there_is_named():
-    with rejects("data", hint="no such home"):
-        text_task("~nobody-of-this-name/text.txt")
 
 
 def npy(header):
