@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -6,7 +8,7 @@ from pages import require_policy
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
-from tidegate.lab.studies.catalogue import STUDIES
+from tidegate.lab.studies import depth
 
 FEW = ["--set", "gates=none,g1", "--set", "depths=1,2", "--set", "num_seeds=2", "--set", "num_planes=2"]
 
@@ -41,7 +43,7 @@ def test_from_a_record_the_work_is_not_done_again_and_quiet_tells_nothing_of_it(
     def work(*_, **__):
         raise AssertionError("the work was done")
 
-    monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=work))
+    monkeypatch.setattr(depth, "STUDY", replace(depth.STUDY, run=work))
     done = invoke("depth", "--quiet", "--from", first / "depth.json", "--out", tmp_path / "second")
     assert done.exit_code == 0, done.stderr
     assert done.stderr == ""
@@ -53,7 +55,7 @@ def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(STUDIES, "depth", replace(STUDIES["depth"], run=interrupted))
+    monkeypatch.setattr(depth, "STUDY", replace(depth.STUDY, run=interrupted))
     done = invoke("depth", "--out", tmp_path / "out")
     assert done.exit_code == 130
     assert done.stderr.count("\n") == 1
@@ -103,8 +105,12 @@ def test_an_unknown_study_is_one_line_that_names_the_known_ones():
     assert done.stderr.count("\n") == 1
 
 
-def test_studies_are_listed_with_their_questions():
-    done = invoke("list")
-    assert done.exit_code == 0
-    names = [line.split(":")[0] for line in done.stdout.splitlines()]
+def test_studies_are_listed_with_their_questions_without_loading_them():
+    code = (
+        "import sys; from tidegate.cli import app; from typer.testing import CliRunner;"
+        "print(CliRunner().invoke(app, ['study', 'list']).stdout);"
+        "assert not {'torch', 'jax', 'scipy', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = [line.split(":")[0] for line in done.stdout.splitlines() if line]
     assert names == ["flat-or-curved", "depth", "boundary", "trained-layers", "sinks", "gate-tuning", "rates"]

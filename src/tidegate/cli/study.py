@@ -35,18 +35,19 @@ class StudyOptions(Output):
 @verb
 def study(options: StudyOptions) -> None:
     """Run a study: answer one question by a computation of some minutes, with record, page and figures."""
-    from tidegate.lab.studies.catalogue import STUDIES
-    from tidegate.lab.studies.options import set_options, settings_of
+    from tidegate.lab.studies.catalogue import QUESTIONS, STUDIES
 
     console, name = new_console(), options.name
     if name == "list":
         if options.as_json:
-            print_json([{"name": known.name, "question": known.question} for known in STUDIES.values()])
+            print_json([{"name": known, "question": question} for known, question in QUESTIONS.items()])
         else:
-            console.print("\n".join(f"{known.name}: {known.question}" for known in STUDIES.values()), soft_wrap=True)
+            console.print("\n".join(map(": ".join, QUESTIONS.items())), soft_wrap=True)
         return
-    if name not in STUDIES:
-        raise InputError("name", expected=f"one of {', '.join(STUDIES)}", got=name)
+    if name not in QUESTIONS:
+        raise InputError("name", expected=f"one of {', '.join(QUESTIONS)}", got=name)
+    from tidegate.lab.studies.options import set_options, settings_of
+
     chosen: Any = STUDIES[name]
     if options.quick and chosen.quick is None:
         raise InputError("quick", expected="left out", hint=f"{name} has no quick version; reduce its size by --set.")

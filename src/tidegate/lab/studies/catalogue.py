@@ -1,13 +1,37 @@
-"""Every study by its name."""
+"""Every study by its name, loaded when it is asked for: most of them import PyTorch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, final
 
-from tidegate.lab.studies import boundary, depth, flat_or_curved, gate_tuning, rates, sinks, trained_layers
 from tidegate.lab.studies.study import Study
 
-STUDIES: dict[str, Study[Any, Any]] = {
-    each.STUDY.name: each.STUDY for each in (flat_or_curved, depth, boundary, trained_layers, sinks, gate_tuning, rates)
+QUESTIONS: dict[str, str] = {
+    "flat-or-curved": "Which gates bend which charts of attention, how much, and to which side?",
+    "depth": "Does curvature grow with the number of layers, where gates alone can bend and at random?",
+    "boundary": "Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?",
+    "trained-layers": "How do the attention layers of a language model bend, before and after training?",
+    "sinks": "Where does the weight of attention go: to the first key, to a sink, to the other keys?",
+    "gate-tuning": "Do gates learn when they are added to a trained model, and which remedy makes them move?",
+    "rates": "Which experts of a head can be estimated from data, and how fast, by where the gate stands?",
 }
-"""In the order in which they are best read."""
+"""The question of every study, in the order in which they are best read; its module is named after it."""
+
+
+@final
+class _Studies(Mapping[str, Study[Any, Any]]):
+    def __getitem__(self, name: str) -> Study[Any, Any]:
+        if name not in QUESTIONS:
+            raise KeyError(name)
+        return import_module(f"tidegate.lab.studies.{name.replace('-', '_')}").STUDY
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(QUESTIONS)
+
+    def __len__(self) -> int:
+        return len(QUESTIONS)
+
+
+STUDIES: Mapping[str, Study[Any, Any]] = _Studies()
