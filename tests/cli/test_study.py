@@ -79,6 +79,7 @@ def test_options_are_shown_as_they_would_be():
         (["depth", "--quick"], "depth has no quick version"),
         (["rates", "--quick", "--from", "somewhere.json"], "without --quick and --set"),
         (["depth", "--from", "nowhere.json"], "nowhere.json"),
+        (["depth", "--from", "{file}"], "--from must be an intact record of the study depth"),
         (["depth", "--out", "{file}"], "is a file"),
         (["depth", "--out", "{comparison}"], "without a comparison"),
     ],

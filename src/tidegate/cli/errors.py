@@ -56,6 +56,7 @@ _OPTIONS = {
     "nproc": "procs_per_run",
     "num_processes": "nproc",
     "variant": "gate",
+    "record": "again",
 }
 """Options by the field that the library's errors name, where the two differ."""
 
