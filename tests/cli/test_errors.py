@@ -106,6 +106,7 @@ def test_without_a_verb_the_help_is_shown():
         ["study", "depth", "--from", HOSTILE],
         ["observe", HOSTILE],
         ["curvature", HOSTILE],
+        ["generate", HOSTILE, "--prompt", "text"],
     ],
 )
 def test_names_steer_no_terminal(arguments, tmp_path, monkeypatch):
@@ -114,6 +115,12 @@ def test_names_steer_no_terminal(arguments, tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
     assert not STEERING.search(done.stderr)
+
+
+def test_a_prompt_that_is_not_utf8_is_named(tmp_path):
+    done = invoke("generate", tmp_path, "--prompt", os.fsdecode(b"a\xff"))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: --prompt must be valid UTF-8")
 
 
 def test_names_of_files_below_the_data_steer_no_terminal(tmp_path):

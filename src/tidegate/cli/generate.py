@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from tidegate._text import printable
+from tidegate._validation import InputError
 from tidegate.cli.console import print_json
 from tidegate.cli.options import OWN_MODEL, JsonOutput, argument, option, verb
 
@@ -34,10 +35,15 @@ def generate(options: GenerateOptions) -> None:
     from tidegate.lab.models.language_models import load_language_model
     from tidegate.lab.models.text import continue_text
 
+    try:
+        prompt = options.prompt.encode()
+    except UnicodeEncodeError:
+        # Python hands on bytes of a command line that are not UTF-8 as lone surrogates.
+        raise InputError("prompt", expected="valid UTF-8", got=options.prompt) from None
     loaded = load_language_model(options.model, derivatives=False)
     pieces = continue_text(
         loaded,
-        options.prompt.encode(),
+        prompt,
         max_new_tokens=options.tokens,
         temperature=options.temperature,
         top_k=options.top_k,
