@@ -282,6 +282,17 @@ def test_a_dataset_that_cannot_be_had_says_so_and_what_to_do(name, error, monkey
     assert "\n" not in str(rejected.value)
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied", "/home/nobody/.cache")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with rejects("data", hint="Permission denied: /home/nobody/.cache. If that is below the cache") as rejected:
+        text_task("hf:folder")
+    assert rejected.value.got == "folder"
+    assert "set HF_HOME" in rejected.value.hint
+
+
 def test_an_unreachable_hub_is_an_error_of_the_data(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

@@ -177,6 +177,13 @@ def _rows(name: str, field: str, streaming: bool) -> Iterable[dict[str, Any]]:
             )
     # The hub's libraries raise errors of a dozen unrelated classes, their own and those of what they call.
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            expected = "a dataset that can be read and cached on this machine"
+            hint = (
+                f"{error.strerror}: {error.filename}. If that is below the cache of the package datasets, set HF_HOME "
+                "to a folder that can be written to."
+            )
+            raise InputError("data", expected=expected, got=name, hint=hint) from error
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
         hint = f"{type(error).__name__}: {reason}. Check the name and the network, or give a file."
         expected = "a file or folder that exists, or a dataset on the Hugging Face hub"
