@@ -115,7 +115,7 @@ class TrainOptions(Output):
     )
     flops: float | None = option(
         None,
-        "Peak FLOP/s of other hardware, such as 4e14: --dry-run estimates the hours there, and progress shows the "
+        "Peak FLOP/s of other hardware, such as 4e14: --dry-run estimates the time there, and progress shows the "
         "share of it that is reached.",
         panel=_WORK,
     )
@@ -218,7 +218,7 @@ def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None
     table.add_column(overflow="fold")
     rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
     if num_processes > 1:
-        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; hours are those of one"
+        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; times are those of one"
         rows.append(("memory in each", _memory(in_each), how))
     for row in rows:
         table.add_row(*row)
@@ -243,14 +243,20 @@ def _estimate_rows(
         ),
     ]
     if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
-        rows.append(("hours here", "?", f"not measured: {estimate.why_not_measured}"))
+        rows.append(("time here", "?", f"not measured: {estimate.why_not_measured}"))
     else:
         how = f"{per_update / estimate.step_seconds:,.0f} tokens/s, {estimate.flops_per_second:.3g} FLOP/s, measured"
-        rows.append(("hours here", f"{estimate.hours:.3g}", how))
+        rows.append(("time here", _duration(estimate.hours), how))
     if flops is not None:
         how = f"at {mfu:g} of {flops:.3g} FLOP/s"
-        rows.append(("hours there", f"{estimate.hours_at(flops, mfu):.3g}", how))
+        rows.append(("time there", _duration(estimate.hours_at(flops, mfu)), how))
     return rows
+
+
+def _duration(hours: float) -> str:
+    """Return a time in the unit that suits its length, as in "3.5 s" and "2.1 days"."""
+    units = (("days", hours / 24), ("h", hours), ("min", 60 * hours))
+    return next((f"{number:,.1f} {unit}" for unit, number in units if number >= 2), f"{3600 * hours:.1f} s")
 
 
 def _memory(num_bytes: int) -> str:
