@@ -64,7 +64,7 @@ def test_generate_gives_prompt_and_text(trained):
 
 
 def test_export_gives_the_class_and_the_folder(trained, folder):
-    found = result_of("export", trained["model"], folder / "hf")
+    found = result_of("export", trained["model"], "--out", folder / "hf")
     assert found == {"class": "LlamaForCausalLM", "folder": str(folder / "hf")}
 
 

@@ -263,7 +263,7 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         found = invoke("evaluate", folder / name, "--data", text, "--sequences", 8)
         assert found.exit_code == 0, found.output
         assert "bits per byte" in found.output
-        exported = invoke("export", folder / name, tmp_path / name)
+        exported = invoke("export", folder / name, "--out", tmp_path / name)
         assert exported.exit_code == 0, exported.output
         tokens = torch.arange(9)[None]
         # The lines that it prints read what it wrote.
@@ -273,11 +273,11 @@ def test_generate_evaluate_and_export_read_it(trained, text, tmp_path):
         torch.testing.assert_close(read(tokens).logits, load_model(folder / name / "model.safetensors")(tokens))
         assert ("import tidegate.torch.hf" in exported.stdout) == (name == "g1")
         assert ("tokenizer" in found) == (name == "none")
-    again = invoke("export", folder / "g1", tmp_path / "g1")
-    assert (again.exit_code, "OUT must be a new or empty folder" in again.output) == (2, True)
-    refused = invoke("export", folder / "g1", tmp_path / "next", "--to", "qwen3-next")
+    again = invoke("export", folder / "g1", "--out", tmp_path / "g1")
+    assert (again.exit_code, "--out must be a new or empty folder" in again.output) == (2, True)
+    refused = invoke("export", folder / "g1", "--out", tmp_path / "next", "--to", "qwen3-next")
     assert (refused.exit_code, "qk_norm" in refused.output) == (2, True)
-    for verb in (["generate", *options], ["evaluate", "--data", text], ["export", tmp_path / "again"]):
+    for verb in (["generate", *options], ["evaluate", "--data", text], ["export", "--out", tmp_path / "again"]):
         theirs = invoke(verb[0], folder / "none" / "hf", *verb[1:])
         message = f"a LlamaForCausalLM in {folder / 'none' / 'hf'}"
         assert (theirs.exit_code, theirs.stdout, message in theirs.stderr) == (2, "", True), theirs.output

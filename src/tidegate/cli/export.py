@@ -17,13 +17,13 @@ class ExportOptions(JsonOutput):
     """Options of `tidegate export`."""
 
     model: Path = argument(OWN_MODEL)
-    out: Path = argument("Folder to write.")
     to: Literal["hf", "qwen3-next"] = option(
         "hf",
         "hf: a folder that AutoModelForCausalLM loads, as a Llama or Qwen3 where the model is one, else as our own "
         "class. qwen3-next: a Qwen3-Next that needs no package of ours, for gates like g1, elementwise or headwise, in "
         "models with qk_norm=yes and no windows.",
     )
+    out: Path = option(Path("exported"), "Folder to write; it must be new or empty.")
 
 
 @verb
@@ -32,7 +32,7 @@ def export(options: ExportOptions) -> None:
 
     A model that the target cannot represent is rejected with the reason.
 
-    Example: tidegate export model --to hf model-hf
+    Example: tidegate export model --to hf --out model-hf
     """
     from tidegate.lab.models.export import export_hugging_face, export_qwen3_next, reading_code
     from tidegate.lab.models.language_models import load_language_model, tokenizer_beside
