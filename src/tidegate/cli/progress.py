@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -15,7 +15,9 @@ from rich.table import Column
 from rich.text import Text
 
 from tidegate._text import number_of
-from tidegate.lab.training.events import Ended, Event, Notice, PartsDone, Phase, Progress, Tell, ignore
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.events import Ended, Event, Notice, PartsDone, Phase, Progress, Tell
 
 _SECONDS_BETWEEN_LINES = 15.0
 """Between two lines about work that goes on; what ends has a line of its own at once."""
@@ -32,7 +34,7 @@ def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: fl
         peak: Operations a second that the device can do; None leaves out the share of it that runs reach.
     """
     if quiet:
-        yield ignore
+        yield lambda _event: None
     elif console.is_terminal:
         columns = (
             _Name(table_column=Column(no_wrap=True)),
@@ -77,8 +79,9 @@ class _Remaining:
     """How much time work still takes, judged by the work done since it began."""
 
     def __init__(self) -> None:
-        self.phase = Phase(name="", num_runs=0)
         self.start = time.monotonic()
+        self.total = 0
+        self.later = 0
         self.ended = 0
         self.shares: dict[str, float] = {}
         self.begun: dict[str, float] = {}
@@ -86,7 +89,7 @@ class _Remaining:
 
     def begin(self, phase: Phase) -> None:
         """Note that a phase begins."""
-        self.phase, self.start, self.ended = phase, time.monotonic(), 0
+        self.start, self.total, self.later, self.ended = time.monotonic(), phase.num_runs, phase.num_later, 0
         self.shares.clear()
         self.begun.clear()
 
@@ -105,7 +108,7 @@ class _Remaining:
     def seconds(self) -> float | None:
         """Return the time until the end of all runs, those of later phases too; None before anything is known."""
         done = sum(share - self.begun[run] for run, share in self.shares.items())
-        left = self.phase.num_runs + self.phase.num_later - sum(self.shares.values())
+        left = self.total + self.later - sum(self.shares.values())
         return left * (time.monotonic() - self.start) / done if done > 0 else None
 
     def seconds_of_parts(self, event: PartsDone) -> float | None:
@@ -128,6 +131,8 @@ class _Bars:
 
     def show(self, event: Event) -> None:
         """Draw an event."""
+        from tidegate.lab.training.events import Notice, PartsDone, Phase, Progress
+
         if isinstance(event, Phase):
             if self.overall is not None:
                 self.bars.remove_task(self.overall)
@@ -168,7 +173,7 @@ class _Bars:
         assert self.overall is not None
         seconds = self.remaining.seconds()
         left = "" if seconds is None else f", {_clock(seconds)} left in all"
-        note = f"{self.remaining.ended} of {number_of(self.remaining.phase.num_runs, 'run')}{left}"
+        note = f"{self.remaining.ended} of {number_of(self.remaining.total, 'run')}{left}"
         self.bars.update(self.overall, completed=sum(self.remaining.shares.values()), note=note)
 
 
@@ -185,6 +190,8 @@ class _Lines:
 
     def show(self, event: Event) -> None:
         """Write the line of an event, if it is time for one."""
+        from tidegate.lab.training.events import Notice, PartsDone, Phase, Progress
+
         is_time = time.monotonic() - self.last > _SECONDS_BETWEEN_LINES
         if isinstance(event, Phase):
             self.remaining.begin(event)
@@ -209,7 +216,7 @@ class _Lines:
             self._write(_notice_line(event))
         else:
             self.remaining.end(event)
-            count = f"{self.remaining.ended} of {self.remaining.phase.num_runs}"
+            count = f"{self.remaining.ended} of {self.remaining.total}"
             self._write(f"{_end_line(event)} ({count}{self._time_left()})")
 
     def _time_left(self) -> str:

@@ -1,9 +1,8 @@
-"""Every study by its name, loaded when it is asked for: most of them import PyTorch."""
+"""Every study by its name. Studies are imported when one is asked for: most of them import PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any, final
 
 from tidegate.lab.studies.study import Study
@@ -17,15 +16,16 @@ QUESTIONS: dict[str, str] = {
     "gate-tuning": "Do gates learn when they are added to a trained model, and which remedy makes them move?",
     "rates": "Which experts of a head can be estimated from data, and how fast, by where the gate stands?",
 }
-"""The question of every study, in the order in which they are best read; its module is named after it."""
+"""The question of every study, in the order in which they are best read."""
 
 
 @final
 class _Studies(Mapping[str, Study[Any, Any]]):
     def __getitem__(self, name: str) -> Study[Any, Any]:
-        if name not in QUESTIONS:
-            raise KeyError(name)
-        return import_module(f"tidegate.lab.studies.{name.replace('-', '_')}").STUDY
+        from tidegate.lab.studies import boundary, depth, flat_or_curved, gate_tuning, rates, sinks, trained_layers
+
+        modules = (flat_or_curved, depth, boundary, trained_layers, sinks, gate_tuning, rates)
+        return {each.STUDY.name: each.STUDY for each in modules}[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(QUESTIONS)
