@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from tidegate._validation import InputError
@@ -38,7 +40,9 @@ def require_model(model: PreTrainedModel) -> None:
         raise cannot_gate(
             model, "some of its weights are on the meta device and have no values; load the whole model onto a device"
         )
-    if any(_is_sharded(weight) for weight in model.parameters()):
+    # A model can only be sharded where this was imported, which takes a tenth of a second.
+    sharded: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if any(isinstance(weight, sharded) for weight in model.parameters()):
         raise cannot_gate(
             model, "its weights are sharded, and new gates would not be; add gates first, then call fully_shard"
         )
@@ -49,15 +53,6 @@ def require_model(model: PreTrainedModel) -> None:
         )
     if hasattr(model.base_model, "set_attention_type"):
         raise cannot_gate(model, "it exchanges its attention modules as its inputs grow, and gates would be lost")
-
-
-def _is_sharded(weight: Tensor) -> bool:
-    if not torch.distributed.is_available():
-        return False
-    # It takes a tenth of a second to import.
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(weight, DTensor)
 
 
 def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:

@@ -223,7 +223,7 @@ def base_fingerprint(model: PreTrainedModel) -> str:
     digest.update(json.dumps(_drop_circumstances(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, tensor in _base_tensors(model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_raw_bytes(tensor))
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -244,7 +244,3 @@ def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}", tensor
         if not own and (weight := weight_of(module)) is not None:
             yield f"{path}.weight", weight.dequantize()
-
-
-def _raw_bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

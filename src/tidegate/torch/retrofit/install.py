@@ -136,9 +136,11 @@ def add_gates(
         except BaseException:
             _remove(base, added)
             raise
-    # Their layers were in evaluation mode until now.
+    # The layers were in evaluation mode until now.
     for layer in added:
         layer.modules.train(layer.layout.module.training)
+    gated = {layer.layout.module for layer in gated_layers(base)}
+    crossing = {layer.name: _CROSSING for layer in survey.layers if layer.cross and layer.module not in gated}
     return RetrofitReport(
         model=type(base).__name__,
         gates=str(gates),
@@ -148,7 +150,7 @@ def add_gates(
         dtype=str(base.dtype).removeprefix("torch."),
         bitwise_equal=equal,
         largest_change=change,
-        left_alone=_left_alone(survey, base),
+        left_alone={**survey.left_out, **crossing},
     )
 
 
@@ -228,13 +230,6 @@ def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor])
     gated = implementation_in(model) != stock_implementation(implementation_in(model))
     with implementation(model, gated_implementation(stock) if gated else stock):
         return answers(model, inputs)
-
-
-def _left_alone(survey: Survey, model: PreTrainedModel) -> dict[str, str]:
-    """Return the attention modules without gates, but for those outside a choice of layers, and the reasons."""
-    gated = {layer.layout.module for layer in gated_layers(model)}
-    crossing = {layer.name: _CROSSING for layer in survey.layers if layer.cross and layer.module not in gated}
-    return {**survey.left_out, **crossing}
 
 
 def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | None) -> list[AttentionLayout]:

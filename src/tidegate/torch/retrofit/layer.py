@@ -195,13 +195,13 @@ class _ProjectionHook(ABC):
             _remove_hooks(self.hooked, lambda each: each is self)
         self.hooked = module
         if module is not None:
-            # Quantization hands this hook to the module that it exchanges, and a copy of a projection has a copy of it.
-            _remove_hooks(module, lambda each: each is self or self._is_of_another_slot(each))
+            # Quantization moves this hook to the new module, and a copied projection has copies of hooks.
+            _remove_hooks(
+                module,
+                lambda each: each is self or (isinstance(each, _ProjectionHook) and each.slot != self.slot),
+            )
             hook: Any = self
             (module.register_forward_pre_hook if self.runs_before else module.register_forward_hook)(hook)
-
-    def _is_of_another_slot(self, hook: object) -> bool:
-        return isinstance(hook, _ProjectionHook) and hook.slot != self.slot
 
     @abstractmethod
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Any:

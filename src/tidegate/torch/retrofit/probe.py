@@ -183,23 +183,20 @@ def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     Some attention functions answer nan where a query may see nothing, and the bits of nan are not always the same.
     """
     return len(ours) == len(theirs) and all(
-        a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(_bits(a), _bits(b))
+        a.dtype == b.dtype
+        and torch.equal(a.isnan(), b.isnan())
+        and torch.equal(*(_without_nan(x).contiguous().view(torch.uint8) for x in (a, b)))
         for a, b in zip(ours, theirs, strict=True)
     )
 
 
-def _bits(x: Tensor) -> Tensor:
-    return _without_nan(x).contiguous().view(torch.uint8)
-
-
 def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """Return the largest difference of two numbers; infinite if only one of them is nan, 0 if both are."""
-    return max(float(_changes(a, b).max()) for a, b in zip(ours, theirs, strict=True))
-
-
-def _changes(ours: Tensor, theirs: Tensor) -> Tensor:
-    changes = (_without_nan(ours).double() - _without_nan(theirs).double()).abs()
-    return changes.masked_fill(ours.isnan() != theirs.isnan(), float("inf"))
+    largest = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        changes = (_without_nan(a).double() - _without_nan(b).double()).abs()
+        largest = max(largest, float(changes.masked_fill(a.isnan() != b.isnan(), float("inf")).max()))
+    return largest
 
 
 def exceeds_rounding(ours: Sequence[Tensor], theirs: Sequence[Tensor], dtype: torch.dtype) -> bool:

@@ -157,10 +157,12 @@ def _find_decomposed(
 
     Unfit are those whose heads are not the input of a matrix unchanged.
     """
+    # Children have the weights of a matrix, or of a convolution, which cannot be gated.
     names = {
         module: name
         for name, module in model.named_modules()
-        if module not in known and any(map(_has_weights, module.children()))
+        if module not in known
+        and any((weight := weight_of(child)) is not None and weight.ndim >= 2 for child in module.children())
     }
     watch = Watch(model, names)
     operators = _Operators(watch)
@@ -174,12 +176,6 @@ def _find_decomposed(
     layouts = [layout for layout in found if layout is not None and layout.output is not None]
     fitting = {layout.name for layout in layouts}
     return layouts, [trace.name for trace in operators.attending if trace.name not in fitting]
-
-
-def _has_weights(module: nn.Module) -> bool:
-    """Return whether a module has the weights of a matrix, or of a convolution, which cannot be gated."""
-    weight = weight_of(module)
-    return weight is not None and weight.ndim >= 2
 
 
 class _Operators(TorchFunctionMode):
