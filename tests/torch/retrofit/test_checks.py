@@ -12,7 +12,7 @@ from tidegate.torch.retrofit import add_gates
 UNFIT = {
     "no softmax over keys": (lambda: model_types.build("mamba"), "g1", "none takes a softmax over keys"),
     "heads in another order": (lambda: model_types.build("xlnet"), "g1", "none takes a softmax over keys"),
-    "modules that are exchanged": (lambda: model_types.build("big_bird"), "g1", "exchanges its attention modules"),
+    "modules that are exchanged": (lambda: model_types.build("big_bird"), "g1", "replaces its attention modules"),
     "a gate of its own behind a name": (
         lambda: model_types.build("axk2"),
         "g1",

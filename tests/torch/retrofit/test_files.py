@@ -194,7 +194,7 @@ def test_a_description_that_does_not_fit_its_weights_leaves_no_gates(saved):
     layers["model.layers.1.self_attn"][0]["grain"] = "element"
     edit(path, layers=layers)
     model = tiny("llama")
-    with pytest.raises(ValueError, match=r"does not fit its own description: .*has shape"):
+    with pytest.raises(ValueError, match=r"does not match its own description: .*has shape"):
         load_gates(model, saved[0])
     assert not any("attn_gate" in name for name in model.state_dict())
     assert model.config._attn_implementation == "sdpa"

@@ -217,7 +217,7 @@ def test_a_tokenizer_beside_the_model_is_read_by_transformers(tmp_path):
 
 def test_where_a_model_cannot_come_from_or_go_to_is_said_before_it_is_read():
     for dtype in ("bfloat16", torch.int8):
-        with pytest.raises(TypeError, match=r"dtype must be one of floating point"):
+        with pytest.raises(TypeError, match=r"dtype must be a floating-point dtype"):
             load_pretrained("somebody/llama", dtype=dtype)
     with pytest.raises(RuntimeError, match="device"):
         load_pretrained("somebody/llama", device="nowhere")

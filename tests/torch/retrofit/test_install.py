@@ -114,7 +114,7 @@ def test_the_report_says_what_was_done_and_seen():
         largest_change=0.0,
     )
     assert "2 layers, 2,048 parameters" in str(report)
-    assert "with eager and sdpa, gave the same bits as before" in str(report)
+    assert "with eager and sdpa, is bitwise unchanged" in str(report)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", None])
@@ -210,7 +210,7 @@ def test_a_model_that_would_change_is_refused_and_left_as_it_was():
     model = tiny("llama")
     before, names = logits(model), set(model.state_dict())
     handle = model.lm_head.register_forward_hook(lambda _module, _args, output: output + torch.rand(()))
-    with rejects("model", hint="its answers changed by up to"):
+    with rejects("model", hint="its outputs changed by up to"):
         add_gates(model)
     handle.remove()
     assert torch.equal(logits(model), before)

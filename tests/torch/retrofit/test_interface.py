@@ -12,7 +12,7 @@ def test_an_implementation_that_would_drop_the_gate_is_an_error(stock, gate):
     model = tiny("llama")
     add_gates(model, gate, layers=[1])
     model.set_attn_implementation(stock)
-    with pytest.raises(RuntimeError, match=rf"'{stock}' would leave out the gates of model\.layers\.1\.self_attn"):
+    with pytest.raises(RuntimeError, match=rf"'{stock}' would ignore the gates of model\.layers\.1\.self_attn"):
         logits(model)
     model.set_attn_implementation(f"tidegate_{stock}")
     assert logits(model).isfinite().all()

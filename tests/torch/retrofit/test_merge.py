@@ -115,7 +115,7 @@ def test_gates_whose_merging_would_change_the_answers_stay(site):
             if name.endswith("bias"):
                 parameter.normal_()
     gated, implementation = logits(model), model.config._attn_implementation
-    with rejects("model", hint="change answers by up to"):
+    with rejects("model", hint="change outputs by up to"):
         merge_gates(model)
     assert model.config._attn_implementation == implementation
     assert torch.equal(logits(model), gated)

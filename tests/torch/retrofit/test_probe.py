@@ -5,12 +5,12 @@ from closeness import assert_close
 from retrofit_models import tiny
 
 from tidegate.torch.retrofit.probe import (
-    answers,
     bitwise_equal,
     exceeds_rounding,
     has_cache,
     largest_change,
     probe_inputs,
+    run_probe,
 )
 
 
@@ -22,18 +22,18 @@ def test_the_probe_is_padded_on_the_left_on_the_right_and_nowhere():
 
 def test_a_model_with_a_cache_answers_in_one_pass_and_in_two():
     model = tiny("llama")
-    whole, first, second = answers(model, probe_inputs(model))
+    whole, first, second = run_probe(model, probe_inputs(model))
     # Of another length, so that kernels may round otherwise.
     assert_close(first, whole[:, :-1], what="forward")
     assert_close(second, whole[:, -1:], what="forward")
-    assert len(answers(tiny("bert"), probe_inputs(tiny("bert")))) == 1
+    assert len(run_probe(tiny("bert"), probe_inputs(tiny("bert")))) == 1
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mpt", "granitemoe"])
 def test_a_cache_that_the_configuration_leaves_off_is_probed_too(model_type):
     model = model_types.build(model_type, use_cache=False)
     assert has_cache(model, probe_inputs(model))
-    assert len(answers(model, probe_inputs(model))) == 3
+    assert len(run_probe(model, probe_inputs(model))) == 3
 
 
 def test_a_model_whose_cache_fails_by_itself_is_probed_without():

@@ -8,7 +8,7 @@ from retrofit_models import SPECIAL, inputs_of, stir, tiny
 from tidegate.torch import gate_parameters, observe
 from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates, survey
 from tidegate.torch.retrofit.interface import names_implementation
-from tidegate.torch.retrofit.probe import answers, largest_change, probe_inputs
+from tidegate.torch.retrofit.probe import largest_change, probe_inputs, run_probe
 from tidegate.torch.retrofit.survey import survey_attention
 
 SMALL = {"d_model": 32, "vocab_size": 64, "encoder_layers": 1, "decoder_layers": 1} | SPECIAL
@@ -68,11 +68,11 @@ STACKS = {
 def test_every_stack_that_a_plain_input_reaches_takes_gates(build, num_layers, crossing):
     model = build().eval()
     inputs = probe_inputs(model)
-    before = answers(model, inputs)
+    before = run_probe(model, inputs)
     assert len(add_gates(model, "g1").layers) == num_layers
-    assert largest_change(answers(model, inputs), before) == 0
+    assert largest_change(run_probe(model, inputs), before) == 0
     stir(model)
-    assert largest_change(answers(model, inputs), before) > 1e-3
+    assert largest_change(run_probe(model, inputs), before) > 1e-3
     _require_gradients(model, inputs)
     remove_gates(model)
     report = add_gates(model, "bma")
@@ -110,7 +110,7 @@ def test_gates_of_an_encoder_with_a_decoder_are_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     again = bart().eval()
     load_gates(again, tmp_path)
-    assert largest_change(answers(again, inputs), answers(model, inputs)) == 0
+    assert largest_change(run_probe(again, inputs), run_probe(model, inputs)) == 0
 
 
 def test_gates_on_cross_attention_read_what_it_attends_to():

@@ -128,5 +128,5 @@ def test_gates_can_be_added_through_a_wrapper():
 
 @pytest.mark.parametrize("function", [remove_gates, merge_gates, lambda model: save_gates(model, "x")])
 def test_a_wrapper_of_another_kind_is_refused_with_the_remedy(function):
-    with pytest.raises(TypeError, match=r"got DataParallel\. Give what a wrapper wraps, such as `module`"):
+    with pytest.raises(TypeError, match=r"got DataParallel\. Pass the model inside a wrapper, such as `module`"):
         function(nn.DataParallel(tiny("llama")))

@@ -1,4 +1,4 @@
-"""Check which gates a model and its layers can take."""
+"""Check which gates a model and its layers support."""
 
 # A module that stands in several places: `named_children` gives only the first.
 # pyright: reportPrivateUsage=false
@@ -27,7 +27,7 @@ from tidegate.torch.retrofit.layout import AttentionLayout, Part, Slot
 
 
 def cannot_gate(model: nn.Module, reason: str) -> InputError:
-    """Return the error that says why a model cannot take gates."""
+    """Return the error with the reason why a model cannot take gates."""
     hint = f"{reason[:1].upper()}{reason[1:]}."
     return InputError("model", expected="one that can take these gates", got=type(model).__name__, hint=hint)
 
@@ -52,7 +52,7 @@ def require_model(model: PreTrainedModel) -> None:
             model, f"it uses the attention implementation {name!r}; call model.set_attn_implementation({known}) first"
         )
     if hasattr(model.base_model, "set_attention_type"):
-        raise cannot_gate(model, "it exchanges its attention modules as its inputs grow, and gates would be lost")
+        raise cannot_gate(model, "it replaces its attention modules as its inputs grow, and gates would be lost")
 
 
 def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:
@@ -64,10 +64,10 @@ def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:
     if shared := next((paths for paths in places.values() if len(paths) > 1), None):
         return cannot_gate(
             model,
-            f"one module is {' and '.join(shared)}, so that both write to one place in the cache, and a small made-up "
+            f"one module is {' and '.join(shared)}, so that both write to one place in the cache and a small synthetic "
             f"input fails ({error}); give each place a copy with a `layer_idx` of its own",
         )
-    return cannot_gate(model, f"a small made-up input fails: {error}")
+    return cannot_gate(model, f"a small synthetic input fails: {error}")
 
 
 def require_attention(model: PreTrainedModel, layers: Sequence[AttentionLayout]) -> None:
@@ -75,7 +75,7 @@ def require_attention(model: PreTrainedModel, layers: Sequence[AttentionLayout])
     if layers:
         return
     if any(calls_interface(type(module)) for module in model.modules()):
-        raise cannot_gate(model, "a small made-up input reaches none of its attention modules")
+        raise cannot_gate(model, "a small synthetic input reaches none of its attention modules")
     raise cannot_gate(
         model,
         "none of its modules calls attention through transformers' ALL_ATTENTION_FUNCTIONS, and none takes a softmax "
@@ -84,7 +84,7 @@ def require_attention(model: PreTrainedModel, layers: Sequence[AttentionLayout])
 
 
 def require_fitting(model: PreTrainedModel, layers: Sequence[AttentionLayout], gates: Gates) -> None:
-    """Raise InputError for gates whose site or source a layer does not have."""
+    """Raise InputError for gates whose site or input a layer does not have."""
     for layer in layers:
         if GATES_NAME in dict(layer.module.named_children()):
             raise cannot_gate(
@@ -96,7 +96,7 @@ def require_fitting(model: PreTrainedModel, layers: Sequence[AttentionLayout], g
 
 
 def _obstacles(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> Iterator[str]:
-    """Yield the reasons why a gate does not fit; all but the first one assume that those before do not hold."""
+    """Yield the reasons why a gate does not fit; each assumes that those before do not hold."""
     if layer.cross and gate.needs_self_attention:
         yield f"attention goes to something else than the input, and a key's position has no {gate.reads}"
     yield from _missing_parts(layer, gate)
@@ -149,7 +149,7 @@ def _overlap(ours: Part, theirs: Part) -> bool:
 
 
 def find_places(model: nn.Module, matches: Callable[[nn.Module], bool]) -> list[str]:
-    """List the paths of the modules that match, a module in several places once for each; a loop counts once."""
+    """List the paths of the modules that match, one for each place of a shared module; a cycle counts once."""
     return [
         f"{path}.{name}" if path else name
         for path, owner in model.named_modules()

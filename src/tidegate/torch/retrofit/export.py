@@ -1,4 +1,4 @@
-"""Convert models with gates at the attention output to architectures of transformers that have such gates themselves.
+"""Convert models with gates at the attention output to architectures of transformers that have such gates.
 
 Qwen3-Next keeps the gate in the query's projection; Step-3.7 and Laguna keep it as `g_proj`.
 
@@ -27,7 +27,7 @@ from tidegate.torch.gate import AttentionGate
 from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.interface import calls_interface, implementation_in, stock_implementation
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, gated_layers, require_gates
-from tidegate.torch.retrofit.probe import answers, evaluation_mode, exceeds_rounding, largest_change, probe_inputs
+from tidegate.torch.retrofit.probe import evaluation_mode, exceeds_rounding, largest_change, probe_inputs, run_probe
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
 if TYPE_CHECKING:
@@ -56,24 +56,24 @@ class _Target:
 
     name: str
     architecture: str
-    """Beginning of its classes' names; releases of transformers before it lack them."""
+    """Prefix of its class names; older releases of transformers lack them."""
     head: str
-    """End of its model class's name."""
+    """Suffix of the name of its model class."""
     options: Callable[[dict[str, Any], Any, bool], dict[str, Any]]
-    """From the shared options, the source's configuration, and whether gates have one number per head: its options."""
+    """Returns its options, from the shared ones, the source's configuration, and whether gates are per head."""
     activations: Mapping[Activation, tuple[float, float]]
-    """Activations that are b times the architecture's own activation of `a z`: the factors a and b."""
+    """Factors a and b of activations that are b times the architecture's own activation of `a z`."""
     value_at_zero: float
     """The value of its gate at a logit of 0."""
     by_channel: bool = True
-    """Whether a gate may have a number for each channel."""
+    """Whether a gate may have one value per channel."""
     fused: bool = False
-    """Whether `q_proj` holds the gate, with a bias if it has one; otherwise `g_proj` does, and gates have no bias."""
+    """Whether `q_proj` contains the gate, and its bias if any; otherwise `g_proj` does, without a bias."""
     windows: bool = True
     shifted_norms: bool = True
     """Whether norms scale by 1 + weight."""
     prefix: str = "model."
-    """Beginning of its parameters' names, where Qwen3's begin with `model.`."""
+    """Prefix of its parameter names, in place of `model.` in Qwen3."""
 
 
 def _qwen3_next_options(shared: dict[str, Any], config: Any, _by_head: bool) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _window_options(config: Any) -> dict[str, Any]:
     return {
         "layer_types": _layer_types(config),
         "mlp_layer_types": ["dense"] * config.num_hidden_layers,
-        # The architectures want a number where no layer has a window, too.
+        # The architectures need a number even if no layer has a window.
         "sliding_window": getattr(config, "sliding_window", None) or config.max_position_embeddings,
     }
 
@@ -152,8 +152,8 @@ def export_gated(
 ) -> Qwen3NextForCausalLM | Step3p7ForConditionalGeneration | LagunaForCausalLM:
     """Convert a gated model to the first architecture of transformers that can express its gates.
 
-    Qwen3-Next takes sigmoid gates of all kinds in models without windows, Step-3.7 those with one number per head,
-    windows included, and Laguna softplus gates. A probe compares each with the model.
+    Qwen3-Next takes all sigmoid gates in models without windows, Step-3.7 those with one value per head, with windows,
+    and Laguna softplus gates. A probe compares the outputs with those of the model.
 
     Raises:
         InputError: If none fits; the hint gives the reasons.
@@ -172,25 +172,24 @@ def to_qwen3_next(model: PreTrainedModel) -> Qwen3NextForCausalLM:
     """Convert a causal language model built like Qwen3, with sigmoid gates, to Qwen3-Next with full attention only.
 
     Raises:
-        InputError: If the model or its gates are built differently, a layer has a window, or a probe's answers differ.
+        InputError: If the model or its gates are built differently, a layer has a window, or outputs differ.
     """
     return _export(model, _QWEN3_NEXT)
 
 
 def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
-    """Convert a causal language model built like Qwen3, with one sigmoid gate per head, to Step-3.7.
+    """Convert a causal language model built like Qwen3, with sigmoid gates of one value per head, to Step-3.7.
 
-    Windows stay. Step-3.7 takes images as well: its vision tower is the smallest possible, untrained, and text does not
-    reach it. `AutoModelForImageTextToText` loads it from a directory, `AutoModelForCausalLM` does not; a warning says
-    so.
+    Windows are kept. Step-3.7 also takes images: its vision tower is the smallest possible, untrained, and not used for
+    text. A warning says that `AutoModelForImageTextToText` loads it from a directory, and `AutoModelForCausalLM` fails.
 
     Raises:
-        InputError: If the model or its gates are built differently, or a probe's answers differ.
+        InputError: If the model or its gates are built differently, or outputs differ.
     """
     exported = _export(model, _STEP)
     warnings.warn(
-        f"{type(model).__name__} is exported to {type(exported).__name__}, which takes images too: load it from a "
-        "directory by AutoModelForImageTextToText. AutoModelForCausalLM does not know it.",
+        f"{type(model).__name__} is exported to {type(exported).__name__}, which also takes images: load it with "
+        "AutoModelForImageTextToText. AutoModelForCausalLM does not support it.",
         stacklevel=2,
     )
     return exported
@@ -199,10 +198,10 @@ def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
 def to_laguna(model: PreTrainedModel) -> LagunaForCausalLM:
     """Convert a causal language model built like Qwen3, with softplus gates like `output:input:softplus`, to Laguna.
 
-    Gates may have a number per channel or per head. Windows stay.
+    Gates may have one value per channel or per head. Windows are kept.
 
     Raises:
-        InputError: If the model or its gates are built differently, or a probe's answers differ.
+        InputError: If the model or its gates are built differently, or outputs differ.
     """
     return _export(model, _LAGUNA)
 
@@ -210,16 +209,16 @@ def to_laguna(model: PreTrainedModel) -> LagunaForCausalLM:
 def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
     """Convert the attention of a layer, or of all layers of a model, to the state dict of Qwen3-Next attention.
 
-    There `q_proj` gives each head's query and then its gate's logits, the gate is a sigmoid, and the norms of queries
-    and keys scale by 1 + weight. The 2 of `twosigmoid` and `tanh1` goes into `o_proj`; gates of grain `head`, with a
-    rank, a width or shared matrices are written out. A layer of the model that has no gate gets one that is constant.
+    There `q_proj` returns each head's query and then its gate's logits, the gate is a sigmoid, and the norms of queries
+    and keys scale by 1 + weight. The factor 2 of `twosigmoid` and `tanh1` is folded into `o_proj`; gates of grain
+    `head`, with a rank, a width or shared matrices are expanded. A layer without a gate gets a constant one.
 
     Args:
         module: An attention module, or a model of them, with `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head,
             `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input.
 
     Returns:
-        New tensors; for a model with the paths of its attention modules in front.
+        New tensors; for a model their names start with the paths of its attention modules.
     """
     gated = {layer.layout.module: layer for layer in gated_layers(module)}
     require_gates(module, gated)
@@ -229,7 +228,7 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _export(model: PreTrainedModel, target: _Target) -> Any:
-    """Build a model of the target with the weights of this one, and compare their answers."""
+    """Build a model of the target with the weights of this one, and compare their outputs."""
     _require_exportable(model)
     config: Any = model.config
     if missing := [name for name in _SHARED_OPTIONS if not hasattr(config, name)]:
@@ -245,7 +244,7 @@ def _export(model: PreTrainedModel, target: _Target) -> Any:
     for name, tensor in state.items():
         if target.shifted_norms and name.endswith("norm.weight"):
             state[name] = (widen(tensor) - 1).to(tensor.dtype)
-    # What stands beside the language model, such as a vision tower, keeps its own weights.
+    # Parts beside the language model, such as a vision tower, keep their own weights.
     beside = exported.state_dict()
     state = {name.replace("model.", target.prefix, 1): tensor for name, tensor in (state | attention).items()}
     state |= {name: beside[name] for name in beside if not name.startswith((target.prefix, "lm_head."))}
@@ -255,10 +254,10 @@ def _export(model: PreTrainedModel, target: _Target) -> Any:
         raise _not_exportable(model, f"It is not built like Qwen3: {error}.", target) from error
     inputs = probe_inputs(model)
     with evaluation_mode(model), evaluation_mode(exported):
-        theirs, ours = answers(model, inputs), answers(exported, inputs)
+        theirs, ours = run_probe(model, inputs), run_probe(exported, inputs)
     if exceeds_rounding(ours, theirs, model.dtype):
         change = largest_change(ours, theirs)
-        raise _not_exportable(model, f"With the same weights, its answers differ by up to {change:.3g}.", target)
+        raise _not_exportable(model, f"With the same weights, its outputs differ by up to {change:.3g}.", target)
     return exported.train(model.training)
 
 
@@ -290,7 +289,7 @@ def _attention_states(
 def _attention_state(
     attention: nn.Module, layer: GatedLayer | None, target: _Target, *, by_head: bool
 ) -> dict[str, Tensor]:
-    """Return the weights of an attention module that differ in the target; without a layer its gate is constant."""
+    """Return the weights of an attention module that differ in the target; without a layer the gate is constant."""
     state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
     if missing := [name for name in ("q_norm", "k_norm", *PROJECTIONS) if f"{name}.weight" not in state]:
         got, hint = type(attention).__name__, f"It has no {', '.join(missing)}."
@@ -318,9 +317,9 @@ def _attention_state(
 
 
 def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | None, float]:
-    """Write the gate as factor · the target's own: return its matrices (H, M, W), its bias (H, W) and the factor.
+    """Express the gate as a factor times the target's gate: return matrices (H, M, W), bias (H, W) and the factor.
 
-    Factors of low rank are multiplied, shared matrices repeated, and channels that are not read have zeros.
+    Low-rank factors are multiplied, shared matrices repeated, and channels that are not read get zeros.
     """
     layer.require_plain_gates()
     gate = layer.gates.at("output")
@@ -333,7 +332,7 @@ def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | 
         and (target.by_channel or gate.grain == "head")
         and (target.fused or gate.bias is None)
     ):
-        shape = "" if target.by_channel else " with one number per head"
+        shape = "" if target.by_channel else " with one value per head"
         shape += "" if target.fused else " without a bias"
         activations = " or ".join(target.activations)
         raise InputError(
@@ -358,7 +357,7 @@ def _require_exportable(model: PreTrainedModel) -> None:
     """Raise InputError if the model fits none of the targets, whatever its gates."""
     base = unwrap_model(model)
     if base is not model or has_adapters(base):
-        raise InputError("model", expected="without adapters", hint="Export what merge_and_unload of peft gives.")
+        raise InputError("model", expected="without adapters", hint="Export the result of merge_and_unload of peft.")
     require_gates(model, gated_layers(model))
     if experts := next((path for path, _ in model.named_modules() if path.split(".")[-1] == "experts"), None):
         raise _not_exportable(model, f"{experts} is a mixture of experts.")

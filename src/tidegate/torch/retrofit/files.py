@@ -1,4 +1,4 @@
-"""Save gates to files of their own and load them into the same model. Nothing is ever unpickled."""
+"""Save gates to separate files and load them into the same model. Nothing is unpickled."""
 
 # Which buffers are not part of a state dict has no public interface.
 # pyright: reportPrivateUsage=false
@@ -42,14 +42,14 @@ _CIRCUMSTANCES = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
     RECORD_NAME,
 )
-"""Options of a configuration that do not change the computation: origin, form of calls, special tokens, which
-trainers write there; and the record of gates.
+"""Options of a configuration that do not change the computation: origin, form of the output, special tokens, which
+trainers set; and the record of gates.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Description:
-    """The content of `gates.json`."""
+    """The contents of `gates.json`."""
 
     format: str
     version: int
@@ -57,23 +57,22 @@ class _Description:
     """Class of the base model."""
     dtype: str
     fingerprint: str
-    """Of the base model."""
+    """Fingerprint of the base model."""
     weights: str
-    """Checksum of the file of weights that belongs to it."""
+    """Checksum of the weights file that belongs to it."""
     layers: dict[str, tuple[Gate, ...]]
 
 
 def save_gates(model: nn.Module, directory: str | Path) -> None:
     """Write the gates of a model, and a fingerprint of the model instead of its weights.
 
-    `gates.safetensors` has the weights; `gates.json` the gates of each layer, the fingerprint of the model that they
-    were trained in, and the checksum of the weights' file. Each is written whole or not at all, the description last,
-    and has a checksum of its content inside.
-    Adapters are not part of the fingerprint: a model with the same base takes the gates with or without them. Where an
-    adapter keeps copies of the gates, those of the active one are written.
+    `gates.safetensors` contains the weights; `gates.json` the gates of each layer, the fingerprint of the model, and
+    the checksum of the weights file. Each is written atomically, the description last, with a checksum of its contents.
+    Adapters are not part of the fingerprint: the gates can be loaded with or without them. If an adapter has its own
+    copies of the gates, those of the active adapter are written.
 
     Args:
-        model: A model of transformers, or adapters around one.
+        model: A transformers model, or adapters around one.
         directory: Created if it does not exist.
     """
     base = unwrap_model(model)
@@ -104,14 +103,14 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:
-    """Give a model the gates that `save_gates` wrote, in place.
+    """Load the gates that `save_gates` wrote into a model, in place.
 
-    The model must be the one that they were saved from, gates and adapters aside: same class, configuration, dtype and
-    weights. New gates have the dtype that they were saved in. Where the model has gates already, they must be the same
-    ones in the same layers; they take the saved values and keep their dtype, which must not round them.
+    Except for gates and adapters, the model must be the one that they were saved from: same class, configuration, dtype
+    and weights. New gates have the saved dtype. If the model has gates already, they must be the same in the same
+    layers; they get the saved values and keep their dtype, which must not round them.
 
     Args:
-        model: A model of transformers, or adapters around one.
+        model: A transformers model, or adapters around one.
         directory: A directory that `save_gates` wrote.
 
     Raises:
@@ -156,16 +155,16 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
-    """Write the given numbers into the parameters of gates; raise InputError for other names, shapes or dtypes.
+    """Copy values into the parameters of gates. Raise an error for other names, shapes or dtypes.
 
     Args:
         own: The parameters.
-        given: The numbers.
-        directory: Where they come from, for errors.
-        new: Whether the parameters take the dtype of the numbers; others keep theirs, which must not round.
+        given: The values.
+        directory: The source of the values, for errors.
+        new: Whether the parameters take the dtype of the values; others keep theirs, which must not round.
     """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
-    require_shapes(*shapes, complaint=f"{directory} does not fit its own description")
+    require_shapes(*shapes, complaint=f"{directory} does not match its own description")
     for name, weight in own.items():
         saved = given[name].dtype
         if not saved.is_floating_point:
@@ -173,7 +172,7 @@ def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path
         if not new and saved != weight.dtype and torch.promote_types(saved, weight.dtype) != weight.dtype:
             raise InputError(
                 "model",
-                expected=f"one whose gates can hold {saved}, as those of {directory}, without rounding",
+                expected=f"one whose gates can store the {saved} of {directory} without rounding",
                 got=str(weight.dtype),
                 hint="Call remove_gates(model) before loading.",
             )
@@ -190,7 +189,7 @@ def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
         if description.weights != header.digest:
             raise InputError(
                 "directory",
-                expected=f"one with a {_WEIGHTS} and a {DESCRIPTION} of one save",
+                expected=f"one whose {_WEIGHTS} and {DESCRIPTION} were saved together",
                 got=folder,
                 hint="Save the gates again.",
             )

@@ -1,8 +1,8 @@
 """Find the attention modules of a loaded model and their projections, by tracing a small input through it.
 
-No name of a model or of its parts matters. Queries, keys and values are recorded in the attention function, and their
-gradients say which columns of which projection each head came from. Modules without an attention function are found by
-the operators that they call, in `survey.py`.
+Names of models and of their parts do not matter. Queries, keys and values are recorded in the attention function, and
+their gradients show the projection and the columns that each head came from. Modules without an attention function are
+found by the operators that they call, in `survey.py`.
 
 Legend: B batch, T positions, M model width, W width of a projection, H query heads, G key/value heads, D head width.
 """
@@ -30,7 +30,7 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Attentio
 
     Args:
         model: With one of the gated attention implementations switched on.
-        run: Sends a small input through the model.
+        run: Runs the model on a small input.
     """
     watch = Watch(model, {module: name for name, module in model.named_modules() if calls_interface(type(module))})
     with watch.recording(keyword="attn_seen"), torch.enable_grad():
@@ -40,12 +40,12 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[Attentio
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProjectionCall:
-    """A projection that an attention module has called."""
+    """A call of a projection by an attention module."""
 
     slot: Slot
     source: Source
     leaf: Tensor
-    """(B, T, W): its result, or that of the norm behind it; gradients are taken to it."""
+    """(B, T, W): its result, or that of the norm after it; gradients are computed with respect to it."""
     returned: Tensor
     """The copy of the leaf that the model continues with."""
     norm: nn.Module | None = None
@@ -60,7 +60,7 @@ class Trace:
     input_name: str
     input: Tensor | None = None
     context: tuple[Tensor, ...] = ()
-    """Its other input tensors, such as the states that cross-attention attends to, and their normalized copies."""
+    """Its other input tensors, such as the context of cross-attention, and their normalized copies."""
     calls: list[ProjectionCall] = field(default_factory=list[ProjectionCall])
     """In the order in which they ran."""
     shape: HeadShape | None = None
@@ -87,7 +87,7 @@ class Trace:
         )
 
     def record_call(self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, output_BTHD: Tensor) -> None:
-        """Record a call of the attention function; the first one that has gradients counts."""
+        """Record a call of the attention function; the first call with gradients counts."""
         if self.settled or self.input is None:
             return
         heads = {"query": query_BHTD, "key": key_BGTD, "value": value_BGTD}
@@ -95,7 +95,7 @@ class Trace:
         self.settled = query_BHTD.requires_grad
 
     def record_parts(self, found: Mapping[PartKind, Part | None], value_BGTD: Tensor, output_BTHD: Tensor) -> None:
-        """Keep the projections that were found, and the sizes of the output."""
+        """Store the projections that were found, and the sizes of the output."""
         assert self.input is not None
         parts = {
             kind: part
@@ -105,7 +105,7 @@ class Trace:
         value = parts.get("value")
         self.cross = value is not None and value.source == "context"
         if not self.cross and value_BGTD.shape[2] != output_BTHD.shape[1]:
-            # Keys of another origin stand beside those of the layer's own positions.
+            # There are keys of another origin beside those of the layer's own positions.
             parts = {kind: part for kind, part in parts.items() if kind == "query"}
             value = None
         self.parts = parts
@@ -119,11 +119,11 @@ class Trace:
         self.calls, self.input = [], None
 
     def part(self, heads_BHTD: Tensor) -> Part | None:
-        """Find the projection and the columns that the heads came from; None unless one regular layout fits."""
+        """Find the projection and columns that the heads came from; None unless a single regular layout fits."""
         return self.part_of([(call, _columns_of(heads_BHTD, call.leaf)) for call in self.calls])
 
     def part_of(self, found: list[tuple[ProjectionCall, list[list[int]] | None]]) -> Part | None:
-        """Describe the one projection that heads came from, by the columns of each head; None if it is not one."""
+        """Describe the projection that heads came from, by the columns of each head; None unless it is a single one."""
         fitting = [(order, call, heads) for order, (call, heads) in enumerate(found) if heads is not None]
         if len(fitting) != 1:
             return None
@@ -162,7 +162,7 @@ def gradient_to(leaf: Tensor, total: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def _keeps_heads_apart(norm: nn.Module, columns: Columns, like_BTW: Tensor) -> bool:
-    """Return whether the norm of one head's columns has nonzero values in that head's columns only."""
+    """Return whether the norm of one head's columns is nonzero in that head's columns only."""
     for head in columns.heads():
         alone = torch.zeros_like(like_BTW)
         alone[..., head] = like_BTW[..., head]
@@ -185,8 +185,7 @@ class Watch:
         """Record while the model runs.
 
         Args:
-            keyword: The name of the argument in which the modules are given a function to call with query, key, value
-                and output.
+            keyword: The argument that passes the modules a function to call with query, key, value and output.
         """
         with ExitStack() as stack:
             for module in self.names:
@@ -203,7 +202,7 @@ class Watch:
             yield
 
     def _enter(self, keyword: str | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record the input of an attention module, and pass the recorder of its attention function."""
+        """Record the input of an attention module, and pass a recorder to its attention function."""
         if module not in self.traces:
             name = next(iter(inspect.signature(module.forward).parameters))
             self.traces[module] = Trace(name=self.names[module], module=module, input_name=name)
@@ -218,18 +217,18 @@ class Watch:
         return None if keyword is None else (args, {**kwargs, keyword: trace.record_call})
 
     def _record_result(self, slot: Slot, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        """Record a projection or the norm behind it, and make its result a leaf that gradients can be taken to."""
+        """Record a projection or the norm after it, and make its result a leaf."""
         trace = self.traces.get(slot.owner)
         if trace is None or trace.input is None or not args or not isinstance(args[0], Tensor):
             return None
-        # Of shape (B, T, W), or (B, 1, T, W) as that of latents, which stand for one head.
+        # The shape is (B, T, W), or (B, 1, T, W) for latents, which are one head.
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
         if not (output.ndim == 3 or (output.ndim == 4 and output.shape[1] == 1)):
             return None
         before = next((call for call in trace.calls if call.returned is args[0]), None)
         leaf = output.detach().reshape(output.shape[0], -1, output.shape[-1]).requires_grad_()
-        # A copy, since a leaf may not be changed in place.
+        # A copy, because a leaf may not be changed in place.
         with torch.enable_grad():
             returned = leaf.clone().view(output.shape)
         if before is not None and not _is_matrix(module):
@@ -247,7 +246,7 @@ class Watch:
         return returned
 
     def _compare_input(self, slot: Slot, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Record the first matrix whose input is a layer's attention output, unchanged."""
+        """Record the first matrix whose input is a layer's unchanged attention output."""
         if not args or not isinstance(args[0], Tensor):
             return
         for trace in self.traces.values():

@@ -1,4 +1,4 @@
-"""Save a gated model whole, and load it again: transformers' own files, with those of the gates beside them."""
+"""Save and load a whole gated model: the files of transformers, and those of the gates beside them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tidegate.torch.retrofit.record import RECORD_NAME, recorded_gates
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
 VARIANT = "without_gates"
-"""Part of the names of the files of weights: transformers, which would leave the gates out, does not load them."""
+"""Part of the names of weights files, so that transformers, which would ignore the gates, does not load them."""
 
 
 def save_pretrained(model: nn.Module, directory: str | Path) -> None:
     """Write a gated model into a directory: its weights and configuration as transformers does, then its gates.
 
-    `load_pretrained` reads the directory. `from_pretrained` of transformers does not find weights in it, since it would
-    leave the gates out; with `variant="without_gates"` it does, and gives the model without gates.
+    `load_pretrained` reads the directory. `from_pretrained` of transformers would ignore the gates and finds no weights
+    there; with `variant="without_gates"` it loads the model without gates.
 
     Args:
-        model: A model of transformers, with gates and without adapters: merge those first.
+        model: A transformers model with gates and without adapters; merge adapters first.
         directory: Created if it does not exist.
     """
     base = unwrap_model(model)
@@ -45,9 +45,9 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
     if base is not model or has_adapters(base):
         remedy = (
             "Write them with model.save_pretrained(DIR), load them around the gated model with peft's "
-            "PeftModel.from_pretrained(model, DIR), and save what merge_and_unload gives."
+            "PeftModel.from_pretrained(model, DIR), and save the result of merge_and_unload."
             if base is model
-            else "Save what merge_and_unload gives; or use save_pretrained of peft, and save_gates for the gates."
+            else "Save the result of merge_and_unload; or use save_pretrained of peft, and save_gates for the gates."
         )
         raise InputError(
             "model", expected="without adapters, which would be lost", got=type(model).__name__, hint=remedy
@@ -65,7 +65,7 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
 
 
 def _require_own_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Raise InputError if the model's class would not find these weights in a file, as after a parametrization."""
+    """Raise InputError for weights that the model's class cannot load, such as parametrized ones."""
     if getattr(model, "hf_quantizer", None) is not None:
         return
     with torch.device("meta"), keep_random_state(model):
@@ -75,7 +75,7 @@ def _require_own_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> 
             "model",
             expected="one whose weights its class can load",
             got=type(model).__name__,
-            hint=f"Its weights differ in {list_some(differing)}. Take parametrizations such as weight_norm away with "
+            hint=f"Its weights differ in {list_some(differing)}. Remove parametrizations such as weight_norm with "
             "torch.nn.utils.parametrize.remove_parametrizations, and save before quantizing; or use save_gates.",
         )
 
@@ -83,22 +83,22 @@ def _require_own_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> 
 def load_pretrained(
     directory: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Return a gated model from a directory, with the class that it had, in evaluation mode.
+    """Load a gated model from a directory, with its original class, in evaluation mode.
 
-    The directory is one that `save_pretrained` wrote, whose weights must be those that its gates were saved with; or
-    one that transformers wrote of a gated model, by `model.save_pretrained` or as a trainer's checkpoint. Nothing is
-    fetched, no code of the directory is run and nothing is unpickled.
+    The directory was written by `save_pretrained`, with gates and weights saved together; or by transformers from a
+    gated model, with `model.save_pretrained` or as a trainer's checkpoint. Nothing is downloaded, no code from the
+    directory is run and nothing is unpickled.
 
     Args:
         directory: The directory.
-        device: Where the model goes; None is the CPU.
-        dtype: The dtype of all weights, gates included; None is the model's, as its configuration says and
-            `from_pretrained` gives it, and for the gates the one that they were saved in.
+        device: The device of the model; None is the CPU.
+        dtype: The dtype of all weights, including gates; None is that of the configuration, as in `from_pretrained`,
+            and for gates the saved one.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype must be one of floating point, such as torch.bfloat16, or None; got {dtype!r}.")
+        raise TypeError(f"dtype must be a floating-point dtype, such as torch.bfloat16, or None; got {dtype!r}.")
     if device is not None:
-        # A device that is not there fails here, and not after the whole model has been read.
+        # A missing device fails here, before the whole model has been read.
         torch.empty(0, device=device)
     folder = Path(directory)
     if not (folder / "config.json").is_file():
@@ -133,8 +133,8 @@ def _load_with_gates(folder: Path) -> PreTrainedModel:
     if not layers:
         raise InputError(
             RECORD_NAME,
-            expected=f"in {folder / 'config.json'}, to name the gates whose weights are here",
-            hint="Load the model by from_pretrained, give it the gates that it had by add_gates, and the weights by "
+            expected=f"in {folder / 'config.json'}, to name the gates of the saved weights",
+            hint="Load the model with from_pretrained, add the same gates with add_gates, and load the weights with "
             "load_state_dict.",
         )
     with _without_load_report():
@@ -162,15 +162,15 @@ def _load_plain(folder: Path, variant: str | None) -> PreTrainedModel:
 
 
 def has_gates(folder: Path) -> bool:
-    """Return whether a directory has files of gates."""
+    """Return whether a directory contains files of gates."""
     return (folder / DESCRIPTION).exists()
 
 
 def weights_variant(folder: Path) -> str | None:
-    """Return transformers' variant of the weights in a directory with files of gates; None for the usual one.
+    """Return transformers' variant of the weights in a directory with files of gates; None for the default.
 
     Raises:
-        InputError: If both are there.
+        InputError: If there are both.
     """
     ours, others = (_weight_files(folder, variant) for variant in (VARIANT, None))
     if ours and others:
@@ -180,18 +180,18 @@ def weights_variant(folder: Path) -> str | None:
 
 
 def _weight_files(folder: Path, variant: str | None) -> list[Path]:
-    """List the files with weights, or with the names of such files, that transformers would read."""
+    """List the weights files and indices that transformers would read."""
     return [folder / name for name in weight_file_names(variant) if (folder / name).is_file()]
 
 
 def weight_file_names(variant: str | None) -> tuple[str, str]:
-    """Return the names that transformers gives a file of weights, and the index of several."""
+    """Return transformers' names of a weights file, and of the index of several."""
     middle = "" if variant is None else f".{variant}"
     return f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"
 
 
 def _saved_gates(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Read the gates among the weights that transformers wrote."""
+    """Yield the gates among the weights that transformers wrote."""
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118, it is not a dictionary
@@ -205,7 +205,7 @@ def _is_of_gates(name: str) -> bool:
 
 @contextmanager
 def _without_load_report() -> Generator[None]:
-    """Keep transformers from reporting weights that the model's class does not know: they are those of the gates."""
+    """Keep transformers from reporting the gates as weights that the model's class does not know."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -216,7 +216,7 @@ def _without_load_report() -> Generator[None]:
 
 @torch.no_grad()
 def _cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast the weights as `from_pretrained` does: buffers, such as the frequencies of rotations, stay as they are."""
+    """Cast the weights, but not buffers such as rotary frequencies, as `from_pretrained` does."""
     for weight in model.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype)

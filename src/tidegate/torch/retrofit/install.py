@@ -26,12 +26,12 @@ from tidegate.torch.retrofit.interface import (
 from tidegate.torch.retrofit.layer import GatedLayer, gated_layers
 from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import (
-    answers,
     bitwise_equal,
     evaluation_mode,
     keep_random_state,
     largest_change,
     probe_inputs,
+    run_probe,
 )
 from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.survey import Survey, implementation, survey_attention
@@ -39,42 +39,42 @@ from tidegate.torch.retrofit.wrappers import unwrap_model
 
 _CROSSING = "cross-attention has no query at the positions of its keys"
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
-"""The activations whose value at zero changes nothing: 1 for a gate that multiplies, 0 for one that adds."""
+"""The activations whose value at zero is neutral: 1 for a gate that multiplies, 0 for one that adds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrofitReport:
-    """The layers that have gates now, and a comparison of the probe's answers before and after."""
+    """The layers that got gates, and a comparison of the model's outputs on the probe before and after."""
 
     model: str
     """The model's class."""
     gates: str
-    """Their spelling."""
+    """The spelling of the gates."""
     layers: tuple[str, ...]
     """The paths of the gated attention modules."""
     num_parameters: int
-    """Numbers that the gates added to the model."""
+    """Parameters that the gates add to the model."""
     implementations: tuple[str, ...]
-    """The attention implementations that the probe was run with."""
+    """The attention implementations that the probe ran with."""
     dtype: str
-    """The dtype that the probe was run in, the model's own."""
+    """The dtype of the model, in which the probe ran."""
     bitwise_equal: bool
-    """Whether the probe's answers have the same bits as before."""
+    """Whether the outputs on the probe are bitwise unchanged."""
     largest_change: float
-    """The largest difference between the answers; 0 if they are bitwise equal."""
+    """The largest difference between the outputs; 0 if they are bitwise equal."""
     left_alone: dict[str, str] = field(default_factory=dict[str, str])
-    """The paths of attention modules that have no gates, and why: other parts of the model, unused cross-attention."""
+    """Why other attention modules have no gates, by their paths: other parts of the model, unused cross-attention."""
 
     def __str__(self) -> str:
-        """Return two lines, and a third if some attention was left alone."""
+        """Return two lines, and a third if some attention modules have no gates."""
         found = (
-            "gave the same bits as before"
+            "is bitwise unchanged"
             if self.bitwise_equal
-            else f"changed by up to {self.largest_change:.3g}, since these gates do not start at the identity"
+            else f"changed by up to {self.largest_change:.3g}, because these gates do not start at the identity"
         )
         text = (
             f"{self.model}: {self.gates} in {len(self.layers)} layers, {self.num_parameters:,} parameters.\n"
-            f"A padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
+            f"The output on a padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
         )
         if not self.left_alone:
             return text
@@ -89,29 +89,28 @@ def add_gates(
     activation: Activation | None = "twosigmoid",
     layers: Iterable[int | str] | None = None,
 ) -> RetrofitReport:
-    """Give the attention of a loaded model gates, in place.
+    """Add gates to the attention of a loaded model, in place.
 
-    With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the gates start at zero and the model's
-    answers keep their bits; a probe makes sure, and if it fails the gates are removed again. With another activation
-    the gates start as they are spelled, and the report says how much the probe's answers changed. Gates are children
+    With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the parameters of gates start at zero and the
+    model's outputs are bitwise unchanged; a probe checks this, and removes the gates if it fails. With another
+    activation the gates start as spelled, and the report says how much the outputs changed. Gates are children
     `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights. After an error
-    the model is as it was. Gates that start at random are drawn by PyTorch's global generator, whose state afterwards
-    is the one before.
+    the model is unchanged. Random initial values come from PyTorch's global generator, whose state is restored.
 
-    A gate at the output acts inside an attention implementation of its own, or before the output projection where a
-    model decomposes its attention or depends on the implementation's name. The model's modules are given a copy of
-    their configuration, where the gates are written down, so that other models that were built from the same object
-    stay as they are; `model.name_or_path` is empty as long as there are gates, since what has that name has none.
+    A gate at the output acts inside a gated attention implementation, or before the output projection if a model
+    decomposes its attention or depends on the implementation's name. The model gets its own copy of its configuration,
+    which records the gates; other models built from the same configuration do not change. `model.name_or_path` is empty
+    while there are gates, because the model of that name has none.
 
-    Gates go where a small made-up input comes: tokens, images or sound, to an encoder and its decoder. Cross-attention
-    takes those that can act there. The report names the attention modules that were left alone.
+    Gates are added to the attention modules that a small synthetic input reaches: tokens, images or sound, in the
+    encoder and the decoder. Cross-attention takes the gates that can act there. The report names the other modules.
 
     Args:
-        model: A model of transformers, or adapters around one.
+        model: A transformers model, or adapters around one.
         gate: A spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
-        activation: The activation of all the gates; None leaves each as it is spelled.
-        layers: The model's attention modules that get gates, by number, counted from 0 in the order in which they run,
-            or by path as in `report.layers`; None is all. Other layers can be given other gates later.
+        activation: The activation of all gates; None keeps that of each spelling.
+        layers: The attention modules that get gates, by number, counted from 0 in the order in which they run, or by
+            path as in `report.layers`; None is all. Other layers can get other gates later.
 
     Returns:
         The gated layers, and the result of the probe.
@@ -124,15 +123,15 @@ def add_gates(
     require_model(base)
     inputs = probe_inputs(base)
     with evaluation_mode(base), keep_random_state(base):
-        before = _answers_before(base, inputs)
+        before = _outputs_before(base, inputs)
         survey = survey_attention(base, inputs)
         added = _install(model, gates, _choose_layouts(survey, gates, layers))
         try:
-            after = {stock: _answers_with(base, stock, inputs) for stock in before}
+            after = {stock: _outputs_with(base, stock, inputs) for stock in before}
             equal = all(bitwise_equal(after[name], before[name]) for name in before)
             change = 0.0 if equal else max(largest_change(after[name], before[name]) for name in before)
             if not equal and all(map(_is_neutral, gates)):
-                raise cannot_gate(base, f"with {gates}, which is neutral, its answers changed by up to {change:.3g}")
+                raise cannot_gate(base, f"with {gates}, which is neutral, its outputs changed by up to {change:.3g}")
         except BaseException:
             _remove(base, added)
             raise
@@ -155,7 +154,7 @@ def add_gates(
 
 
 def install_gates(model: nn.Module, layers: dict[str, Gates]) -> None:
-    """Add gates to the layers at these paths as they are, without comparing the model's answers."""
+    """Add gates to the layers at these paths as they are, without comparing outputs."""
     base = unwrap_model(model)
     require_model(base)
     with keep_random_state(base):
@@ -179,12 +178,10 @@ def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) 
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Remove all gates: the model is as it was before, with its stock attention implementation.
-
-    A model without gates stays as it is.
+    """Remove all gates and restore the stock attention implementation; a model without gates does not change.
 
     Args:
-        model: A model of transformers, or adapters around one.
+        model: A transformers model, or adapters around one.
     """
     base = unwrap_model(model)
     _remove(base, list(gated_layers(base)))
@@ -203,7 +200,7 @@ def _remove(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
 
 
 def _copy_configuration(model: nn.Module) -> None:
-    """Give the modules of a model a copy of their configuration, the same to all that share one."""
+    """Replace the configurations in a model by copies; modules that shared one share its copy."""
     copies: dict[int, Any] = {}
     for module in model.modules():
         for name, value in vars(module).items():
@@ -211,29 +208,29 @@ def _copy_configuration(model: nn.Module) -> None:
                 setattr(module, name, copy.deepcopy(value, copies))
 
 
-def _answers_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return the model's answers by stock implementation: its own, and every other that runs."""
+def _outputs_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Return the model's outputs with its own stock implementation, and with every other that runs."""
     own = stock_implementation(implementation_in(model))
     found: dict[str, list[Tensor]] = {}
     for stock in supported_implementations(model):
         try:
-            found[stock] = _answers_with(model, stock, inputs)
+            found[stock] = _outputs_with(model, stock, inputs)
         except Exception as error:
-            # A model may raise anything for an input that it cannot take.
+            # A model may raise anything for an input that it does not support.
             if stock == own:
                 raise explain_failure(model, error) from error
     return found
 
 
-def _answers_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Return the model's answers with a stock implementation, or with its gated twin if a gate needs that."""
+def _outputs_with(model: PreTrainedModel, stock: str, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Return the model's outputs with a stock implementation, or with its gated version if a gate needs that."""
     gated = implementation_in(model) != stock_implementation(implementation_in(model))
     with implementation(model, gated_implementation(stock) if gated else stock):
-        return answers(model, inputs)
+        return run_probe(model, inputs)
 
 
 def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | None) -> list[AttentionLayout]:
-    """Return the requested layers; by default those whose kind of attention these gates can act on."""
+    """Return the requested layers; by default those that these gates can act on."""
     found = survey.layers
     if layers is None:
         needs_self_attention = any(gate.needs_self_attention for gate in gates)
@@ -265,9 +262,9 @@ def _new_gates(model: PreTrainedModel, layout: AttentionLayout, gates: Gates) ->
 
 
 def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
-    """Return the gates with this activation, started at zero if they change nothing there.
+    """Return the gates with this activation, their parameters zero at the start if that changes nothing.
 
-    A bias stays, but starts at zero too. The activation None leaves each gate as it is spelled.
+    A bias starts at zero, too. The activation None leaves each gate as it is spelled.
     """
     gates = Gates.parse(gate)
     if not gates:
@@ -278,7 +275,7 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
             "gate",
             expected=suitable,
             got=str(sink),
-            hint="A closed sink keeps the answers, but has no gradient and never opens; an open one changes them. "
+            hint="A closed sink keeps the outputs, but has no gradient and never opens; an open one changes them. "
             "Train with the sink from the start, or add another gate, such as 'g1'.",
         )
     if control := next((each for each in gates if each.placebo is not None or each.op == "replace"), None):
@@ -293,7 +290,7 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
 
 
 def _is_neutral(gate: Gate) -> bool:
-    """Return whether the gate, as it starts, changes nothing."""
+    """Return whether the gate changes nothing at the start."""
     starts_at_zero = (gate.init_std == 0 or not gate.has_matrix) and not gate.bias
     return gate.activation in _NEUTRAL[gate.op] and starts_at_zero
 

@@ -1,8 +1,8 @@
-"""Attention implementations of transformers that gate their output, each made of a stock one.
+"""Attention implementations for transformers that gate the output of a stock one.
 
-A model switches to `tidegate_eager` or `tidegate_sdpa` by `set_attn_implementation`. A layer's gate comes as the
-keyword `attn_gate`; without it they are the stock functions, and they always take the stock masks. `attn_seen`, if it
-is given, is called with the query, key, value and output.
+`set_attn_implementation` switches a model to `tidegate_eager` or `tidegate_sdpa`. The keyword `attn_gate` passes a
+layer's gate; without it they are the stock functions. They use the stock masks. If `attn_seen` is given, it is called
+with the query, key, value and output.
 
 Legend: B batch, T query positions, H query heads, D head width.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 STOCK_IMPLEMENTATIONS = ("eager", "sdpa")
-"""The implementations that have a gated twin."""
+"""The implementations that have a gated version."""
 
 OutputGate: TypeAlias = Callable[[Tensor], Tensor]
 """From a layer's attention output, (B, T, H, D), to the gated one."""
@@ -32,12 +32,12 @@ _FUNCTIONS: dict[tuple[type[nn.Module], str], Callable[..., Any]] = {}
 
 
 def gated_implementation(stock: str) -> str:
-    """Return the name of the gated twin of a stock implementation."""
+    """Return the name of the gated version of a stock implementation."""
     return f"{_PREFIX}{stock}"
 
 
 def stock_implementation(name: str) -> str:
-    """Return the stock implementation behind a name, which may be that of a gated twin."""
+    """Return the stock implementation for a name, which may be that of a gated version."""
     return name.removeprefix(_PREFIX)
 
 
@@ -50,7 +50,7 @@ def implementation_of(module: nn.Module) -> str:
 def implementation_in(model: nn.Module) -> str:
     """Return the implementation that a model's attention modules use now, by the configuration of the first.
 
-    A model whose modules spell out their attention has that of its own configuration.
+    A model whose modules decompose their attention has that of its own configuration.
     """
     calling = (module for module in model.modules() if calls_interface(type(module)))
     return implementation_of(next(calling, model))
@@ -62,9 +62,9 @@ def calls_interface(kind: type[nn.Module]) -> bool:
 
 
 def names_implementation(kind: type[nn.Module]) -> bool:
-    """Return whether the forward method of a class has the name of a stock implementation in it.
+    """Return whether the forward method of a class contains the name of a stock implementation.
 
-    It may then do something else when the implementation has another name, perhaps only on long inputs.
+    It may then behave differently with an implementation of another name, perhaps only on long inputs.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants: tuple[Any, ...] = () if code is None else code.co_consts
@@ -73,17 +73,17 @@ def names_implementation(kind: type[nn.Module]) -> bool:
 
 
 def keeps_to_stock(kind: type[nn.Module]) -> bool:
-    """Return whether modules of this class need an implementation's stock name, so that they have no gated twin.
+    """Return whether modules of this class need an implementation's stock name, so that none can be gated.
 
-    They have that name in them, or call the table without an eager function of their own.
+    They contain that name, or call the table without an eager function of their own.
     """
     return names_implementation(kind) or (_TABLE in _names(kind) and not calls_interface(kind))
 
 
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the stock implementations that have a gated twin and that the model supports.
+    """Return the stock implementations that have a gated version and that the model supports.
 
-    Models that decompose their attention choose it when they are built: they have one.
+    Models that decompose their attention have one, chosen when they are built.
     """
     if not any(calls_interface(type(module)) for module in model.modules()):
         return (implementation_of(model),)
@@ -93,10 +93,10 @@ def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def remember_functions(kind: type[nn.Module]) -> None:
-    """Look up the stock functions that modules of this class call, and keep them in a table.
+    """Look up the stock functions that modules of this class call, and store them in a table.
 
-    Every modeling file has its own eager function, and some have their own table. `torch.compile` can trace the lookup
-    in our table, but not the search in their source.
+    Every modeling file has its own eager function, and some have their own table. `torch.compile` can trace a lookup in
+    our table, but not the search in their source.
     """
     known = inspect.unwrap(kind.forward).__globals__
     _FUNCTIONS[kind, "eager"] = next(known[name] for name in _names(kind) if name.endswith(_EAGER))
@@ -116,7 +116,7 @@ def _attend(stock: str, module: nn.Module, *arguments: Any, **options: Any) -> t
         remember_functions(type(module))
     function = _FUNCTIONS[type(module), stock]
     if stock == "eager":
-        # Looked up as models do, so that whoever replaces an entry of the table intercepts it.
+        # The same lookup as in models, so that replacing an entry of the table has an effect here.
         function = _table.get_interface(stock, function)
     output, weights = function(module, *arguments, **options)
     if seen is not None:

@@ -1,4 +1,4 @@
-"""Let gates act in an attention module of somebody else's model, by hooks on it and its projections.
+"""Apply gates in the attention modules of a transformers model, by hooks on the modules and their projections.
 
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
 """
@@ -35,13 +35,13 @@ _OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
 
 
 def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
-    """Yield the layers of a model that have gates, in the order of its modules, copies of layers included."""
+    """Yield the layers of a model that have gates, in the order of its modules, including copies of layers."""
     for module in model.modules():
         yield from _gates_of(module)
 
 
 def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
-    """Return the layers whose gates act, each by the path of its attention module in this model."""
+    """Return the layers whose gates act, by the paths of their attention modules."""
     found: dict[GatedLayer, str] = {}
     for path, module in acting_modules(model):
         for layer in _gates_of(module):
@@ -63,7 +63,7 @@ def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
 
 @dataclass(frozen=True, slots=True)
 class ActingGate:
-    """A gate of a layer, and the adapter around it that runs in its place, if there is one."""
+    """A gate of a layer, and the adapter around it that runs in its place, if any."""
 
     plain: AttentionGate
     runs: nn.Module
@@ -81,13 +81,13 @@ class LayerReads(GateReads):
         return gate.plain.combine(target, gate.runs(gate.plain.source(self)))
 
     def gate_output(self, gate: ActingGate | None, output: Tensor) -> Tensor:
-        """Keep the attention output (B, T, H, D) and apply its gate; None where another gate only reads it."""
+        """Store the attention output (B, T, H, D) and apply its gate; None if another gate only reads the output."""
         self.output = output
         return output if gate is None else self.apply(gate, output)
 
 
 class _Call(threading.local):
-    """The reads of one thread's call of a layer; a copy of it is empty."""
+    """The inputs of the gates in one thread's call of a layer; copies start empty."""
 
     reads: LayerReads | None = None
 
@@ -96,10 +96,10 @@ class _Call(threading.local):
 
 
 class GatedLayer:
-    """A pre-hook on an attention module that lets its gates act; it holds what the other hooks of the layer share.
+    """A pre-hook on an attention module that applies its gates and holds the state that the layer's hooks share.
 
-    Hooks sit on the projections, not around them, so that no name in the state dict changes. They follow when a
-    projection is exchanged, so that a gate reads and gates what an adapter has added too.
+    Hooks leave the names of the state dict unchanged. They move when a projection is replaced, so that gates read and
+    multiply the result of an adapter around a projection.
     """
 
     def __init__(self, layout: AttentionLayout, gates: Gates) -> None:
@@ -110,11 +110,11 @@ class GatedLayer:
         self.acts_in_function = at_output and layout.in_function
         self.acts_before_output = at_output and not layout.in_function
         self.shares = self.acts_before_output or any(_reads_elsewhere(gate, layout) for gate in gates)
-        """Whether one hook of the layer reads what another is given."""
+        """Whether one hook of the layer reads what another hook receives."""
         self.hooks = tuple(_projection_hooks(self))
 
     def install(self, modules: nn.Module) -> None:
-        """Give the attention module its gates and the hooks through which they act."""
+        """Add the gates and their hooks to the attention module."""
         attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
@@ -131,27 +131,27 @@ class GatedLayer:
             hook.move(None)
 
     def require_plain_gates(self) -> None:
-        """Raise InputError for gates with adapters around them: their own numbers are not all that acts."""
+        """Raise InputError for gates with adapters around them, whose own parameters are not all that acts."""
         if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
             raise InputError(
                 "model",
                 expected="one whose gates have no adapters",
                 got=f"adapters at the gates of {self.layout.name}",
-                hint="Merge these first, with merge_and_unload, or save them by save_pretrained of peft.",
+                hint="Merge these first, with merge_and_unload, or save them with save_pretrained of peft.",
             )
 
     @property
     def modules(self) -> AttentionGates:
-        """The gates that act: those of the attention module, or the active copy in a wrapper."""
+        """Return the gates that act: those of the attention module, or the active copy in a wrapper."""
         return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
 
     def gate_at(self, path: GatePath) -> ActingGate | None:
-        """Return the gate at a site, if there is one."""
+        """Return the gate at a site, if any."""
         runs = self.modules._modules.get(path)
         return None if runs is None else ActingGate(cast("AttentionGate", base_module(runs)), runs)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before the attention module runs: start new reads, and hand the output gate to the attention function."""
+        """Start a call of the attention module, and pass the output gate to the attention function."""
         require_no_tracing()
         for hook in self.hooks:
             hook.move(hook.slot.module)
@@ -162,25 +162,25 @@ class GatedLayer:
             return None
         if (name := implementation_of(module)) not in _OWN_IMPLEMENTATIONS:
             raise RuntimeError(
-                f"The attention implementation {name!r} would leave out the gates of {self.layout.name}. Call "
+                f"The attention implementation {name!r} would ignore the gates of {self.layout.name}. Call "
                 f"model.set_attn_implementation with {' or '.join(map(repr, _OWN_IMPLEMENTATIONS))}, or remove_gates."
             )
         return args, {**kwargs, "attn_gate": partial(reads.gate_output, self.gate_at("output"))}
 
     def end_call(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-        """Drop the reads when the attention module ends, unless a gate outside it is yet to run.
+        """Drop the inputs of the gates when the attention module ends, unless a gate outside it still has to run.
 
-        PyTorch calls this after an error too, and then without a result.
+        After an error PyTorch calls this without a result.
         """
         if result is None or (self.gates.at("dense") is None and not self.acts_before_output):
             self.call.reads = None
 
 
 class _ProjectionHook(ABC):
-    """A hook on the projection that a slot holds, moved when the projection is exchanged."""
+    """A hook on the projection in a slot, moved when the projection is replaced."""
 
     runs_before: ClassVar[bool] = False
-    """Whether it is given the projection's arguments, and not its result."""
+    """Whether it receives the projection's arguments instead of its result."""
 
     def __init__(self, layer: GatedLayer, slot: Slot) -> None:
         self.layer = layer
@@ -188,7 +188,7 @@ class _ProjectionHook(ABC):
         self.hooked: nn.Module | None = None
 
     def move(self, module: nn.Module | None) -> None:
-        """Leave the projection that it is on, and go to this one; None only leaves."""
+        """Move the hook to this projection; None only removes it."""
         if module is self.hooked:
             return
         if self.hooked is not None:
@@ -209,7 +209,7 @@ class _ProjectionHook(ABC):
 
 
 class _PartsHook(_ProjectionHook):
-    """Keeps the raw query, key or value of a projection, and gates it before anything else uses it."""
+    """Stores the raw query, key or value of a projection, and applies its gate."""
 
     def __init__(self, layer: GatedLayer, slot: Slot, parts: Sequence[tuple[PartKind, Part]]) -> None:
         super().__init__(layer, slot)
@@ -222,7 +222,7 @@ class _PartsHook(_ProjectionHook):
         reads = LayerReads(input=_args[0]) if reads is None else reads
         if self.of_context:
             reads.context = _args[0]
-        # Latents of one head stand behind an axis of their own.
+        # Latents of one head have an axis of their own.
         latent = output.ndim == 4
         gated = output.squeeze(1) if latent else output
         for kind, columns in self.parts:
@@ -235,7 +235,7 @@ class _PartsHook(_ProjectionHook):
 
 
 class _DenseHook(_ProjectionHook):
-    """Gates the result of the output projection, which may run after the attention module has ended."""
+    """Gates the result of the output projection, which may run after the attention module."""
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
         gate, reads = self.layer.gate_at("dense"), self.layer.call.reads
@@ -269,7 +269,7 @@ def _remove_hooks(module: nn.Module, matches: Callable[[object], bool]) -> None:
 
 
 def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
-    """Move the hooks of a slot to the module that is put there; PyTorch calls this for every new child."""
+    """Move the hooks of a slot to its new module; PyTorch calls this for every new child."""
     before = owner._modules.get(name)
     hooks = () if before is None else (*before._forward_hooks.values(), *before._forward_pre_hooks.values())
     for hook in hooks:
@@ -282,7 +282,7 @@ register_module_module_registration_hook(_move_hooks)
 
 
 def _reads_elsewhere(gate: Gate, layout: AttentionLayout) -> bool:
-    """Return whether the gate reads something that its own hook is not given."""
+    """Return whether the gate reads something that its own hook does not receive."""
     part = layout.parts.get(gate.site) if gate.site in _PARTS else None
     if part is not None and part.source == "inner" and gate.reads == "input":
         return True

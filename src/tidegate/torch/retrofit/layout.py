@@ -1,4 +1,4 @@
-"""How an attention module is built: its sizes, its projections, and the columns in which their results hold the heads.
+"""The structure of an attention module: sizes, projections, and the columns of each head in their results.
 
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width, W width of a projection.
 """
@@ -17,22 +17,22 @@ from tidegate.sizes import HeadShape
 
 PartKind: TypeAlias = Literal["query", "key", "value"]
 Source: TypeAlias = Literal["input", "context", "inner"]
-"""What a projection is given: the layer's input, what cross-attention attends to, or something made inside."""
+"""The input of a projection: the layer's input, the context of cross-attention, or a tensor computed inside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns `start + h·stride + d` of head h and channel d: all of a projection, a slice, or a regular comb."""
+    """The columns `start + h·stride + d` of head h and channel d."""
 
     start: int
     stride: int
-    """Columns from one head to the next: the head's width, or more where other parts stand between the heads."""
+    """Columns from one head to the next: the head's width, or more if there are other parts between heads."""
     num_heads: int
     head_dim: int
 
     @classmethod
     def of(cls, heads: Sequence[Sequence[int]], *, width: int) -> Columns | None:
-        """Describe these columns, head by head, in a result of this width; None if their layout is not regular."""
+        """Return the layout of each head's columns in a result of this width; None if it is not regular."""
         start, head_dim = heads[0][0], len(heads[0])
         stride = heads[1][0] - start if len(heads) > 1 else head_dim
         layout = cls(start=start, stride=stride, num_heads=len(heads), head_dim=head_dim)
@@ -68,34 +68,34 @@ class Columns:
         return _replace_columns(result, first, inner, stop)
 
     def _block(self) -> tuple[int, int]:
-        """Return the column at which the blocks of one stride begin, and that at which a head begins in its block."""
+        """Return the first column of the blocks of one stride, and the first column of a head in its block."""
         return self.start // self.stride * self.stride, self.start % self.stride
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """An attribute of a module that holds a projection. The projection may be exchanged: adapters wrap it in place."""
+    """An attribute of a module that contains a projection, which may be replaced: adapters wrap it in place."""
 
     owner: nn.Module
     name: str
 
     @property
     def module(self) -> nn.Module:
-        """The projection that the slot holds now."""
+        """Return the projection that is in the slot now."""
         return getattr(self.owner, self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Queries, keys or values as a projection gives them, before norms and rotation."""
+    """Queries, keys or values in the result of a projection, before norms and rotation."""
 
     slot: Slot
     columns: Columns
     order: int
-    """The number of the projection among those of its layer, in the order in which they run."""
+    """The index of the projection among those of its layer, in the order in which they run."""
     source: Source = "input"
     spans_cache: bool = False
-    """Whether the projection is given all positions of the cache, not the new ones alone, as latent attention does."""
+    """Whether the projection receives all positions of the cache, as in latent attention, not only the new ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +109,13 @@ class AttentionLayout:
     """The keyword of its input, for calls without positional arguments."""
     shape: HeadShape
     parts: dict[PartKind, Part] = field(default_factory=dict[PartKind, Part])
-    """Query, key and value, as far as each is the result of one projection."""
+    """Query, key and value, if each is the result of one projection."""
     output: Slot | None = None
-    """The output projection, which may stand outside the module; None if none takes the heads' outputs unchanged."""
+    """The output projection, which may be outside the module; None if none takes the heads' outputs unchanged."""
     cross: bool = False
-    """Whether it attends to something else than its input."""
+    """Whether it is cross-attention."""
     in_function: bool = True
-    """Whether a gate at the output acts inside the attention function; else it acts before the output projection."""
+    """Whether a gate at the output acts inside the attention function, or else before the output projection."""
 
 
 def weight_of(module: nn.Module) -> Tensor | None:

@@ -20,24 +20,24 @@ from tidegate.torch.retrofit.checks import find_places
 from tidegate.torch.retrofit.install import remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers, require_gates
-from tidegate.torch.retrofit.probe import answers, evaluation_mode, exceeds_rounding, largest_change, probe_inputs
+from tidegate.torch.retrofit.probe import evaluation_mode, exceeds_rounding, largest_change, probe_inputs, run_probe
 from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
 def merge_gates(model: nn.Module) -> None:
-    """Fold every gate into a projection and remove it, in place; if one of them cannot be folded, change nothing.
+    """Fold every gate into a projection and remove it, in place; if one gate cannot be folded, change nothing.
 
     A gate is constant if its matrix is zero, so that only its bias acts. At the output site its values scale the
-    columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. The
-    model computes the same as before but for rounding, which a probe makes sure of.
+    columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. A probe
+    checks that the outputs change by rounding only.
 
     Args:
-        model: A model of transformers, or adapters around one.
+        model: A transformers model, or adapters around one.
 
     Raises:
-        InputError: If a gate is not constant or does not multiply, if a projection is not a plain matrix or is used in
-            another place too, or if the probe's answers change.
+        InputError: If a gate is not constant or does not multiply, if a projection is not a plain matrix or is used
+            elsewhere, too, or if the outputs on the probe change.
     """
     base = unwrap_model(model)
     folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _plain_gates(layer)]
@@ -47,11 +47,11 @@ def merge_gates(model: nn.Module) -> None:
     folded = [weight for fold in folds for weight in fold.projection.parameters(recurse=False)]
     weights = {weight: weight.detach().clone() for weight in folded}
     with evaluation_mode(base), torch.no_grad():
-        before = answers(base, inputs)
+        before = run_probe(base, inputs)
         for fold in folds:
             fold.apply()
         remove_gates(base)
-        after = answers(base, inputs)
+        after = run_probe(base, inputs)
         if not exceeds_rounding(after, before, base.dtype):
             return
         for weight, content in weights.items():
@@ -62,15 +62,15 @@ def merge_gates(model: nn.Module) -> None:
         record_gates(base)
     raise InputError(
         "model",
-        expected="one whose gates act right behind its projections",
+        expected="one whose gates act directly after its projections",
         got=type(base).__name__,
-        hint=f"Merging would change answers by up to {largest_change(after, before):.3g}: something else acts on a "
+        hint=f"Merging would change outputs by up to {largest_change(after, before):.3g}: something else changes a "
         "projection's result before its gate does.",
     )
 
 
 def constant_values(gate: AttentionGate) -> Tensor | None:
-    """Return the gate's values (H, D), D = 1 for the grain `head`, if they are constant; else None."""
+    """Return the gate's values (H, D), with D = 1 for the grain `head`; None unless they are constant."""
     weights = dict(gate.named_parameters())
     bias = weights.pop("bias", None)
     if weights and all(weight.any() for weight in weights.values()):
@@ -93,7 +93,7 @@ class _Fold:
 
     def apply(self) -> None:
         weight = cast("Tensor", self.projection.weight)
-        # A Linear keeps its matrix results first, a Conv1D inputs first.
+        # The matrix of a Linear has shape (results, inputs), that of a Conv1D (inputs, results).
         along_rows = self.of_input == isinstance(self.projection, Conv1D)
         weight.copy_(widen(weight) * (self.factors[:, None] if along_rows else self.factors))
         bias: Tensor | None = self.projection.bias
@@ -112,7 +112,7 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
     slot = layer.layout.output if site in ("output", "dense") else layer.layout.parts[site].slot
     projection = None if slot is None else slot.module
     if gate.gate.op != "multiply":
-        problem = "It adds, which the matrix of a projection cannot do."
+        problem = "It adds, which a projection's matrix cannot express."
     elif values is None:
         problem = "Its matrix is not zero, so it is not constant."
     elif slot is None:

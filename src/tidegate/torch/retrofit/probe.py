@@ -1,4 +1,4 @@
-"""Run a model on a small made-up input, to compare its answers before and after a change.
+"""Run a model on a small synthetic input, to compare its outputs before and after a change.
 
 Legend: B batch, T positions.
 """
@@ -23,13 +23,13 @@ _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make up a small input: tokens with padding on the left, on the right and nowhere, images, or sound.
+    """Return a small synthetic input: tokens with padding on the left, on the right and nowhere, images, or sound.
 
-    An encoder with a decoder is given tokens for both. Where a model may want several inputs at once, or several rows
-    of tokens for each example, the first choice that it runs with counts.
+    An encoder with a decoder gets tokens for both. If a model may need several inputs at once, or several rows of
+    tokens for each example, the first combination that it runs with is returned.
 
     Raises:
-        InputError: If the model takes other inputs, or its configuration does not give their size.
+        InputError: If the model takes other inputs, or its configuration does not contain their size.
     """
     choices = list(_choices(model))
     taken = (inputs for inputs in choices if len(choices) == 1 or _runs(model, inputs))
@@ -40,7 +40,7 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     config: Any = model.config
     main = model.main_input_name
     if main not in _INPUTS:
-        raise cannot_gate(model, f"its input is {main!r}, and only {', '.join(map(repr, _INPUTS))} can be made up")
+        raise cannot_gate(model, f"its input is {main!r}; supported are {', '.join(map(repr, _INPUTS))}")
     generator = torch.Generator().manual_seed(0)
     inputs = _make(main, model, generator)
     if getattr(config, "is_encoder_decoder", False):
@@ -63,7 +63,7 @@ def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
     try:
         model(**inputs)
     except Exception:
-        # A model may raise anything for an input that it cannot take.
+        # A model may raise anything for an input that it does not support.
         return False
     return True
 
@@ -89,7 +89,7 @@ def _tokens(model: PreTrainedModel, generator: torch.Generator, *, rows: int, le
 
 
 def _shape(name: str, config: Any) -> tuple[int, ...]:
-    """Return the shape of three images or three sounds."""
+    """Return the shape of three images or three audio clips."""
     if name == "pixel_values":
         config = getattr(config, "vision_config", None) or config
         size = config.image_size
@@ -110,7 +110,7 @@ def _shape(name: str, config: Any) -> tuple[int, ...]:
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
-    """Hold the model in evaluation mode, then give every module back the mode that it had."""
+    """Put the model into evaluation mode, and restore the mode of every module at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -122,46 +122,46 @@ def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def keep_random_state(model: torch.nn.Module) -> Generator[None]:
-    """Set the global random state back at the end: that of the CPU, and of the GPUs that hold weights."""
+    """Restore the global random state at the end: that of the CPU, and of the GPUs that hold weights."""
     gpus = {weight.device.index for weight in model.parameters() if weight.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(gpus)):
         yield
 
 
 @torch.no_grad()
-def answers(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Return all tensors of the model's answer to one pass and, if it has a cache, to two that share it.
+def run_probe(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Return all output tensors of one pass and, if the model has a cache, of two passes that share it.
 
-    A cache counts if the configuration leaves it off, too: `generate` may be asked for it.
+    A cache that the configuration switches off is used, too, because `generate` may use it.
     """
-    whole = _answer_with_cache(model, inputs)
+    whole = _run_with_cache(model, inputs)
     found = _tensors(whole)
     if getattr(whole, "past_key_values", None) is None:
         return found
-    return [*found, *(tensor for part in answer_in_two(model, inputs) for tensor in _tensors(part))]
+    return [*found, *(tensor for part in run_in_two_passes(model, inputs) for tensor in _tensors(part))]
 
 
 @torch.no_grad()
 def has_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the model gives a cache if it is asked to."""
-    return getattr(_answer_with_cache(model, inputs), "past_key_values", None) is not None
+    """Return whether the model returns a cache with `use_cache=True`."""
+    return getattr(_run_with_cache(model, inputs), "past_key_values", None) is not None
 
 
-def _answer_with_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
-    """Answer with a cache, even if the configuration leaves it off; without one where there is none or it fails."""
-    # Some models hand `use_cache` on without naming it.
+def _run_with_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
+    """Run with a cache, even if the configuration switches it off; without one if there is none or it fails."""
+    # Some models pass `use_cache` on without naming it.
     if inspect.signature(model.forward).parameters.keys().isdisjoint({"use_cache", "past_key_values"}):
         return model(**inputs)
     try:
         return model(**inputs, use_cache=True)
     except Exception:
-        # A model may raise anything. Where its cache is on by itself, the same error comes again.
+        # A model may raise anything. If its cache is on by default, the same error comes again.
         return model(**inputs)
 
 
 @torch.no_grad()
-def answer_in_two(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator[Any]:
-    """Yield the model's answers to all tokens but the last, and to the last with what is cached of the others."""
+def run_in_two_passes(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator[Any]:
+    """Yield the model's outputs for all tokens but the last, and for the last with the cache of the others."""
     if "decoder_input_ids" in inputs:
         tokens = inputs["decoder_input_ids"]
         encoded = {name: value for name, value in inputs.items() if name != "decoder_input_ids"}
@@ -178,9 +178,9 @@ def answer_in_two(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iterator
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Return whether nan stands in the same places, and all bits are equal elsewhere.
+    """Return whether nan is in the same places, and all bits are equal elsewhere.
 
-    Some attention functions answer nan where a query may see nothing, and the bits of nan are not always the same.
+    Some attention functions return nan for a query that sees no key, and the bits of nan vary.
     """
     return len(ours) == len(theirs) and all(
         a.dtype == b.dtype
@@ -200,7 +200,7 @@ def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def exceeds_rounding(ours: Sequence[Tensor], theirs: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Return whether answers differ by more than the root of the dtype's epsilon, relative to the largest of theirs."""
+    """Return whether outputs differ by more than the root of the dtype's epsilon, relative to the largest of theirs."""
     size = max(float(_without_nan(each).abs().max()) for each in theirs)
     return not largest_change(ours, theirs) <= size * torch.finfo(dtype).eps ** 0.5
 

@@ -1,7 +1,7 @@
 """The record of a model's gates in its configuration.
 
-transformers writes a model's configuration into every directory, a trainer's checkpoint too, so that `load_pretrained`
-knows the gates of the weights in it.
+transformers writes the configuration into every directory, including a trainer's checkpoints, so that `load_pretrained`
+knows which gates the weights belong to.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tidegate.gates import Gates
 from tidegate.torch.retrofit.layer import acting_layers
 
 RECORD_NAME = "tidegate_gates"
-"""The option of a configuration that holds the gates, as they are spelled, by the paths of their attention modules."""
+"""The option of a configuration with the spellings of gates by the paths of their attention modules."""
 
 
 def record_gates(model: PreTrainedModel) -> None:
-    """Write the gates that a model has now into its configuration; without gates the option goes.
+    """Write the gates of a model into its configuration; without gates the option is removed.
 
-    The name by which adapters say what they belong to is that of a model without gates: a gated one has none.
+    Adapters store the name of the model that they belong to. It is the name of a model without gates, so that a gated
+    one has an empty name.
     """
     config: Any = model.config
     layers = acting_layers(model)
@@ -33,8 +34,8 @@ def record_gates(model: PreTrainedModel) -> None:
 
 
 def recorded_gates(config: PreTrainedConfig) -> dict[str, Gates]:
-    """Return the gates that a configuration names, by the paths of their attention modules; empty if it names none."""
+    """Return the gates in a configuration by the paths of their attention modules; empty if there are none."""
     found: Any = getattr(config, RECORD_NAME, {})
     if not isinstance(found, dict) or not all(isinstance(each, str) for pair in found.items() for each in pair):
-        raise InputError(RECORD_NAME, expected="an object of spellings of gates by the layers' paths", got=found)
+        raise InputError(RECORD_NAME, expected="an object from paths of layers to spellings of gates", got=found)
     return {path: Gates.parse(spelling) for path, spelling in found.items()}

@@ -31,12 +31,12 @@ from tidegate.torch.retrofit.interface import (
 from tidegate.torch.retrofit.layer import gated_layers
 from tidegate.torch.retrofit.layout import AttentionLayout, weight_of
 from tidegate.torch.retrofit.probe import (
-    answer_in_two,
-    answers,
     bitwise_equal,
     evaluation_mode,
     has_cache,
     keep_random_state,
+    run_in_two_passes,
+    run_probe,
 )
 
 NOT_REACHED = "a plain input does not reach it, or the model runs it without gradients"
@@ -58,13 +58,13 @@ class Survey:
     """The attention modules of a model."""
 
     layers: tuple[AttentionLayout, ...]
-    """Those that a small input has reached, in the order in which they run."""
+    """Those that a small input reaches, in the order in which they run."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """The paths of the others, and why they cannot take gates."""
+    """Why the others cannot take gates, by their paths."""
 
 
 def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Survey:
-    """Find the attention modules of a model by sending an input through it.
+    """Find the attention modules of a model by running it on an input.
 
     Raises:
         InputError: If the input reaches none.
@@ -84,7 +84,7 @@ def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Surve
 
 @contextmanager
 def implementation(model: PreTrainedModel, name: str) -> Generator[None]:
-    """Switch the model to another attention implementation for a while."""
+    """Switch the model temporarily to another attention implementation."""
     before = implementation_in(model)
     if name == before:
         yield
@@ -106,9 +106,9 @@ def _find_on_interface(model: PreTrainedModel, inputs: dict[str, Tensor]) -> lis
 
 
 def _supports_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the gated implementation, without gates, computes what the stock one does.
+    """Return whether the gated implementation, without gates, computes the same as the stock one.
 
-    Some modules compare the name of the implementation with those that they know.
+    Some modules depend on the name of the implementation.
     """
     if any(layer.acts_in_function for layer in gated_layers(model)):
         return True
@@ -116,15 +116,15 @@ def _supports_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> b
         return False
     stock = stock_implementation(implementation_in(model))
     with implementation(model, stock):
-        before = answers(model, inputs)
+        before = run_probe(model, inputs)
     with implementation(model, gated_implementation(stock)):
-        return bitwise_equal(answers(model, inputs), before)
+        return bitwise_equal(run_probe(model, inputs), before)
 
 
 def _note_cache(
     model: PreTrainedModel, inputs: dict[str, Tensor], layers: list[AttentionLayout]
 ) -> tuple[AttentionLayout, ...]:
-    """Note which projections are given all positions of a cache when a single one is new."""
+    """Set `spans_cache` of projections that receive all positions of a cache when a single one is new."""
     inner = {part.slot.module for layer in layers for part in layer.parts.values() if part.source == "inner"}
     if not inner or not has_cache(model, inputs):
         return tuple(layers)
@@ -136,8 +136,8 @@ def _note_cache(
     with ExitStack() as stack:
         for projection in inner:
             stack.enter_context(projection.register_forward_hook(note))
-        # The last length counts: that of the pass over one new position.
-        list(answer_in_two(model, inputs))
+        # The last length counts, from the pass over one new position.
+        list(run_in_two_passes(model, inputs))
     return tuple(
         replace(
             layer,
@@ -153,9 +153,9 @@ def _note_cache(
 def _find_decomposed(
     model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
 ) -> tuple[list[AttentionLayout], list[str]]:
-    """Return the layouts of the other modules that attend, in the order in which they run, and the paths of the unfit.
+    """Return the layouts of modules with decomposed attention, in the order in which they run.
 
-    Unfit are those whose heads are not the input of a matrix unchanged.
+    The second list has the paths of those whose heads are not the unchanged input of a matrix.
     """
     # Children have the weights of a matrix, or of a convolution, which cannot be gated.
     names = {
@@ -192,11 +192,9 @@ class _Operators(TorchFunctionMode):
         """The traces in which a softmax was multiplied by values, in order."""
 
     def enter(self, module: nn.Module, _args: Any) -> None:
-        """Note that a module begins to run."""
         self.running.append(module)
 
     def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        """Note that the innermost module has ended."""
         self.running.pop()
 
     def __torch_function__(
@@ -230,12 +228,12 @@ class _Operators(TorchFunctionMode):
 
 
 def _same_numbers(ours: Tensor, theirs: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers in the same order, whatever their shapes and dtypes."""
+    """Return whether two tensors contain the same numbers in the same order, in any shape and dtype."""
     return ours.numel() == theirs.numel() and bitwise_equal([ours.flatten()], [theirs.to(ours.dtype).flatten()])
 
 
 def _record_product(trace: Trace, scores: Tensor, value: Tensor, output: Tensor) -> None:
-    """Record the product of weights and values; heads may stand beside the batch in one axis."""
+    """Record the product of weights and values; batch and heads may share an axis."""
     assert trace.input is not None
     batch = trace.input.shape[0]
     scores_BHTS, value_BHSD, output_BHTD = (
@@ -261,7 +259,7 @@ def _record_product(trace: Trace, scores: Tensor, value: Tensor, output: Tensor)
 def _columns_in_scores(scores_BHTS: Tensor, leaf_BTW: Tensor) -> tuple[list[list[int]] | None, list[list[int]] | None]:
     """List the columns that each head's queries and keys come from, by the scores of the last query.
 
-    The scores of a query depend on its own position in the query's columns, and on all positions in those of the keys.
+    Scores depend on the query's columns at its own position, and on the keys' columns at all positions.
     """
     last = scores_BHTS.shape[2] - 1
     if leaf_BTW.shape[1] <= last:

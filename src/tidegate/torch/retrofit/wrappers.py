@@ -27,35 +27,35 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel:
     if not isinstance(inner, PreTrainedModel):
         raise TypeError(
             f"model must be a PreTrainedModel of transformers, or adapters around one; got {type(inner).__name__}. "
-            "Give what a wrapper wraps, such as `module` of a parallel or `_orig_mod` of a compiled model."
+            "Pass the model inside a wrapper, such as `module` of a parallel or `_orig_mod` of a compiled model."
         )
     return inner
 
 
 def acting_module(module: nn.Module) -> nn.Module:
-    """Return the module that runs here: of a wrapper with trained copies the active copy, else the original."""
+    """Return the module that runs here: the active copy of a wrapper with trained copies, or the original."""
     while (inner := _acting_inside(module)) is not None:
         module = inner
     return module
 
 
 def acting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module that runs, by its path without wrappers of trained copies; gates are not entered."""
+    """Yield every module that runs, by its path without wrappers of trained copies, but not those inside gates."""
     return _walk(model, "", _acting_inside)
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module by its path without adapters; gates are left out."""
+    """Yield every module except gates, by its path without adapters."""
     return ((path, each) for path, each in _walk(model, "", _base_inside) if not isinstance(each, AttentionGates))
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether an adapter stands around a module inside the model."""
+    """Return whether there is an adapter around a module inside the model."""
     return any(_base_inside(module) is not None for module in model.modules())
 
 
 def base_module(module: nn.Module) -> nn.Module:
-    """Return the module inside all adapters that stand around it."""
+    """Return the module inside all adapters around it."""
     while (inner := _base_inside(module)) is not None:
         module = inner
     return module
