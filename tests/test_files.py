@@ -103,7 +103,7 @@ class TestAFullDisk:
         path = tmp_path / "a.txt"
         path.write_text("old")
         words = (
-            rf"^{path} could not be written: No space left on device\. 1\.5 kB were to be written, .* are free\. Make"
+            rf"^{path} could not be written: No space left on device\. 1\.5 kB are needed, .* are free\. Free space"
         )
         with pytest.raises(OSError, match=words) as raised:
             write_content(path, b"x" * 1500)
@@ -238,7 +238,7 @@ class TestAFileOfTensors:
         def refuse(file, metadata):
             raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-        with pytest.raises(OSError, match=r"could not be written: No space left on device\. 2\.0 MB were") as raised:
+        with pytest.raises(OSError, match=r"could not be written: No space left on device\. 2\.0 MB are") as raised:
             write_tensors(tmp_path / "a", refuse, FORM, {"sea": ""}, num_bytes=2 * 10**6)
         assert raised.value.errno == errno.ENOSPC
 

@@ -52,7 +52,7 @@ def test_control_characters_are_escaped():
 
 
 def test_a_number_that_python_does_not_write_is_named_by_its_type():
-    assert short_repr(10**5000) == "a value of type int that cannot be written"
+    assert short_repr(10**5000) == "a value of type int that cannot be printed"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what it lacks."""
+    """Run the command line, or name the missing package."""
     try:
         from tidegate.cli import app
     except ModuleNotFoundError as problem:

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and files of tensors that notice when one of their bits has changed."""
+"""Files that are written atomically, and files of tensors with a checksum of all their bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OpenFile: TypeAlias = BufferedReader | BufferedRandom
 
 _BLANK = "0" * 64
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
-"""As safetensors writes it. In a text inside the header the quotes would have backslashes before them."""
+"""As safetensors writes it; inside a string of the header the quotes would be escaped."""
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 2**25
 _MOST_LISTED = 20
@@ -39,16 +39,16 @@ def write_atomically(
     num_bytes: int | None = None,
     previous: Path | None = None,
 ) -> None:
-    """Write a file beside its place and move it there, so that no reader, and no crash, ever meets half of one.
+    """Write a temporary file and move it into place, so that there is never an incomplete file at the path.
 
-    After an error the new file is removed; the file that was there is in its place, or at `previous`. An `OSError`
-    names the file. Only a process that is killed leaves a `<name>.<random>.partial` behind. The file has the mode that
-    the umask gives to new files, whatever `write` makes.
+    After an error the temporary file is removed, and the old file is still at the path or at `previous`. An `OSError`
+    names the file. A killed process may leave a `<name>.<random>.partial` behind. The file gets the mode of the umask.
 
-    path      : in a folder that exists
-    write     : is called with the path to write to, an empty file that it may replace
-    num_bytes : about how much will be written, for the error of a full disk
-    previous  : where the file that was there goes; None drops it
+    Args:
+        path: In an existing directory.
+        write: Writes to a path, an empty file that it may replace.
+        num_bytes: The approximate size, for the error of a full disk.
+        previous: Where to move the old file; None removes it.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
@@ -57,13 +57,13 @@ def write_atomically(
             temporary.touch()
             mode = temporary.stat().st_mode
             write(temporary)
-            # safetensors replaces the file by one that its owner alone may read.
+            # safetensors replaces the file by one that only its owner may read.
             if temporary.stat().st_mode != mode:
                 temporary.chmod(stat.S_IMODE(mode))
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             if previous is not None:
-                # Another process may move it too: that of a machine which is cut off, and whose run goes on elsewhere.
+                # Another process may move it, too, if its machine was cut off and the run resumed elsewhere.
                 with suppress(FileNotFoundError):
                     path.replace(previous)
             temporary.replace(path)
@@ -73,14 +73,14 @@ def write_atomically(
 
 
 def write_content(path: StrPath, content: bytes) -> None:
-    """Write a file of this content as `write_atomically` does."""
+    """Write bytes with `write_atomically`."""
     write_atomically(path, lambda file: file.write_bytes(content), num_bytes=len(content))
 
 
 def fix_permissions(folder: StrPath) -> None:
-    """Give the weights that transformers wrote into a folder the mode of `config.json`, which it wrote beside them.
+    """Give weights that transformers wrote the mode of `config.json` beside them.
 
-    The library that writes them, safetensors, lets the owner alone read them.
+    safetensors makes files that only their owner may read.
     """
     for file in Path(folder).glob("model*.safetensors"):
         shutil.copymode(Path(folder) / "config.json", file)
@@ -88,16 +88,16 @@ def fix_permissions(folder: StrPath) -> None:
 
 @contextmanager
 def explain_os_errors(path: StrPath, num_bytes: int | None = None) -> Generator[None]:
-    """Make an `OSError` of writing name the file and, on a full disk, what it needs and what is there."""
+    """Add the file to an `OSError` of writing and, on a full disk, the needed and the free space."""
     try:
         yield
     except OSError as error:
         words = f"{path} could not be written: {error.strerror or error}."
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = "" if num_bytes is None else f"{_format_size(num_bytes)} were to be written, "
+            needed = "" if num_bytes is None else f"{_format_size(num_bytes)} are needed, "
             free = _format_size(shutil.disk_usage(_nearest_folder(Path(path))).free)
-            words = f"{words} {needed}{free} are free. Make room there, or choose another place."
-        # Of one argument, so that no number stands before the words.
+            words = f"{words} {needed}{free} are free. Free space, or choose another place."
+        # With a single argument, the message does not start with the number.
         explained = (type(error) if type(error).__module__ == "builtins" else OSError)(words)
         explained.errno = error.errno
         raise explained from error
@@ -122,16 +122,16 @@ class TensorFormat:
     """Its `format` in the metadata."""
     version: str
     keys: frozenset[str]
-    """What else the metadata hold, besides the digest."""
+    """The other keys of the metadata, besides the digest."""
     holds: str
-    """What is in it, in words, such as "Tidegate model"."""
+    """The contents in words, such as "Tidegate model"."""
     writer: str
     """The function that writes such files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorHeader:
-    """What a file of tensors says of itself."""
+    """The header of a file of tensors."""
 
     metadata: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -157,13 +157,17 @@ def write_tensors(
     num_bytes: int,
     previous: Path | None = None,
 ) -> str:
-    """Write a safetensors file with a digest of all of its bytes in its metadata, and return the digest.
+    """Write a safetensors file with a digest of all its bytes in its metadata, and return the digest.
 
-    The digest is that of the file with 64 zeros in the place of the digest itself. Equal tensors and metadata give
-    equal bytes.
+    The digest is computed with 64 zeros in its own place. Equal tensors and metadata give equal bytes.
 
-    save     : writes the tensors with some metadata to a path
-    metadata : values of the format's keys
+    Args:
+        path: Of the file.
+        save: Writes the tensors with some metadata to a path.
+        form: The format.
+        metadata: The values of the format's keys.
+        num_bytes: The approximate size, for the error of a full disk.
+        previous: Where to move the old file; None removes it.
     """
     assert set(metadata) == form.keys
     whole = {"format": form.name, "version": form.version, **metadata, "digest": _BLANK}
@@ -174,7 +178,7 @@ def write_tensors(
         try:
             save(file, whole)
         except Exception as error:
-            # safetensors has an error of its own for what the system refuses.
+            # safetensors raises its own error for an error of the system.
             if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
@@ -230,12 +234,12 @@ def _header(file: OpenFile, path: StrPath) -> bytes:
 
 
 def _sort_metadata(file: OpenFile, path: StrPath) -> None:
-    """Put the metadata in the order of their names: safetensors writes them in another order each time."""
+    """Sort the metadata by name: safetensors writes them in a different order each time."""
     header = _header(file, path)
     content = parse_json(header)
     content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
     ordered = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode().ljust(len(header))
-    # The tensors follow at the place that the header's length says.
+    # The position of the tensors depends on the header's length.
     assert len(ordered) == len(header)
     file.seek(_LENGTH_BYTES)
     file.write(ordered)
@@ -267,7 +271,7 @@ def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorForm
 
 
 def _digest_place(file: OpenFile, path: StrPath) -> slice:
-    """Return where the digits of the digest stand in the file."""
+    """Return the position of the digest in the file."""
     found = list(_DIGEST.finditer(_header(file, path)))
     if len(found) != 1:
         raise path_error(path, "a file with one digest", f"It is damaged: it has {len(found)}.")
@@ -275,7 +279,7 @@ def _digest_place(file: OpenFile, path: StrPath) -> slice:
 
 
 def _compute_digest(file: OpenFile, place: slice) -> str:
-    """Hash a file, zeros in the place of its digest, without holding more than a piece of it."""
+    """Hash a file piece by piece, with zeros in the place of its digest."""
     file.seek(0)
     digest = hashlib.sha256(file.read(place.start))
     digest.update(_BLANK.encode())

@@ -1,4 +1,4 @@
-"""JSON: parsed, with a checksum of its content, and turned into dataclasses and back by cattrs.
+"""Parse JSON, add and verify checksums, and convert between JSON and dataclasses with cattrs.
 
 Every error is an `InputError` that names the field, as in `curve[3].loss`.
 """
@@ -25,7 +25,7 @@ _Hook: TypeAlias = Callable[[Any, Any], Any]
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raise an InputError for anything else, also for nan and infinities and for too many levels."""
+    """Parse JSON. Raise InputError for anything else, including nan, infinities and too many levels."""
     try:
         return json.loads(text, parse_constant=_reject_constant, parse_float=_finite_number)
     except RecursionError:
@@ -46,7 +46,7 @@ def _finite_number(digits: str) -> float:
 
 
 def content_hash(value: Any) -> str:
-    """Return sixteen hexadecimal digits that identify a JSON value, whatever its layout."""
+    """Return a hash of a JSON value as sixteen hexadecimal digits, independent of its layout."""
     # hashlib loads OpenSSL, which `import tidegate` does not need.
     import hashlib
 
@@ -58,13 +58,13 @@ def content_hash(value: Any) -> str:
 
 
 def add_checksum(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with a checksum of its content, which `verify_checksum` compares."""
+    """Return a JSON object with a checksum of its content for `verify_checksum`."""
     assert _CHECKSUM not in value
     return {**value, _CHECKSUM: content_hash(value)}
 
 
 def verify_checksum(value: Any) -> dict[str, Any]:
-    """Return what `add_checksum` was given. Raise an InputError if the checksum is missing or another one."""
+    """Return the object without its checksum. Raise InputError if the checksum is missing or wrong."""
     fields: dict[str, Any] = require_object(value, "value")
     content = {name: item for name, item in fields.items() if name != _CHECKSUM}
     if _CHECKSUM not in fields:
@@ -76,19 +76,19 @@ def verify_checksum(value: Any) -> dict[str, Any]:
 
 
 def require_object(value: Any, field: str = "") -> dict[str, Any]:
-    """Return a JSON object. Raise an InputError for any other value."""
+    """Return a JSON object. Raise InputError for any other value."""
     if not isinstance(value, dict):
         raise InputError(field, expected="an object of fields", got=value)
     return cast("dict[str, Any]", value)
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number, or None in place of nan and infinities, which JSON does not have."""
+    """Return the number, or None for nan and infinities, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def without_nan(value: Any) -> Any:
-    """Return a JSON value with None in place of every nan and infinity; tuples become lists."""
+    """Replace every nan and infinity in a JSON value by None; tuples become lists."""
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, dict):
@@ -99,19 +99,19 @@ def without_nan(value: Any) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """Return a dataclass as a JSON value; classes with a `to_dict` of their own are encoded by it."""
+    """Return a dataclass as a JSON value; classes with a `to_dict` method are encoded by it."""
     return _converter(null_is_nan=False).unstructure(value)
 
 
 def decode(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False) -> Any:
-    """Return a value of the annotated type, made from a JSON value.
+    """Return a value of the annotated type from a JSON value.
 
-    Nothing is coerced: an unknown field, a missing one without a default, or a value of another type raises an
-    InputError with the path of the field. A whole number serves as a float. The field `kind` chooses among several
-    dataclasses. A field whose metadata have a function `decode` is decoded by it.
+    Nothing is coerced: an unknown field, a missing one without a default, or a value of another type raises InputError
+    with the path of the field. An integer may be a float. The field `kind` chooses among several dataclasses. A
+    function `decode` in the metadata of a field decodes it.
 
     Args:
-        kind: A dataclass, or a tuple, list, dictionary or union of what can be decoded.
+        kind: A dataclass, or a tuple, list, dictionary or union of supported types.
         value: The JSON value.
         where: The name of the value in errors; empty for a whole document.
         null_is_nan: Whether null in place of a number is nan instead of an error.
@@ -124,7 +124,7 @@ def decode(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False)
 
 
 def decode_part(kind: Any, value: Any) -> Any:
-    """Return what `decode` does, for a decoder of a field: errors name fields relative to the value."""
+    """Return the same as `decode` inside a field's decoder: errors name fields relative to the value."""
     return _structure(_converter(null_is_nan=False), kind, value, "")
 
 
@@ -168,7 +168,7 @@ def _join(path: str, name: str) -> str:
 
 @cache
 def _converter(*, null_is_nan: bool) -> Converter:
-    # `import tidegate` does without cattrs.
+    # `import tidegate` does not need cattrs.
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -204,7 +204,7 @@ _SCALARS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda value: isinstance(value, str), "a text"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
     int: (_is_whole, "a whole number"),
-    # A whole number beyond the range of floats would break the first sum that it enters.
+    # An integer beyond the range of floats would break the first sum that it enters.
     float: (lambda value: isinstance(value, float) or (_is_whole(value) and abs(value) <= _LARGEST), "a number"),
     types.NoneType: (lambda value: value is None, "null"),
 }
@@ -277,7 +277,7 @@ def _union_hook(kind: Any, converter: Converter) -> _Hook:
             if not isinstance(named, str) or named not in classes:
                 raise InputError("kind", expected=f"one of {', '.join(sorted(classes))}", got=named)
             return converter.structure(cast("Any", value), classes[named])
-        # A nan is not wanted where null is allowed.
+        # Null is not nan where null is allowed.
         if value is None and types.NoneType in members:
             return None
         problems: list[InputError] = []
@@ -286,7 +286,7 @@ def _union_hook(kind: Any, converter: Converter) -> _Hook:
                 return _structure(converter, member, value, "")
             except InputError as problem:
                 problems.append(problem)
-        # A member whose list or object has the right form says best what is wrong inside.
+        # A member whose list or object has the right form gives the best error.
         for problem in problems:
             if problem.field:
                 raise problem
@@ -297,5 +297,5 @@ def _union_hook(kind: Any, converter: Converter) -> _Hook:
 
 
 def _kind_of(member: Any) -> str:
-    # A class with slots shows a descriptor where its default would be.
+    # A class with slots has a descriptor in place of its default.
     return next((str(field.default) for field in fields(member) if field.name == "kind"), "")

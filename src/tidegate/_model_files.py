@@ -1,4 +1,4 @@
-"""Check the header of a model's file before anything is built from it; the same for every framework."""
+"""Check the header of a model file before the model is built, for every framework."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 _CONFIGS: dict[str, type[StackConfig]] = {"TransformerLM": TransformerConfig, "VisionTransformer": VisionConfig}
 _BLOCK = re.compile(r"stack\.blocks\.(\d+)\.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_FITTING = "a file whose tensors fit its configuration"
+_FITTING = "a file whose tensors match its configuration"
 
 
 def model_format(writer: str) -> TensorFormat:
-    """Return the format of models; `writer` is the function that writes them in this framework."""
+    """Return the format of model files; `writer` is the function that writes them in this framework."""
     return TensorFormat(
         name="tidegate", version="2", keys=frozenset(("model", "config")), holds="Tidegate model", writer=writer
     )
@@ -30,20 +30,20 @@ def model_format(writer: str) -> TensorFormat:
 def read_model_config(
     path: StrPath, *, kinds: Iterable[str], writer: str, shapes_of: Callable[[StackConfig], Shapes]
 ) -> StackConfig:
-    """Check a model's file, its tensors against its own configuration, and return the configuration.
+    """Check the tensors of a model file against its configuration, and return the configuration.
 
     The work is bounded by the size of the file, not by the sizes that it declares.
 
     Args:
         path: The file.
-        kinds: The classes that can be read.
+        kinds: The supported classes.
         writer: The function that writes such files.
         shapes_of: Returns the names and shapes of all tensors of a model, without allocating them; it is called for
             models of a single block.
 
     Raises:
         InputError: The file holds another model, or its configuration is invalid or does not fit its tensors.
-        ValueError: It is not a file of a model, it is damaged, or names or shapes of its tensors differ.
+        ValueError: It is not a model file, it is damaged, or names or shapes of its tensors differ.
     """
     header = read_tensor_header(path, model_format(writer))
     kind, kinds = header.metadata["model"], tuple(kinds)
@@ -63,7 +63,7 @@ def read_model_config(
         expected = _expected_shapes(config, shapes_of)
     except (RuntimeError, TypeError, OverflowError) as problem:
         raise path_error(path, _FITTING, f"Invalid model dimensions: {shorten(str(problem))}") from None
-    require_shapes(header.shapes, expected, complaint=f"{path} does not fit its own configuration")
+    require_shapes(header.shapes, expected, complaint=f"{path} does not match its own configuration")
     return config
 
 
@@ -81,9 +81,9 @@ def _require_sizes(path: StrPath, config: StackConfig, shapes: Shapes) -> None:
 
 
 def _declared_sizes(config: StackConfig) -> dict[str, int]:
-    """Return the sizes that the shapes of some tensors are made of, so that none is larger than the largest tensor."""
+    """Return the sizes that are dimensions of tensors, so that none is larger than the largest tensor."""
     sizes = {option.name: getattr(config, option.name) for option in fields(config)}
-    # No tensor has these sizes.
+    # These are not dimensions of tensors.
     del sizes["num_layers"]
     if isinstance(config, TransformerConfig):
         del sizes["window"]
@@ -97,7 +97,7 @@ def _declared_sizes(config: StackConfig) -> dict[str, int]:
 
 
 def _expected_shapes(config: StackConfig, shapes_of: Callable[[StackConfig], Shapes]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors; blocks of one feed-forward width are alike."""
+    """Return the shapes of all tensors; blocks of the same feed-forward width have the same shapes."""
     widths = config.d_ff if isinstance(config.d_ff, tuple) else (config.d_ff,) * config.num_layers
     single = {width: shapes_of(replace(config, num_layers=1, d_ff=width)) for width in dict.fromkeys(widths)}
     return {

@@ -1,4 +1,4 @@
-"""How text of others is shown: quoted, shortened, and without characters that steer a terminal."""
+"""Show text from elsewhere: quoted, shortened, and without terminal control characters."""
 
 from __future__ import annotations
 
@@ -16,41 +16,35 @@ _STEERING = re.compile(
 
 
 def short_repr(value: object) -> str:
-    """Return the value as Python writes it; of a long one its beginning, and how long it is.
-
-    Control characters in strings are escaped, as `repr` does.
-    """
+    """Return the `repr` of a value, shortened if it is long; control characters in strings are escaped."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        # Python does not write whole numbers of more than 4,300 digits, nor what is nested too deeply.
-        return f"a value of type {type(value).__name__} that cannot be written"
+        # Python does not print integers of more than 4,300 digits, nor values that are nested too deeply.
+        return f"a value of type {type(value).__name__} that cannot be printed"
     return shorten(text)
 
 
 def shorten(text: str) -> str:
-    """Return the text; of a long one its beginning, and how long it is."""
+    """Return the text; if it is long, its beginning and its length."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:
-    r"""Return the text with every character that steers a terminal spelled, as in `\u001b`; tab and line break stay.
+    r"""Return the text with terminal control characters escaped as in JSON, such as `\u001b`; tab and line break stay.
 
-    The spelling is that of JSON: inside its strings the value stays the same.
+    Strings of a JSON text keep their values.
     """
     return _STEERING.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def list_some(items: Sequence[str], *, most: int = 6) -> str:
-    """Join the first items by commas, and say how many more there are."""
+    """Join the first items by commas, and append the number of the others."""
     rest = len(items) - most
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def number_of(count: int, noun: str) -> str:
-    """Return a count with its noun, as in "1 batch" and "2,048 batches".
-
-    noun : in the singular, of a regular plural
-    """
+    """Return a count with its singular noun of a regular plural, as in "1 batch" and "2,048 batches"."""
     ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{count:,} {noun}{ending}"

@@ -1,4 +1,4 @@
-"""Input errors as data, and the checks that several rooms share. Shapes and plain values in."""
+"""Input errors as data, and checks that several packages share. Checks take shapes and plain values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, *, expected: str, got: object = ..., hint: str = "") -> None:
-        """Store the parts; the message is made of them here and nowhere else."""
+        """Store the parts, and render the message."""
         self.field, self.expected, self.got, self.hint = field, expected, got, hint
         shown = "" if got is ... else f", got {got if isinstance(got, PathLike) else short_repr(got)}"
         super().__init__(f"{field} must be {expected}{shown}.{hint and ' '}{hint}")
@@ -35,26 +35,21 @@ class InputError(ValueError):
         return error.with_traceback(self.__traceback__)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keep the parts where an error is pickled, as between processes."""
+        """Keep the parts in a pickle, as between processes."""
         return partial(type(self), self.field, expected=self.expected, got=self.got, hint=self.hint), ()
 
 
 def require_bool(name: str, value: object, *, optional: bool = False) -> None:
-    """Raise InputError unless the value is True or False.
+    """Raise InputError unless the value is True or False, or None if that is allowed.
 
     Strings and NumPy's booleans are rejected: "no" would count as true, and np.bool_ cannot be written as JSON.
-
-    Args:
-        name: Of the argument.
-        value: The argument.
-        optional: Whether None is allowed.
     """
     if type(value) is not bool and not (value is None and optional):
         raise InputError(name, expected="True, False or None" if optional else "True or False", got=value)
 
 
 def require_size(name: str, size: object, *, optional: bool = False) -> None:
-    """Raise InputError unless the value is an integer of at least 1, or None where that is allowed."""
+    """Raise InputError unless the value is an integer of at least 1, or None if that is allowed."""
     if size is None and optional:
         return
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -151,14 +146,9 @@ def require_finite_logits(broken_rows: Sequence[int]) -> None:
 
 
 def require_array(name: str, value: object, *, fits: bool, kind: str, remedy: str) -> None:
-    """Raise TypeError unless `fits`, which says whether the value is an array of the framework.
+    """Raise TypeError unless the value `fits` the framework, whose arrays are of a kind such as "a tensor".
 
-    Args:
-        name: Of the argument.
-        value: The argument.
-        fits: Whether it is an array of the framework.
-        kind: What the framework calls one, such as "a tensor".
-        remedy: What makes one, such as "torch.as_tensor".
+    The remedy is a function that returns one, such as "torch.as_tensor".
     """
     if not fits:
         raise TypeError(f"{name} must be {kind}, got {type(value).__name__}. Use {remedy}({name}).")
@@ -193,14 +183,7 @@ def require_sampling(temperature: float, top_k: int | None, top_p: float | None)
 def require_generation(
     prompt: tuple[int, ...], max_new_tokens: int, *, vocab_size: int, named_tokens: Iterable[int]
 ) -> None:
-    """Raise InputError for an empty prompt, for no new tokens, or for named tokens outside the vocabulary.
-
-    Args:
-        prompt: Its shape.
-        max_new_tokens: How many are asked for.
-        vocab_size: Of the model.
-        named_tokens: The tokens that stop a row, and the one that pads it.
-    """
+    """Raise InputError for an empty prompt, for no new tokens, or for stop and pad tokens outside the vocabulary."""
     if len(prompt) != 2 or prompt[1] < 1:
         raise InputError("prompt", expected="(batch, at least one position)", got=prompt)
     require_size("max_new_tokens", max_new_tokens)
@@ -216,9 +199,11 @@ def require_prompt_mask(shape: tuple[int, ...], dtype: str, *, prompt: tuple[int
 
 
 def require_left_padding(holds: object) -> None:
-    """Raise InputError unless `holds`: each row is False up to its first token and True from there on."""
+    """Raise InputError unless `holds`: each row is False before its first token, and True from there on."""
     if not holds:
-        raise InputError("prompt_mask", expected="False at the left and True from there to the end", hint="Pad left.")
+        raise InputError(
+            "prompt_mask", expected="False before each row's first token, and True from there on", hint="Pad left."
+        )
 
 
 def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:

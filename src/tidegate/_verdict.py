@@ -1,4 +1,4 @@
-"""The words for what a comparison says of a variant: judging gives them, and pages show them."""
+"""The verdicts of a comparison, which `judging` returns and pages show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 VerdictWord: TypeAlias = Literal[
     "control", "better", "worse", "equivalent", "inconclusive", "identical", "diverged", "undecided"
 ]
-"""What a comparison says of a variant; `undecided` is a refusal to judge, `diverged` says that a run had no end."""
+"""The verdict on a variant; `undecided` if it cannot be judged, `diverged` if a run diverged."""
 
 Effect: TypeAlias = Literal["helps", "harms", "not shown"]
-"""What is known of a mechanism: `helps` and `harms` hold against the control and against every placebo."""
+"""The effect of a mechanism: `helps` and `harms` hold against the control and against every placebo."""

@@ -1,4 +1,4 @@
-"""The sizes of an attention layer, with the usual defaults filled in."""
+"""The sizes of an attention layer, and their defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate._validation import InputError, require_sizes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """The sizes of an attention layer that decide the shapes of its gates."""
+    """The sizes of an attention layer that determine the shapes of its gates."""
 
     d_model: int
     """Width of the layer's input and output."""
@@ -24,7 +24,7 @@ class HeadShape:
     def of(
         cls, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> HeadShape:
-        """Fill in the usual defaults: as many key/value heads as heads, and heads that split the width."""
+        """Return the sizes with defaults: as many key/value heads as query heads, which split the width."""
         require_sizes(d_model=d_model, num_heads=num_heads)
         if head_dim is None:
             if d_model % num_heads:
@@ -49,5 +49,5 @@ class HeadShape:
 
     @property
     def group_size(self) -> int:
-        """Query heads for each key/value head."""
+        """Return the number of query heads per key/value head."""
         return self.num_heads // self.num_kv_heads

@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(
     with monkeypatch.context() as patch:
         fault_points.ask_for(patch, point)
         with pytest.raises(
-            (OSError, RunsFailedError), match=r"could not be written: No space left on device.* are free\. Make room"
+            (OSError, RunsFailedError), match=r"could not be written: No space left on device.* are free\. Free space"
         ):
             comparison(out)
     assert comparison(out) == expected

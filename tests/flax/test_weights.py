@@ -157,10 +157,10 @@ REFUSED = [
         "Its format is None, not 'tidegate'. Write it with save_params.",
     ),
     ({"metadata": {"version": "1"}}, "It has version '1'. Load it with the release that wrote it"),
-    ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
-    ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
+    ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
+    ({"tensors": {"extra": torch.zeros(1)}}, "does not match its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
-    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not fit its own config"),
+    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not match its own config"),
 ]
 REJECTED = [
     ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'.", "TransformerLM"),

@@ -13,7 +13,7 @@ from transformers.models.auto import modeling_auto
 
 from tidegate.torch import gate_parameters
 from tidegate.torch.retrofit import add_gates
-from tidegate.torch.retrofit.probe import answers, bitwise_equal, probe_inputs
+from tidegate.torch.retrofit.probe import bitwise_equal, probe_inputs, run_probe
 
 KINDS = {
     "encoder and decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -74,9 +74,9 @@ def check_gates(kind, model_type, gate):
             return False
         assert report.bitwise_equal
         inputs = probe_inputs(model)
-        before = answers(model, inputs)
+        before = run_probe(model, inputs)
         stir(model)
-        assert not bitwise_equal(answers(model, inputs), before), "gates that do nothing"
+        assert not bitwise_equal(run_probe(model, inputs), before), "gates that do nothing"
         output = (each for each in model(**inputs).to_tuple() if isinstance(each, torch.Tensor) and each.requires_grad)
         sum(each.float().square().sum() for each in output).backward()
         assert all(weight.grad is not None and weight.grad.any() for weight in gate_parameters(model)), "no gradient"

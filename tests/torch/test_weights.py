@@ -140,8 +140,8 @@ REFUSED = [
     ({"metadata": {"format": "pt"}}, "Its format is 'pt'"),
     ({"metadata": {"version": "1"}}, "It has version '1'. Load it with the release that wrote it"),
     ({"metadata": {"config": None}}, "config is missing or unknown"),
-    ({"tensors": {NORM: None}}, f"does not fit its own configuration: {NORM} is missing."),
-    ({"tensors": {"extra": torch.zeros(1)}}, "does not fit its own configuration: extra is unexpected."),
+    ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
+    ({"tensors": {"extra": torch.zeros(1)}}, "does not match its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
 ]
 REJECTED = [
@@ -202,7 +202,7 @@ SHAPES = {"num_heads": 6000, "num_kv_heads": 1, "head_dim": 6000}
     ("changes", "expected"),
     [
         *((changes, rejects("path", hint=hint)) for changes, hint in BOUNDLESS),
-        (SHAPES, pytest.raises(ValueError, match="does not fit its own configuration: ")),
+        (SHAPES, pytest.raises(ValueError, match="does not match its own configuration: ")),
     ],
     ids=[*(row[1] for row in BOUNDLESS), "shapes"],
 )

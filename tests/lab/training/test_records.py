@@ -275,7 +275,7 @@ def test_no_flipped_bit_gives_another_figure(file):
 def test_a_full_disk_is_named_and_the_next_line_heals_what_is_left(file, monkeypatch, point, kept):
     filled(file, PLAN)
     fault_points.ask_for(monkeypatch, f"record:{point}")
-    words = rf"{file.path} could not be written: No space left on device\. [\d.]+ \w+ were to be written, .* are free"
+    words = rf"{file.path} could not be written: No space left on device\. [\d.]+ \w+ are needed, .* are free"
     with pytest.raises(OSError, match=words):
         file.append(FAILED)
     assert file.read() == [PLAN, FAILED][:kept]
