@@ -102,9 +102,7 @@ class TestAFullDisk:
     def test_is_named_with_the_file_its_need_and_what_is_free(self, tmp_path):
         path = tmp_path / "a.txt"
         path.write_text("old")
-        words = (
-            rf"^{path} could not be written: No space left on device\. 1\.5 kB are needed, .* are free\. Free space"
-        )
+        words = rf"^{path} could not be written: No space left on device\. 1\.5 kB are needed, .* are free\. Free space"
         with pytest.raises(OSError, match=words) as raised:
             write_content(path, b"x" * 1500)
         assert raised.value.errno == errno.ENOSPC

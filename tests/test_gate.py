@@ -182,7 +182,7 @@ def test_legal_gates_are_all_that_the_vocabulary_allows():
     )
 
 
-NO_HEADS = "The output projection leaves no heads"
+NO_HEADS = "there are no heads"
 REJECTED = {
     **{f"{site}:output": ("site", f"Use {site}:input or output:output.") for site in ("query", "key", "value")},
     **{f"dense:{reads}": ("reads", NO_HEADS) for reads in ("query", "value", "partition")},

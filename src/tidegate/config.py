@@ -1,6 +1,6 @@
-"""The options of an attention layer, the same for every framework, and the configurations of models of layers.
+"""The options of an attention layer, and the configurations of models, for every framework.
 
-`AttentionConfig` declares a layer's options and checks them; constructors repeat names and defaults, and tests compare.
+`AttentionConfig` declares and checks a layer's options; constructors repeat names and defaults, and a test compares.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Pooling: TypeAlias = Literal["class", "mean"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """How positions turn into angles: position p turns pair i by `(p + offset) / scale · base^(−2i/w)`."""
+    """Rotary embedding: position p rotates pair i by `(p + offset) / scale · base^(−2i/w)`."""
 
     base: float = 10_000.0
-    """The slowest pair turns by nearly 1/base a position."""
+    """The slowest pair rotates by nearly 1/base per position."""
     fraction: float = 1.0
-    """Share of a head's channels that turn, the first ones; the rest stay as they are."""
+    """Fraction of a head's channels that rotate, the first ones."""
     scale: float = 1.0
-    """Positions are divided by it: 4 fits four times the trained length into the trained angles."""
+    """Divides positions: 4 fits four times the training length into the trained angles."""
     offset: int = 0
     """Added to every position."""
     ramp: tuple[float, float] | None = None
-    """Two pairs, as in YaRN: pairs up to the first turn as without the scale, pairs from the second on with it, those
-    between them in proportion. None scales all alike."""
+    """Two pairs, as in YaRN: pairs up to the first ignore the scale, pairs from the second on use it, and those
+    between interpolate. None scales all pairs."""
 
     def __post_init__(self) -> None:
         for name in ("base", "scale"):
@@ -71,16 +71,18 @@ class Rotary:
         slow: float = 1.0,
         truncate: bool = True,
     ) -> Rotary:
-        """Positions beyond the trained length as YaRN has them: pairs that turn slowly are scaled, fast ones are not.
+        """Return YaRN's embedding for positions beyond the training length: only slowly rotating pairs are scaled.
 
         YaRN also multiplies scores by `(1 + 0.1 log factor)²`: divide the layer's `temperature` by that.
 
-        head_dim        : width of a head, all of which turns
-        factor          : how many times the trained length is to fit
-        original_length : the trained length
-        fast, slow      : pairs that turn more often than `fast` over that length are left alone, those that turn less
-                          often than `slow` are scaled
-        truncate        : whether the ramp begins and ends at whole pairs
+        Args:
+            head_dim: Width of a head, all of which rotates.
+            base: As in `Rotary`.
+            factor: The new length in units of the training length.
+            original_length: The training length.
+            fast: Pairs with more rotations over that length are not scaled.
+            slow: Pairs with fewer rotations over that length are scaled.
+            truncate: Whether the ramp begins and ends at whole pairs.
         """
         first, last = (
             head_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -92,28 +94,28 @@ class Rotary:
         return cls(base=base, scale=factor, ramp=(first, last if last != first else last + 0.001))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, a ramp only if there is one: the hashes of runs without it stay what they were."""
+        """Return all fields, `ramp` only if given, which keeps the hashes of earlier runs."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def width(self, head_dim: int) -> int:
-        """Channels that turn: `fraction` of the head, which must come to an even number."""
+        """Return the number of channels that rotate: `fraction` of the head, which must be even."""
         width = round(head_dim * self.fraction)
         if width % 2 or width == 0 or not math.isclose(width, head_dim * self.fraction, abs_tol=1e-6):
             raise InputError(
                 "Rotary.fraction",
-                expected=f"a share that selects an even number of the head's {head_dim} channels",
+                expected=f"a fraction that selects an even number of the head's {head_dim} channels",
                 got=self.fraction,
                 hint=f"It selects {head_dim * self.fraction:g}.",
             )
         return width
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """Angle of each pair at position 1, before the scale."""
+        """Return the angle of each pair at position 1, before the scale."""
         width = self.width(head_dim)
         return [self.base ** (-2 * pair / width) * self._undo_scale(pair) for pair in range(width // 2)]
 
     def _undo_scale(self, pair: int) -> float:
-        """What a pair's angle is multiplied by before the scale: the scale itself where there is to be none."""
+        """Return the factor of a pair's angle that cancels the scale, in part within the ramp."""
         if self.ramp is None:
             return 1.0
         first, last = self.ramp
@@ -128,28 +130,28 @@ def _keep(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
-    """The options of an attention layer that a model hands on to all of its layers as they are."""
+    """The options that a model passes unchanged to all its attention layers."""
 
     gate: GateLike = field(default="bma", metadata={"decode": _keep})
-    """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; kept as `Gates`. `"none"` is plain attention."""
+    """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; stored as `Gates`. `"none"` is plain attention."""
     d_model: int
-    """Width of a layer's input and output: of the residual stream."""
+    """Width of a layer's input and output, the residual stream."""
     num_heads: int
     """Query heads."""
     num_kv_heads: int | None = None
-    """Key/value heads, dividing `num_heads`; None has as many as query heads."""
+    """Key/value heads, a divisor of `num_heads`; None for as many as query heads."""
     head_dim: int | None = None
     """Width of a head; None is `d_model / num_heads`."""
     qk_norm: bool = False
-    """Whether queries and keys pass a root-mean-square norm, one scale for all heads."""
+    """Whether queries and keys have an RMS norm, with one scale for all heads."""
     metric: MetricKind | None = None
-    """A metric of each head, the identity at the start; None is the plain product."""
+    """A metric per head, initially the identity; None is the plain product."""
     temperature: float = 1.0
     """Divides the attention scores."""
     bias: bool = False
-    """Whether projections have biases; in models also the layer norms inside the blocks."""
+    """Whether projections have biases, and in models the layer norms inside the blocks."""
     recompute_gate: bool = False
-    """Compute gates again in the backward pass instead of keeping what they made."""
+    """Recompute gates in the backward pass instead of storing their results."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", Gates.parse(self.gate))
@@ -166,12 +168,12 @@ class LayerOptions:
 
     @property
     def gates(self) -> Gates:
-        """The gates, parsed."""
+        """Return the parsed gates."""
         return Gates.parse(self.gate)
 
     @property
     def shape(self) -> HeadShape:
-        """The sizes of a layer, the defaults filled in."""
+        """Return the sizes of a layer with defaults filled in."""
         return HeadShape.of(
             d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
         )
@@ -193,14 +195,14 @@ class AttentionConfig(LayerOptions):
     causal: bool = True
     """Whether a query sees no later position."""
     dropout: float = 0.0
-    """Share of the attention weights that is dropped in training; it builds the score matrix."""
+    """Dropout rate of the attention weights; it computes the full score matrix."""
     rope: Rotary | bool | None = None
-    """A rotary embedding; True is the usual one, None and False none."""
+    """A rotary embedding; True is the default one, None and False are none."""
     window: int | None = None
-    """Keys that a query sees, itself included; back alone if causal, else to both sides. None is all of them."""
+    """Number of keys that a query sees, including itself; previous ones if causal, else on both sides. None is all."""
 
     def __post_init__(self) -> None:
-        # A class with slots is made anew by its decorator, so that super() without arguments would miss it.
+        # The decorator replaces a class with slots, so that super() without arguments fails.
         LayerOptions.__post_init__(self)
         if not isinstance(self.rope, bool | Rotary | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"rope must be a Rotary, True, False or None; got {short_repr(self.rope)}.")
@@ -212,29 +214,31 @@ class AttentionConfig(LayerOptions):
 
     @property
     def rotary(self) -> Rotary | None:
-        """The rotary embedding, if there is one."""
+        """Return the rotary embedding, if any."""
         return self.rope if isinstance(self.rope, Rotary) else None
 
     @property
     def scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
+        """Return the factor of the products of queries and keys."""
         return self.shape.head_dim**-0.5 / self.temperature
 
 
 Init: TypeAlias = float | Literal["fan-in", "torch"]
-"""How the matrices of a model start, see `init_std`."""
+"""The initialization of a model's matrices, see `init_std`."""
 
 
 def init_std(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
-    """The standard deviation from which a matrix starts.
+    """Return the standard deviation of an initial matrix.
 
-    A number is the deviation itself, `fan-in` one over the root of the inputs; both are normal, and divided by √(2n) in
-    matrices that write to the stream of n blocks, so that the stream starts alike at every depth. `torch` is what
-    `nn.Linear` does by itself: one over the root of three times the inputs, uniform, wherever the matrix stands.
+    A number is the deviation itself, and `fan-in` is 1/√fan_in; both are normal, and divided by √(2n) in matrices that
+    write to the residual stream of n blocks, so that its initial scale does not depend on depth. `torch` is the default
+    of `nn.Linear`, 1/√(3 fan_in), uniform, for all matrices.
 
-    fan_in     : numbers that one result of the matrix is made of
-    num_layers : n
-    writes     : whether it writes to the stream
+    Args:
+        init: The initialization.
+        fan_in: Inputs of the matrix.
+        num_layers: n.
+        writes: Whether the matrix writes to the residual stream.
     """
     if init == "torch":
         return (3 * fan_in) ** -0.5
@@ -243,7 +247,7 @@ def init_std(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float
 
 
 def embedding_std(init: Init) -> float:
-    """The standard deviation from which embeddings start, always normal: the number, or 0.02 where there is none."""
+    """Return the standard deviation of initial embeddings, always normal: the number, or 0.02 if there is none."""
     return _DEFAULT_INIT_STD if isinstance(init, str) else init
 
 
@@ -259,24 +263,24 @@ def _require_init(init: object) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig(LayerOptions, ABC):
-    """What every model says of its blocks; small by default."""
+    """The options of the blocks of every model; small by default."""
 
     d_model: int = 128
     num_layers: int = 4
-    """Blocks, one after another."""
+    """Number of blocks."""
     num_heads: int = 4
     d_ff: int | tuple[int, ...] | None = None
-    """Inner width of the feed-forward layers, one for all or one for each; None derives it, see `feedforward_width`."""
+    """Inner width of the feed-forward layers, for all or for each; None derives it, see `feedforward_width`."""
     feedforward: FeedForwardKind = "swiglu"
     norm: NormKind = "rms"
     dropout: float = 0.0
-    """Share of the embeddings and of each residual branch that is dropped in training."""
+    """Dropout rate of the embeddings and of each residual branch."""
     attention_dropout: float = 0.0
-    """Share of the attention weights that is dropped in training: the `dropout` of the attention layers."""
+    """Dropout rate of the attention weights: the `dropout` of the attention layers."""
     init: Init = _DEFAULT_INIT_STD
-    """How matrices start: a standard deviation, `fan-in` or `torch`; `init_std` says what each means."""
+    """Initialization of matrices: a standard deviation, `fan-in` or `torch`, as in `init_std`."""
     checkpoint_blocks: bool = False
-    """Keep the input of each block alone, and compute the block again in the backward pass."""
+    """Store only the input of each block, and recompute the block in the backward pass."""
 
     def __post_init__(self) -> None:
         self._require_whole("num_layers")
@@ -291,18 +295,18 @@ class StackConfig(LayerOptions, ABC):
     @property
     @abstractmethod
     def attention(self) -> AttentionConfig:
-        """The options of each attention layer."""
+        """Return the options of each attention layer."""
 
     @property
     def causal(self) -> bool:
-        """Whether a position sees no later one."""
+        """Return whether attention is causal."""
         return self.attention.causal
 
     @property
     def feedforward_width(self) -> int:
-        """`d_ff`, or 4 `d_model` for gelu and 8/3 `d_model`, rounded up to a multiple of 8, for swiglu.
+        """Return `d_ff`, or 4 `d_model` for gelu and 8/3 `d_model`, rounded up to a multiple of 8, for swiglu.
 
-        Either way the layer has about 8 `d_model`² numbers. Blocks of several widths each have their own: ask `block`.
+        Both give a layer of about 8 `d_model`² parameters. For blocks of different widths call `block` first.
         """
         if isinstance(self.d_ff, tuple):
             raise InputError(
@@ -313,18 +317,18 @@ class StackConfig(LayerOptions, ABC):
         return 4 * self.d_model if self.feedforward == "gelu" else 8 * math.ceil(self.d_model / 3)
 
     def block(self, index: int) -> Self:
-        """The configuration of one block, with its own feed-forward width."""
+        """Return the configuration of one block, with its own feed-forward width."""
         return replace(self, d_ff=self.d_ff[index]) if isinstance(self.d_ff, tuple) else self
 
     def to_json(self) -> str:
-        """All fields as a JSON object, the gates as they are spelled; `from_json` reads it back."""
+        """Return all fields as a JSON object for `from_json`, with gates as spellings."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         plain = {name: value.to_dict() if isinstance(value, Rotary) else value for name, value in values.items()}
         return json.dumps(plain | {"gate": str(self.gate)})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; missing fields take their defaults. Raise InputError for unknown ones."""
+        """Parse the result of `to_json`; missing fields take their defaults. Raise InputError for unknown ones."""
         return decode(cls, parse_json(text))
 
     def _require_widths(self) -> None:
@@ -346,14 +350,14 @@ class TransformerConfig(StackConfig):
     """A decoder language model."""
 
     vocab_size: int = 256
-    """Tokens; 256 reads bytes."""
+    """Number of tokens; 256 for bytes."""
     max_length: int = 256
-    """Positions that the model is made for. A table of learned positions ends there; the other kinds run past it."""
+    """Maximum number of positions. Only a table of learned positions cannot be exceeded."""
     positions: PositionKind = "rotary"
     rotary: Rotary = field(default_factory=Rotary)
-    """The details of `positions="rotary"`."""
+    """Options of `positions="rotary"`."""
     window: int | None = None
-    """Keys that a query sees, itself included; None is all of them."""
+    """Number of keys that a query sees, including itself; None is all."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""
 
@@ -361,7 +365,7 @@ class TransformerConfig(StackConfig):
         StackConfig.__post_init__(self)
         self._require_whole("vocab_size", "max_length")
         self._require_choice("positions", get_args(PositionKind))
-        # It checks the rest.
+        # The property checks the other options.
         if self.attention.rotary is None and self.rotary != Rotary():
             raise InputError(
                 "rotary", expected="left out unless positions='rotary'", hint=f"positions is {self.positions!r}."
@@ -369,7 +373,7 @@ class TransformerConfig(StackConfig):
 
     @property
     def attention(self) -> AttentionConfig:
-        """Causal layers within the window, rotary where positions are."""
+        """Return the options of causal layers."""
         rope = self.rotary if self.positions == "rotary" else None
         return self._attention(causal=True, rope=rope, window=self.window)
 
@@ -377,7 +381,7 @@ class TransformerConfig(StackConfig):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig(StackConfig):
-    """A classifier of square images, cut into square patches; every patch sees every other."""
+    """A classifier of square images, split into square patches; attention is not causal."""
 
     d_model: int = 64
     feedforward: FeedForwardKind = "gelu"
@@ -389,7 +393,7 @@ class VisionConfig(StackConfig):
     channels: int = 3
     num_classes: int = 10
     pooling: Pooling = "class"
-    """What is classified: a token of its own in front of the patches, or the mean over them."""
+    """Whether a class token before the patches is classified, or the mean over patches."""
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -400,15 +404,15 @@ class VisionConfig(StackConfig):
 
     @property
     def attention(self) -> AttentionConfig:
-        """Layers in which every position sees every other; positions are learned."""
+        """Return the options of layers that are not causal; positions are learned."""
         return self._attention(causal=False, rope=None, window=None)
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image."""
+        """Return the number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def num_tokens(self) -> int:
-        """Positions that the blocks see: the patches, and the class token if there is one."""
+        """Return the number of positions: the patches, and the class token if any."""
         return self.num_patches + (self.pooling == "class")

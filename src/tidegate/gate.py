@@ -1,6 +1,6 @@
-"""The gate vocabulary: what a gate multiplies, what it reads, and how many numbers that costs.
+"""The gate vocabulary: what a gate multiplies, what it reads, and how many parameters it has.
 
-Every part of the library (layers, parameter counts, decompositions, reports, the command line) reads these definitions.
+Every part of the library (layers, parameter counts, decompositions, reports, the command line) uses these definitions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Placebo: TypeAlias = Literal["constant", "shuffled"]
 GatePath: TypeAlias = Literal["query", "key", "value", "partition", "output", "dense"]
 
 GATE_PATHS: tuple[GatePath, ...] = get_args(GatePath)
-"""What gates go by in a layer, in the order in which it meets them: the canonical order of several gates."""
+"""The paths of gates in a layer, in the order in which it applies them: the canonical order of several gates."""
 
 _DEFAULT_INIT_STD = 0.02
 _SOURCE_SITES: tuple[Site, ...] = ("key", "value")
@@ -48,36 +48,36 @@ _ZERO_AT_ZERO: tuple[Activation, ...] = ("silu", "identity", "gelu", "tanh")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """One gate: `target op activation(reads W + b)`, at one site of an attention layer."""
+    """A gate: `target op activation(reads W + b)`, at one site of an attention layer."""
 
     site: Site = "output"
-    """What it acts on: a head's attention output, its value, key or query, or the output projection's result."""
+    """The target: a head's attention output, its value, key or query, or the output projection's result."""
     reads: Reads = "input"
-    """What it is computed from: the layer's input, the head's own query, the value, the attention output, nothing (a
-    trained constant), or the logarithm of the head's partition function, with the weight 1: that gate is a sink in the
-    softmax's denominator."""
+    """The input: the layer's input, the head's own query, the value, the attention output, nothing (a trained
+    constant), or the logarithm of the head's partition function, with weight 1: that gate is a sink in the softmax's
+    denominator."""
     grain: Grain = "element"
-    """One number per feature, or one number per head."""
+    """One value per feature, or one per head."""
     share: Share = "head"
-    """Each head its own matrix, one for each key/value group, or one for all heads."""
+    """One matrix per head, per key/value group, or for all heads."""
     activation: Activation = "sigmoid"
     """`tanh1` is 1 + tanh and `twosigmoid` is 2 sigmoid: both are exactly 1 at zero."""
     op: Op = "multiply"
-    """How the gate meets its target; `replace` puts the activation of the target itself in its place, without a
-    matrix: a pointwise function instead of a gate."""
+    """How the gate acts on its target; `replace` applies the activation to the target itself, without a matrix: a
+    pointwise function instead of a gate."""
     rank: int | None = None
-    """Rank of the gate's matrix, stored as two factors; None stores it whole."""
+    """Rank of the gate's matrix, stored as two factors; None for a full matrix."""
     width: int | None = None
-    """Read only the first `width` channels; None reads them all."""
+    """Read only the first `width` channels; None reads all."""
     init_std: float = _DEFAULT_INIT_STD
-    """Standard deviation of the matrix at the start; 0 starts at zero."""
+    """Standard deviation of the initial matrix."""
     bias: float | None = None
-    """Starting value of a trainable bias, which sets how open the gate starts; None has no bias, and is 0 for a gate
-    that reads nothing."""
+    """Initial value of a trainable bias, which sets how open the gate starts; None for no bias, and 0 for a gate that
+    reads nothing."""
     placebo: Placebo | None = None
-    """A control that has all of the gate but what it is meant to do. `constant` stays at the starting value and learns
-    nothing; for the partition function it has the logarithm of the number of visible keys. `shuffled` reads the same
-    position of the next sequence in the batch, without a gradient to it. None is the gate itself."""
+    """A control that lacks only the mechanism of the gate. `constant` stays at the initial value; for the partition
+    function it uses the logarithm of the number of visible keys. `shuffled` reads the same position of the next
+    sequence in the batch, without a gradient to it. None is the gate itself."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -100,29 +100,29 @@ class Gate:
 
     @property
     def path(self) -> GatePath:
-        """What its parameters and values go by in a layer: its site, or `partition` for the gate that reads that."""
+        """Return the name of its parameters in a layer: its site, or `partition` for the gate that reads that."""
         return "partition" if self.reads == "partition" else self.site
 
     @property
     def has_matrix(self) -> bool:
-        """Whether what it reads passes a matrix of its own."""
+        """Return whether it multiplies its input by a matrix."""
         return self.reads not in ("partition", "nothing") and self.op != "replace" and self.placebo != "constant"
 
     @property
     def has_bias(self) -> bool:
-        """Whether it learns a bias; a constant placebo keeps the value that its bias would start from."""
+        """Return whether it learns a bias; a constant placebo keeps the initial value."""
         return self.bias is not None and self.placebo != "constant"
 
     @property
     def is_input_independent(self) -> bool:
-        """Whether it is the same at every position and of every sequence."""
+        """Return whether its values are the same at every position of every sequence."""
         return self.reads == "nothing" or (self.placebo == "constant" and self.reads != "partition")
 
     @property
     def starting_value(self) -> float | None:
-        """What it multiplies by, or adds, before it has learned anything, but for the noise of its matrix at the start.
+        """Return the factor or summand at initialization, except for the noise of its matrix.
 
-        None for a sink, whose value depends on the number of keys, and for a function in the target's place.
+        None for a sink, whose value depends on the number of keys, and for the op `replace`.
         """
         if self.reads == "partition" or self.op == "replace":
             return None
@@ -130,34 +130,34 @@ class Gate:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it multiplies by exactly 1 and always will, as the constant placebo of a gate from 1 does."""
+        """Return whether it always multiplies by exactly 1, as the constant placebo of a gate from 1."""
         return self.placebo == "constant" and self.op == "multiply" and self.starting_value == 1
 
     @property
     def is_undone_by_norm(self) -> bool:
-        """Whether it multiplies whole queries or keys by one positive number, which a norm of theirs divides out."""
+        """Return whether it multiplies whole queries or keys by a positive number, which their norm cancels."""
         positive = self.activation in ("sigmoid", "softplus", "tanh1", "twosigmoid")
         is_one_factor = self.op == "multiply" and (self.grain == "head" or self.placebo == "constant")
         return self.site in ("query", "key") and is_one_factor and positive
 
     @property
     def on_source(self) -> bool:
-        """Whether it acts on the attended position (key and value sites), so before the cache."""
+        """Return whether it acts on the attended position (key and value sites), before the cache."""
         return self.site in _SOURCE_SITES
 
     @property
     def needs_self_attention(self) -> bool:
-        """Whether it reads, at the position it acts on, something that only self-attention has there."""
+        """Return whether it reads, at the position where it acts, something that only self-attention has there."""
         if self.is_input_independent:
             return False
         return self.reads == "query" if self.on_source else self.reads == "value"
 
     def require_cross_attention(self) -> None:
-        """Raise InputError if the gate cannot serve cross-attention."""
+        """Raise InputError if the gate cannot be used in cross-attention."""
         if self.needs_self_attention:
             raise InputError(
                 "gate",
-                expected=f"one that does not read the {self.reads} at the position that it gates, with a context",
+                expected=f"one that does not read the {self.reads} at the gated position, with a context",
                 got=str(self),
                 hint="Only self-attention has it there. Use a gate such as 'bma-query' or 'g1'.",
             )
@@ -181,7 +181,7 @@ class Gate:
 
     @property
     def spelling(self) -> str:
-        """The full spelling, `site:reads` and whatever differs from the defaults."""
+        """Return the full spelling: `site:reads` and all options that differ from the defaults."""
         parts: list[str] = [self.site, self.reads]
         if self.grain != "element":
             parts.append(self.grain)
@@ -204,12 +204,12 @@ class Gate:
         return ":".join(parts)
 
     def __str__(self) -> str:
-        """The preset's name where there is one, the full spelling elsewhere; `Gate.parse` reads both."""
+        """Return the preset's name if there is one, or the full spelling; `Gate.parse` reads both."""
         return _PRESET_NAMES.get(self) or self.spelling
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read a preset's name or a spelling such as `output:input:head:silu`."""
+        """Parse a preset's name or a spelling such as `output:input:head:silu`."""
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"gate must be a string like 'bma' or 'value:query', got {short_repr(text)}.")
         text = text.strip()
@@ -229,22 +229,22 @@ class Gate:
         raise InputError("gate", expected=expected, got=text, hint=hint)
 
     def to_json(self) -> str:
-        """All fields as a JSON object; `Gate.from_json` reads it back."""
+        """Return all fields as a JSON object for `Gate.from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Gate:
-        """Read what `to_json` wrote; missing fields take their defaults. Raise InputError for unknown ones."""
+        """Parse the result of `to_json`; missing fields take their defaults. Raise InputError for unknown ones."""
         return decode(cls, parse_json(text))
 
     def num_heads_at_site(self, shape: HeadShape) -> int:
-        """Heads that the gated tensor has; the dense site has none and counts as one."""
+        """Return the number of heads of the gated tensor; 1 at the dense site, which has no heads."""
         if self.site == "dense":
             return 1
         return shape.num_kv_heads if self.on_source else shape.num_heads
 
     def num_matrices(self, shape: HeadShape) -> int:
-        """How many matrices the heads at the site have between them."""
+        """Return the number of matrices that the heads at the site share."""
         match self.share:
             case "head":
                 return self.num_heads_at_site(shape)
@@ -254,7 +254,7 @@ class Gate:
                 return 1
 
     def read_width(self, shape: HeadShape) -> int:
-        """Channels that one gate reads."""
+        """Return the number of channels that one gate reads."""
         full = self._full_read_width(shape)
         if self.width is not None and self.width > full:
             expected = f"at most {full}, the channels that {self.site}:{self.reads} reads"
@@ -262,7 +262,7 @@ class Gate:
         return full if self.width is None else self.width
 
     def gated_width(self, shape: HeadShape) -> int:
-        """Numbers that one gate gives at one position; a constant is one number for all features."""
+        """Return the number of values of one gate at one position; a constant has one for all features."""
         if self.grain == "head" or self.placebo == "constant":
             return 1
         return shape.d_model if self.site == "dense" else shape.head_dim
@@ -270,7 +270,7 @@ class Gate:
     def parameter_shapes(
         self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter by name, heads first.
+        """Return the shape of each parameter by name, heads first.
 
         `weight` is `(matrices, read width, gated width)`; with a rank r it is the product of `weight_down`,
         `(matrices, read width, r)`, and `weight_up`, `(matrices, r, gated width)`. `bias` is `(matrices, gated width)`.
@@ -293,7 +293,7 @@ class Gate:
     def num_parameters(
         self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> int:
-        """How many numbers the gate adds to a layer."""
+        """Return the number of parameters that the gate adds to a layer."""
         shapes = self.parameter_shapes(
             d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
         )
@@ -332,7 +332,7 @@ _START: dict[Activation, Callable[[float], float]] = {
 
 
 def _require(gate: Gate, where: str, hint: str = "", **choices: tuple[object, ...]) -> None:
-    """Raise InputError for the first field that is none of its choices."""
+    """Raise InputError for the first field whose value is not allowed."""
     for name, allowed in choices.items():
         if (value := getattr(gate, name)) not in allowed:
             expected = " or ".join(map(repr, allowed))
@@ -340,9 +340,9 @@ def _require(gate: Gate, where: str, hint: str = "", **choices: tuple[object, ..
 
 
 def _check_site(gate: Gate) -> None:
-    """Raise InputError if what the gate reads does not exist at its site."""
+    """Raise InputError if the gate's input does not exist at its site."""
     if gate.site == "dense":
-        hint = "The output projection leaves no heads to read, gate or share between."
+        hint = "After the output projection there are no heads to read, gate or share matrices."
         _require(
             gate,
             "at the dense site",
@@ -362,7 +362,7 @@ def _check_site(gate: Gate) -> None:
 
 
 def _check_matrix(gate: Gate) -> None:
-    """Raise InputError if a gate without a matrix has fields of one."""
+    """Raise InputError if a gate without a matrix has options of a matrix."""
     if gate.op == "replace":
         where = "for a function that replaces its target"
         _require(gate, where, "Use output:output, value:value or query:query.", reads=(gate.site,))
@@ -384,7 +384,7 @@ def _check_placebo(gate: Gate) -> None:
             "Gate.bias",
             expected=f"a number other than 0 for a constant {gate.activation}",
             got=gate.bias,
-            hint="It starts at 0 and lets nothing pass. Set a bias such as b1, or use the placebo 'shuffled'.",
+            hint="It would always be 0. Set a bias such as b1, or use the placebo 'shuffled'.",
         )
 
 
@@ -399,7 +399,7 @@ def _finite(name: str, value: float) -> float:
     return float(value)
 
 
-# What each part after site:reads says: a word is a value of a field, a letter and a number is a numeric field.
+# The parts after site:reads: a word is the value of a field, a letter with a number is a numeric field.
 _WORDS: dict[str, tuple[str, str]] = {
     **{word: (field, word) for field in ("grain", "activation", "op", "placebo") for word in _CHOICES[field]},
     **{f"shared-{word}": ("share", word) for word in _CHOICES["share"]},
@@ -413,7 +413,7 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
 
 
 def _parse_parts(site: str, reads: str, *rest: str) -> dict[str, Any]:
-    """Return the fields that the parts of a spelling give."""
+    """Return the fields in the parts of a spelling."""
     options: dict[str, Any] = {"site": site, "reads": reads}
     for part in rest:
         name, value = _WORDS.get(part, ("", None))
@@ -450,13 +450,13 @@ PRESETS: dict[str, Gate] = {
     "sink": Gate(site="output", reads="partition", grain="head", bias=0.0),
     "off-by-one": Gate(site="output", reads="partition", grain="head"),
 }
-"""The gates that have names of their own; `none` is `Gates.parse("none")`."""
+"""The gates with names; `none` is `Gates.parse("none")`."""
 
 _PRESET_NAMES = {gate: name for name, gate in PRESETS.items()}
 
 
 def legal_gates() -> Iterator[Gate]:
-    """Every legal site × reads × grain, the other fields at their defaults: the family that the laws run over."""
+    """Yield every legal site × reads × grain, with other fields at their defaults."""
     for site, reads, grain in product(get_args(Site), get_args(Reads), get_args(Grain)):
         with suppress(InputError):
             yield Gate(site=site, reads=reads, grain=grain)

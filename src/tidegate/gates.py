@@ -13,17 +13,17 @@ from tidegate._validation import InputError
 from tidegate.gate import GATE_PATHS, Gate, GatePath
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
-"""What everything that takes a gate takes: a spelling, a `Gate`, or several. None is no gate."""
+"""A spelling, a `Gate`, or several; None is no gate."""
 
 
 @final
 class Gates(tuple[Gate, ...]):
-    """The gates of one layer, at most one for each path, in the order in which the layer meets them."""
+    """The gates of one layer, at most one per path, in the order in which the layer applies them."""
 
     __slots__ = ()
 
     def __new__(cls, gates: Iterable[Gate] = ()) -> Gates:
-        """Order the gates by site. Raise InputError for two at one site; a sink may stand beside an output gate."""
+        """Sort the gates by site. Raise InputError for two at one site; a sink may accompany an output gate."""
         by_path: dict[GatePath, Gate] = {}
         for gate in gates:
             if gate.path in by_path:
@@ -38,7 +38,7 @@ class Gates(tuple[Gate, ...]):
 
     @classmethod
     def parse(cls, gates: GateLike) -> Gates:
-        """Read `none`, one gate, `g1+g2`, a `Gate`, or several of either."""
+        """Parse `none`, one gate, `g1+g2`, a `Gate`, or several of these."""
         if gates is None:
             return cls()
         if isinstance(gates, Gate):
@@ -50,14 +50,14 @@ class Gates(tuple[Gate, ...]):
         return cls(gate if isinstance(gate, Gate) else Gate.parse(gate) for gate in gates)
 
     def at(self, path: GatePath) -> Gate | None:
-        """The gate at a site, or the one that reads the partition function, if there is one."""
+        """Return the gate at a site, or for `partition` the sink, if any."""
         return next((gate for gate in self if gate.path == path), None)
 
     @property
     def branch_scale(self) -> float | None:
-        """What the gates multiply the layer's output by at the start; None where they do more than that.
+        """Return the factor of the gates on the layer's output at initialization; None if it is not a factor.
 
-        Gates of queries and keys do not count: they change where a head looks, and not how loud it speaks.
+        Gates of queries and keys are ignored: they change where a head attends, not the scale of its output.
         """
         scale = 1.0
         for gate in self:
@@ -70,38 +70,38 @@ class Gates(tuple[Gate, ...]):
 
     @property
     def read_other_sequences(self) -> bool:
-        """Whether one of them is a placebo that reads another sequence of the batch."""
+        """Return whether one of them is a placebo that reads another sequence of the batch."""
         return any(gate.placebo == "shuffled" for gate in self)
 
     def require_cross_attention(self) -> None:
-        """Raise InputError if any of the gates cannot serve cross-attention."""
+        """Raise InputError if a gate cannot be used in cross-attention."""
         for gate in self:
             gate.require_cross_attention()
 
     def num_parameters(
         self, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> int:
-        """How many numbers the gates add to a layer."""
+        """Return the number of parameters that the gates add to a layer."""
         return sum(
             gate.num_parameters(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
             for gate in self
         )
 
     def __str__(self) -> str:
-        """`none`, or the gates joined by `+`; `Gates.parse` reads it back."""
+        """Return `none`, or the gates joined by `+`; `Gates.parse` reads it."""
         return "+".join(str(gate) for gate in self) or "none"
 
     def __repr__(self) -> str:
-        """How to make it again."""
+        """Return an expression that makes the same gates."""
         return f"Gates.parse({str(self)!r})"
 
     def to_json(self) -> str:
-        """A JSON list of gates; `Gates.from_json` reads it back."""
+        """Return a JSON list of gates for `Gates.from_json`."""
         return json.dumps([asdict(gate) for gate in self])
 
     @classmethod
     def from_json(cls, text: str) -> Gates:
-        """Read what `to_json` wrote."""
+        """Parse the result of `to_json`."""
         return cls(decode(tuple[Gate, ...], parse_json(text)))
 
 
