@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from closeness import assert_close, to_numpy
-from errors import rejects
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,19 +59,3 @@ def test_one_head_each_changes_nothing():
     x = heads(4, 3, 2)
     for same in (repeat_heads(x, 4), merge_groups(x, 4), split_groups(x, 1), sum_groups(x, 4)):
         assert (same == x).all()
-
-
-@pytest.mark.parametrize(
-    ("function", "size", "field"),
-    [
-        (repeat_heads, 6, "num_heads"),
-        (merge_groups, 3, "num_groups"),
-        (split_groups, 3, "group_size"),
-        (sum_groups, 3, "num_groups"),
-    ],
-)
-def test_heads_that_do_not_divide_are_rejected(function, size, field):
-    with rejects(field):
-        function(heads(4, 3, 2), size)
-    with rejects("x"):
-        function(heads(3, 2), 1)

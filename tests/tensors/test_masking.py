@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from closeness import to_numpy
-from errors import rejects
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -186,58 +185,3 @@ def test_a_drawing_has_a_line_for_each_query(array):
     assert visualize_mask(array(causal_mask(3))) == "#..\n##.\n###"
     assert visualize_mask(array(np.stack([causal_mask(2), ~causal_mask(2)]))) == "#.\n##\n\n.#\n.."
     assert visualize_mask(array(np.zeros((0, 2, 2), bool))) == ""
-
-
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda: causal_mask(-1), "n"),
-        (lambda: causal_mask_with_window(3, 0), "window"),
-        (lambda: local_attention_mask(3, 0), "window"),
-        (lambda: strided_attention_mask(3, 0), "stride"),
-        (lambda: block_sparse_mask(3, 0), "block_size"),
-        (lambda: block_sparse_mask(0, 3), "n"),
-        (lambda: global_local_mask(3, 1, 4), "global_tokens"),
-        (lambda: global_local_mask(3, 1, [0, 3]), "global_tokens"),
-        (lambda: global_local_mask(3, 1, -1), "global_tokens"),
-        (lambda: global_local_mask(3, 1, [-1]), "global_tokens"),
-        (lambda: padding_mask(np.array([2]), 0), "max_len"),
-        (lambda: padding_mask(np.array([1, 4]), 3), "lengths"),
-        (lambda: padding_mask(torch.tensor([-1]), 3), "lengths"),
-        (lambda: causal_padding_mask(jnp.asarray([4]), 3), "lengths"),
-        (lambda: attention_mask_from_padding(np.array([1]), np.array([4]), 4, 3), "key_lengths"),
-        (lambda: attention_mask_from_padding(np.array([5]), np.array([1]), 4, 3), "query_lengths"),
-        (lambda: attention_mask_from_padding(np.array([1, 1]), np.array([1, 1, 1]), 4, 3), "key_lengths"),
-        (lambda: document_mask(np.ones(2, int), np.asarray(1)), "key_documents"),
-        (lambda: document_mask(np.ones((2, 3), int), np.ones((4, 3), int)), "key_documents"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((3, 2), bool)), "mask"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((1, 2, 2), bool)), "mask"),
-        (lambda: apply_mask(np.ones(2), np.ones((1, 2), bool)), "scores"),
-        (lambda: apply_mask(np.ones((1, 2)), np.ones((1, 2), bool), np.nan), "fill_value"),
-        (lambda: mask_to_additive(np.ones(2, bool)), "mask"),
-        (lambda: visualize_mask(np.ones(2, bool)), "mask"),
-    ],
-)
-def test_bad_input_is_rejected_by_name(call, field):
-    with rejects(field):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: causal_mask(3.0), "n"),
-        (lambda: global_local_mask(3, 1, [True, False]), "global_tokens"),
-        (lambda: global_local_mask(3, 1, 1.5), "global_tokens"),
-        (lambda: padding_mask(np.array([2.0]), 3), "lengths"),
-        (lambda: padding_mask(np.array([True]), 3), "lengths"),
-        (lambda: padding_mask([2], 3), "lengths"),
-        (lambda: document_mask(np.ones(2), np.ones(2, int)), "query_documents"),
-        (lambda: apply_mask(np.ones((2, 2)), np.ones((2, 2), int)), "mask"),
-        (lambda: apply_mask(np.ones((2, 2), int), np.ones((2, 2), bool)), "scores"),
-        (lambda: mask_to_additive(np.ones((2, 2), bool), dtype=np.int64), "dtype"),
-    ],
-)
-def test_wrong_types_are_rejected_by_name(call, name):
-    with pytest.raises(TypeError, match=f"^{name} must"):
-        call()

@@ -245,37 +245,3 @@ def test_sizes_that_do_not_fit_are_rejected():
         init_multihead_weights(key, 6, 3, d_v=0)
     with pytest.raises(TypeError, match=r"key must be a numpy\.random\.Generator"):
         init_multihead_weights(0, 6, 3)
-
-
-def test_masks_that_could_mean_heads_or_batches_are_rejected(library):
-    for mask in (MASK[0], MASK[:, 0]):
-        with rejects("mask"):
-            library.call(multihead_attention, Q, K, V, *WEIGHTS, mask)
-    with rejects("mask"):
-        library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK[:, :2])
-    with pytest.raises(TypeError, match="mask must be bool"):
-        library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK.astype(np.int64))
-
-
-def test_bad_arguments_are_named(library):
-    with rejects("W_Q"):
-        library.call(multihead_attention, Q[..., :5], K, V, *WEIGHTS)
-    with rejects("W_K"):
-        library.call(multihead_attention, Q, K, V, W_Q, W_V, W_V, W_O)
-    with rejects("W_O"):
-        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_K, W_O)
-    with rejects("W_O"):
-        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O[:1])
-    with rejects("V"):
-        library.call(multihead_attention, Q, K, V[:, :4], *WEIGHTS)
-    with rejects("W_Q"):
-        library.call(multihead_attention, Q, K, V, W_Q[0], W_K, W_V, W_O)
-    with rejects("K"):
-        library.call(multihead_attention, np.concatenate([Q, Q]), K, V, *WEIGHTS)
-    with rejects("K"):
-        library.call(multihead_attention_batched, Q, K[0], V, *WEIGHTS)
-    with pytest.raises(TypeError, match="W_O must have a real floating dtype"):
-        library.call(multihead_attention, Q, K, V, W_Q, W_K, W_V, W_O.astype(np.int64))
-    for function in (head_diversity, head_attention_entropy):
-        with rejects("A"):
-            library.call(function, MASK[0, 0].astype(float))

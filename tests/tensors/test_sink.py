@@ -11,7 +11,6 @@ from closeness import assert_close, to_numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from layers import make_layer
-from libraries import NUMPY
 
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.layer_gradients import layer_backward
@@ -122,8 +121,3 @@ def test_a_layer_derives_the_sinks_gradient_along_the_other_path():
     for name in "QKV":
         slope = np.einsum("btd,bhtk->hdk", sample(B, T, h), by_hand[f"dL_d{name}"])
         assert_close(found[f"W_{name}"], slope, what="gradient")
-
-
-def test_a_sink_that_is_no_number_is_rejected():
-    with pytest.raises(TypeError, match=r"^sink must have a real floating dtype, got int64"):
-        NUMPY.call(sink_attention, Q, K, V, np.arange(H))

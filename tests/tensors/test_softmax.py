@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, to_numpy
-from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -350,38 +349,3 @@ def test_a_numpy_mask_mixes_with_other_arrays():
     expected = gibbs_distribution(SCORES, 1.0, mask)
     assert_close(gibbs_distribution(jnp.asarray(SCORES), 1.0, mask), expected)
     assert_close(gibbs_distribution(torch.from_numpy(SCORES), 1.0, mask), expected)
-
-
-@pytest.mark.parametrize("function", [gibbs_distribution, log_partition, partition_function, free_energy])
-def test_a_temperature_that_is_not_positive_is_rejected(function):
-    for temperature in (0.0, -1.0, math.nan, np.asarray(0.0)):
-        with rejects("temperature"):
-            function(SCORES, temperature)
-
-
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda: gibbs_distribution(SCORES, 1.0, np.ones(3, dtype=bool)), "mask"),
-        (lambda: gibbs_distribution(SCORES, np.ones(4)), "temperature"),
-        (lambda: gibbs_distribution(SCORES[0], np.ones((1, 1, 1))), "temperature"),
-        (lambda: gibbs_distribution(np.asarray(1.0)), "energies"),
-        (lambda: temperature_sweep(SCORES, np.ones((1, 2))), "temperatures"),
-        (lambda: temperature_sweep(SCORES, np.array([1.0, 0.0])), "temperatures"),
-        (lambda: attention_entropy(np.ones(4)), "A"),
-        (lambda: softmax_jacobian_batched(np.ones(4)), "probs"),
-        (lambda: entropy(softmax_rows(SCORES), 0.0), "eps"),
-        (lambda: max_entropy(0), "n"),
-    ],
-)
-def test_bad_arguments_are_named(call, field):
-    with rejects(field):
-        call()
-
-
-def test_wrong_types_are_named(library):
-    for energies, mask, name in ((np.arange(3), None, "energies"), (SCORES, np.ones(SHAPE), "mask")):
-        with pytest.raises(TypeError, match=f"^{name} must"):
-            library.call(gibbs_distribution, energies, 1.0, mask)
-    with pytest.raises(TypeError, match="energies must be an array"):
-        gibbs_distribution([1.0, 2.0])

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, naming, to_numpy
-from errors import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -207,24 +206,3 @@ def test_entropy_takes_a_temperature_for_each_row(library):
     partition, mean = log_partition(SCORES, temperature[..., None]), mean_score(SCORES, temperature[..., None])
     expected = entropy(gibbs_distribution(SCORES, temperature[..., None]))
     assert_close(library.call(entropy_from_log_partition, partition, mean, temperature), expected)
-
-
-def test_bad_arguments_are_named(library):
-    with rejects("mean_score"):
-        library.call(entropy_from_log_partition, np.ones(3), np.ones(2))
-    with rejects("temperature"):
-        library.call(entropy_from_log_partition, np.ones(3), np.ones(3), np.ones((3, 1)))
-    with rejects("probs"):
-        library.call(natural_gradient, np.ones(3), np.ones(1))
-    with rejects("probs"):
-        library.call(natural_gradient, np.ones((2, 3)), np.ones((4, 3)))
-    with pytest.raises(TypeError, match="probs must have a real floating dtype"):
-        library.call(fisher_metric, np.arange(3))
-
-
-@pytest.mark.parametrize("function", [mean_score, internal_energy, heat_capacity])
-def test_a_temperature_that_is_not_positive_is_rejected(function):
-    with rejects("temperature"):
-        function(SCORES, 0.0)
-    with rejects("temperature"):
-        entropy_from_log_partition(np.ones(2), np.ones(2), -1.0)
