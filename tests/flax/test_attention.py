@@ -7,8 +7,7 @@ import pytest
 from closeness import assert_close
 from covers import OPTION, axis, over
 from errors import rejects
-from jax_keys import key
-from jax_layers import COMBINED, every_precision, make, opening, quick_jit, sample
+from jax_layers import COMBINED, every_precision, key, make, opening, quick_jit, sample
 from torch_layers import OPTIONS
 
 from tidegate import Gate, Gates, InputError

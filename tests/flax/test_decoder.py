@@ -8,7 +8,7 @@ import pytest
 from closeness import assert_close
 from covers import axis, over
 from errors import rejects
-from jax_keys import key
+from jax_layers import key
 from jax_models import (
     SIZES,
     gradients_of_torch,

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_keys import key
-from jax_layers import every_precision, quick_jit, sample
+from jax_layers import every_precision, key, quick_jit, sample
 from layers import EXOTIC, GATES
 
 from tidegate import Gate, HeadShape

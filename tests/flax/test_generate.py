@@ -6,7 +6,7 @@ import pytest
 import torch
 from closeness import assert_close, naming
 from errors import rejects
-from jax_keys import key
+from jax_layers import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
 from tidegate.flax import cast_params, generate

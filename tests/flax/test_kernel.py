@@ -7,8 +7,7 @@ import pytest
 from closeness import assert_close, naming
 from covers import axis, over
 from errors import rejects
-from jax_keys import key
-from jax_layers import every_precision, largest_gap, quick_jit, rounding, sample
+from jax_layers import every_precision, key, largest_gap, quick_jit, rounding, sample
 
 from tidegate.flax import kernel
 from tidegate.flax.kernel import attend

@@ -10,7 +10,7 @@ import torch_layers
 from closeness import assert_close
 from errors import rejects
 from flax import nnx
-from jax_keys import key
+from jax_layers import key
 from jax_models import gradients_of_torch, jit_quickly, logits_of_torch, make, mean_loss, sample
 
 from tidegate.experts import decompose

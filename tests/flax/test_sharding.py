@@ -1,10 +1,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
-import jax_keys
 import pytest
 from jax.sharding import PartitionSpec as P
 from jax_layers import QUICK_FLAGS
@@ -17,7 +15,6 @@ ON_TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from jax_keys import key
 from tidegate.config import TransformerConfig
 from tidegate.flax import GatedAttention, TransformerLM, apply_model, init_model, partition_specs
 
@@ -30,7 +27,7 @@ config = TransformerConfig(
     vocab_size=31, d_model=24, num_layers=1, num_heads=4, num_kv_heads=2, gate="bma+g1+g5", bias=True, qk_norm=True
 )
 rng = np.random.default_rng(0)
-shapes = jax.eval_shape(lambda: init_model(key(), config))
+shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), config))
 params = jax.device_put(jax.tree.map(lambda leaf: 0.2 * rng.standard_normal(leaf.shape), shapes))
 shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), partition_specs(config))
 spread = jax.device_put(params, shardings)
@@ -73,7 +70,7 @@ assert_close(jax.jit(lambda model: model(tokens))(model), logits, 1e-12)
 
 @jax.jit
 def created():
-    return GatedAttention(4, 24, mesh_axis="model", rngs=nnx.Rngs(key()))
+    return GatedAttention(4, 24, mesh_axis="model", rngs=nnx.Rngs(jax.random.key(0)))
 with jax.set_mesh(mesh):
     layer = created()
 assert on_one_device(layer.q_proj["kernel"][...]) == (24, 2, 6)
@@ -84,8 +81,7 @@ print("equal")
 
 def test_heads_and_their_gates_on_two_devices_give_what_one_device_gives():
     flags = f"--xla_force_host_platform_device_count=2 {QUICK_FLAGS}"
-    path = os.pathsep.join((str(Path(jax_keys.__file__).parent), os.environ.get("PYTHONPATH", "")))
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

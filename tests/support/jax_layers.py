@@ -28,6 +28,11 @@ QUICK_FLAGS = " ".join(f"--{option}={value}".lower() for option, value in QUICKL
 """The same as `XLA_FLAGS`."""
 
 
+def key(seed=0):
+    """Return a random key of the kind that XLA compiles fastest."""
+    return jax.random.key(seed, impl="rbg")
+
+
 def quick_jit(function):
     """The function compiled for few runs; it returns NumPy arrays, which are compared without a compilation."""
     compiled = jax.jit(function, compiler_options=QUICKLY)
