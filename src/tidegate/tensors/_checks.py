@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tidegate._validation import InputError
-from tidegate.tensors.namespace import is_floating, namespace_of, unify
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array
+from tidegate.tensors.namespace import Array, is_floating, namespace_of, unify
 
 
 def check_arrays(**arrays: tuple[Array | None, str]) -> tuple[Any, ...]:

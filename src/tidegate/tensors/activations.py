@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
 
 from tidegate.gate import Activation
 from tidegate.tensors.namespace import Array, Namespace, namespace_of
-from tidegate.tensors.primitives import erf
 
 
 def activate(activation: Activation, logits: Array) -> Array:
@@ -38,7 +40,18 @@ def _sigmoid_slope(xp: Namespace, z: Array) -> Array:
 
 def _normal_below(z: Array) -> Array:
     """Return the probability that a standard normal number is below z."""
-    return (1 + erf(z * math.sqrt(0.5))) / 2
+    return (1 + _erf(z * math.sqrt(0.5))) / 2
+
+
+def _erf(array: Array) -> Array:
+    if isinstance(array, np.ndarray):
+        values: Array = np.vectorize(math.erf, otypes=[np.float64])(array)
+        return values.astype(cast("Any", array).dtype)
+    if hasattr(array, "erf"):
+        return array.erf()
+    import jax
+
+    return jax.lax.erf(array)
 
 
 def _gelu_slope(xp: Namespace, z: Array) -> Array:

@@ -9,15 +9,12 @@ or an array that broadcasts to one for each query, `(..., query, 1)`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.tensors._checks import check_arrays, require_floating, require_mask, require_rank
 from tidegate.tensors.bilinear import bilinear_form_batch
-from tidegate.tensors.namespace import unify
+from tidegate.tensors.namespace import Array, unify
 from tidegate.tensors.softmax import gibbs_distribution, partition_function
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array
 
 
 def attention_scores(Q: Array, K: Array, scale: bool = True) -> Array:

@@ -6,16 +6,13 @@ Vectors are `(..., d)` and metrics `(..., d, d)`; leading axes broadcast.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from tidegate._validation import InputError
 from tidegate.tensors._checks import check_arrays, is_false, require_count, require_positive
-from tidegate.tensors.namespace import accumulate
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array, Namespace
+from tidegate.tensors.namespace import Array, Namespace, accumulate
 
 
 def euclidean_metric(d: int, *, xp: Namespace = np) -> Array:

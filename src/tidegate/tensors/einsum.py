@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from tidegate._validation import InputError
 from tidegate.tensors._checks import check_arrays
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tidegate.tensors.namespace import Array
+from tidegate.tensors.namespace import Array
 
 EINSUM_EXAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

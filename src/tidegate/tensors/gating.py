@@ -15,8 +15,7 @@ from tidegate.tensors._checks import check_arrays, require_floating, require_ran
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.heads import merge_groups, repeat_heads
-from tidegate.tensors.namespace import Array, Namespace, accumulate, namespace_of, unify
-from tidegate.tensors.primitives import stop_gradient
+from tidegate.tensors.namespace import Array, Namespace, accumulate, namespace_of, stop_gradient, unify
 from tidegate.tensors.random import normal, split
 
 

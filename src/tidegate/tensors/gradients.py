@@ -20,8 +20,7 @@ from tidegate.tensors.attention import (
 )
 from tidegate.tensors.autodiff import central_differences, gradients
 from tidegate.tensors.gating import bilinearly_modulated_attention
-from tidegate.tensors.namespace import Array, namespace_of, unify
-from tidegate.tensors.primitives import sum_to_shape
+from tidegate.tensors.namespace import Array, namespace_of, sum_to_shape, unify
 
 
 def grad_scores_wrt_Q(dL_dS: Array, K: Array, scale: float) -> Array:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tidegate._validation import InputError
 from tidegate.tensors._checks import broadcast_batches, check_arrays, require_count, require_positive
-from tidegate.tensors.namespace import namespace_of, unify
+from tidegate.tensors.namespace import Array, Namespace, namespace_of, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import free_energy, gibbs_distribution
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array, Namespace
 
 
 class Retrieval(NamedTuple):

@@ -22,8 +22,7 @@ from tidegate.tensors.gradients import (
 )
 from tidegate.tensors.heads import repeat_heads, split_groups, sum_groups
 from tidegate.tensors.layer import AttentionArrays, LayerTrace, project
-from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
-from tidegate.tensors.primitives import sum_to_shape
+from tidegate.tensors.namespace import Array, accumulate, namespace_of, sum_to_shape, unify
 from tidegate.tensors.rotary import rotate
 
 

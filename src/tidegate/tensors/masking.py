@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,7 @@ from tidegate.tensors._checks import (
     require_mask,
     require_rank,
 )
-from tidegate.tensors.namespace import namespace_of, unify
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tidegate.tensors.namespace import Array, Namespace
+from tidegate.tensors.namespace import Array, Namespace, namespace_of, unify
 
 
 def causal_mask(n: int, *, xp: Namespace = np) -> Array:

@@ -9,17 +9,14 @@ or with every axis of the weights, any of size 1, so that a mask for each batch 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate._validation import InputError
 from tidegate.tensors._checks import check_arrays, require_count, require_head_mask, require_rank
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
-from tidegate.tensors.namespace import accumulate, unify
+from tidegate.tensors.namespace import Array, accumulate, unify
 from tidegate.tensors.random import normal, split
 from tidegate.tensors.softmax import attention_entropy
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array
 
 
 def multihead_attention(

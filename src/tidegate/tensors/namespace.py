@@ -1,8 +1,8 @@
-"""One array library at a time: find the caller's, and bring NumPy constants over to it."""
+"""One array library at a time: find the caller's, bring NumPy constants over to it, add what the array API lacks."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import array_api_compat
 import numpy as np
@@ -68,3 +68,23 @@ def accumulate(array: Array) -> Array:
     """Return the same array in float32 or better: sums over half-precision numbers are taken in float32."""
     xp = namespace_of(array)
     return xp.astype(array, xp.float32) if xp.finfo(array.dtype).bits < 32 else array
+
+
+def stop_gradient(array: Array) -> Array:
+    """Return the same numbers, through which no gradient passes."""
+    if hasattr(array, "detach"):
+        return array.detach()
+    if isinstance(array, np.ndarray):
+        return cast("Array", array)
+    import jax
+
+    return jax.lax.stop_gradient(array)
+
+
+def sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which an array of this shape was broadcast to x's: the transpose of broadcasting."""
+    xp = namespace_of(x)
+    extra = x.ndim - len(shape)
+    repeated = tuple(extra + axis for axis, size in enumerate(shape) if size == 1 and x.shape[extra + axis] != 1)
+    axes = (*range(extra), *repeated)
+    return xp.reshape(xp.sum(x, axis=axes), shape) if axes else x

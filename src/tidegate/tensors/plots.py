@@ -7,7 +7,8 @@ open, and nobody has to close them. Colours are safe for colour-blind readers; e
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -19,14 +20,9 @@ from tidegate._validation import InputError
 from tidegate.tensors._checks import check_arrays, require_count, require_mask, require_rank
 from tidegate.tensors.attention import attention_scores_with_metric, attention_weights
 from tidegate.tensors.hopfield import classical_capacity, energy_landscape_1d, modern_hopfield_energy
-from tidegate.tensors.namespace import accumulate, is_floating, unify
+from tidegate.tensors.namespace import Array, accumulate, is_floating, unify
 from tidegate.tensors.palette import BLUE, LINES, SKY, VERMILION
 from tidegate.tensors.softmax import attention_entropy, entropy, max_entropy, temperature_sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tidegate.tensors.namespace import Array
 
 __all__ = [
     "compare_metrics",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array
+from tidegate.tensors.namespace import Array
 
 
 def normal(key: Any, shape: tuple[int, ...]) -> Array:

@@ -12,8 +12,7 @@ from tidegate.tensors._checks import require_floating, require_same_shape
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gradients import attention_backward
-from tidegate.tensors.namespace import Array, unify
-from tidegate.tensors.primitives import sum_to_shape
+from tidegate.tensors.namespace import Array, sum_to_shape, unify
 from tidegate.tensors.softmax import log_partition
 
 

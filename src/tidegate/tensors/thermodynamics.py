@@ -13,15 +13,10 @@ The natural parameters of the family are the scores over the temperature, $E_j/T
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tidegate.tensors._checks import check_arrays, require_floating, require_positive, require_same_shape
-from tidegate.tensors._gibbs import boltzmann_factors, gibbs_arguments, split_number
-from tidegate.tensors.namespace import accumulate, namespace_of, unify
-from tidegate.tensors.softmax import softmax_jacobian
-
-if TYPE_CHECKING:
-    from tidegate.tensors.namespace import Array
+from tidegate.tensors.namespace import Array, accumulate, namespace_of, unify
+from tidegate.tensors.softmax import boltzmann_factors, gibbs_arguments, softmax_jacobian, split_number
 
 
 def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
