@@ -7,7 +7,7 @@ from errors import rejects
 from jax_layers import make, quick_jit, sample
 from torch_layers import ROTARY
 
-from tidegate.flax.rotary import rotary_angles, rotate
+from tidegate.flax.attention import rotary_angles, rotate
 from tidegate.tensors import rotary as reference
 from tidegate.tensors.rotary import Rotary
 
@@ -39,13 +39,6 @@ def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
     assert angles[4095, 0, 0] == 4095
     turned = jax.eval_shape(rotate, sample(1, 4096, 1, 8, dtype=dtype), angles)
     assert (turned.shape, turned.dtype) == ((1, 4096, 1, 8), dtype)
-
-
-def test_a_fraction_turns_the_first_channels_alone():
-    x, half = sample(2, 5, 3, 8), Rotary(fraction=0.5)
-    turned = quick_jit(lambda x: rotate(x, rotary_angles(np.arange(1, 6), 8, half, x.dtype)))(x)
-    assert (turned[..., 4:] == x[..., 4:]).all()
-    assert (turned[..., :4] != x[..., :4]).all()
 
 
 @pytest.mark.parametrize("rotary", [Rotary(), ROTARY], ids=str)

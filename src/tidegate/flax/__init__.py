@@ -9,8 +9,7 @@ from tidegate.flax.generate import generate
 from tidegate.flax.models import TransformerBlock, TransformerLM
 from tidegate.flax.modules import GatedAttention
 from tidegate.flax.params import cast_params
-from tidegate.flax.sharding import partition_specs
-from tidegate.flax.variables import plain_params
+from tidegate.flax.variables import partition_specs, plain_params
 from tidegate.flax.weights import from_torch, load_params, save_params, to_torch
 
 __all__ = [

@@ -8,20 +8,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from tidegate._validation import require_bool, require_positions_shape
-from tidegate.config import AttentionConfig
+from tidegate.config import AttentionConfig, Rotary
 from tidegate.flax.cache import KVCache, require_cache, update_cache
 from tidegate.flax.gate import GateReads, apply_gate, gate_values, init_gate, sink_logits
 from tidegate.flax.kernel import attend, log_partition
-from tidegate.flax.masks import cached_mask, require_mask, segment_mask
+from tidegate.flax.masks import SequenceInfo, combine_masks
 from tidegate.flax.params import Params, named_shapes, require_params
-from tidegate.flax.rotary import rotary_angles, rotate
 from tidegate.gate import Gate, GatePath
 from tidegate.gates import require_layer_inputs
 from tidegate.tensors.layer import METRIC_FIELDS, AttentionArrays, rms_norm
@@ -63,13 +62,6 @@ def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTy
     return params
 
 
-class _Band(TypedDict):
-    """What a query sees by its position alone."""
-
-    causal: bool
-    window: int | None
-
-
 class LayerResult(NamedTuple):
     """What an attention layer, or a block around it, made of its input."""
 
@@ -107,17 +99,8 @@ def gated_attention(
         is_causal: Whether a query sees no later position; None asks the configuration.
         dropout_key: For the dropout of the weights; None drops nothing.
     """
-    return run_attention(
-        params,
-        x,
-        config,
-        context=context,
-        mask=mask,
-        positions=positions,
-        segment_ids=segment_ids,
-        is_causal=is_causal,
-        dropout_key=dropout_key,
-    ).output
+    info = SequenceInfo(mask, positions, segment_ids)
+    return run_attention(params, x, config, info, context=context, is_causal=is_causal, dropout_key=dropout_key).output
 
 
 def attend_cached(
@@ -137,16 +120,8 @@ def attend_cached(
     from it.
     """
     require_cache(cache)
-    result = run_attention(
-        params,
-        x,
-        config,
-        mask=mask,
-        cache=cache,
-        positions=positions,
-        is_causal=is_causal,
-        dropout_key=dropout_key,
-    )
+    info = SequenceInfo(mask, positions)
+    result = run_attention(params, x, config, info, cache=cache, is_causal=is_causal, dropout_key=dropout_key)
     assert result.cache is not None
     return result.output, result.cache
 
@@ -170,77 +145,27 @@ def trace_gates(
     """
     # Arrays of JAX even where those of NumPy are given.
     x, context = jnp.asarray(x), None if context is None else jnp.asarray(context)
-    reads, _ = _attend(
-        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=None, trace=True
-    )
-    return _gate_values(params, config, reads)
+    info = SequenceInfo(mask, positions, segment_ids)
+    return run_attention(params, x, config, info, context=context, cache=cache, is_causal=is_causal, trace=True).gates
 
 
 def run_attention(
     params: Params,
     x: Array,
     config: AttentionConfig,
+    info: SequenceInfo,
     *,
     context: Array | None = None,
-    mask: Array | None = None,
     cache: KVCache | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
     is_causal: bool | None = None,
     dropout_key: Array | None = None,
     trace: bool = False,
 ) -> LayerResult:
     """Attend as `gated_attention` does, and with `trace` also return the gates."""
-    reads, cache = _attend(
-        params, x, config, context, mask, cache, positions, segment_ids, is_causal, dropout_key=dropout_key, trace=trace
-    )
-    assert reads.output is not None
-    project = functools.partial(_project_out, params["o_proj"])
-    y_BTM = _apply_gate("output", reads.output, reads, params, config, then=project)
-    y_BTM = _apply_gate("dense", y_BTM, reads, params, config)
-    if cache is not None:
-        # A traced length cannot be checked here: overflow gives nan.
-        y_BTM = jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM)
-    return LayerResult(y_BTM, cache, _gate_values(params, config, reads) if trace else {})
-
-
-def _attend(
-    params: Params,
-    x: Array,
-    config: AttentionConfig,
-    context: Array | None,
-    mask: Array | None,
-    cache: KVCache | None,
-    positions: Array | None,
-    segment_ids: Array | None,
-    is_causal: bool | None,
-    *,
-    dropout_key: Array | None,
-    trace: bool,
-) -> tuple[GateReads, KVCache | None]:
-    """Return all that gates read, the attention output with it, and the cache that holds the new positions.
-
-    The arguments are those of `gated_attention`; only a trace needs what a sink reads.
-    """
     require_bool("is_causal", is_causal, optional=True)
     is_causal = config.causal if is_causal is None else is_causal
-    if cache is not None:
-        require_cache(cache)
-    require_layer_inputs(
-        config.gates,
-        config.d_model,
-        x=x.shape,
-        context=None if context is None else context.shape,
-        ordered=is_causal or config.window is not None,
-        has_cache=cache is not None,
-        packed=None if segment_ids is None else "segment_ids",
-    )
-    for name, array in (("x", x), ("context", context)):
-        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating; got {array.dtype}.")
-    if positions is not None:
-        require_positions_shape(positions.shape, *x.shape[:2])
-    require_params(params, _expected_shapes(config))
+    _require_inputs(params, x, config, info, context, cache, ordered=is_causal or config.window is not None)
+
     context_BSM = x if context is None else context
     q_BTHD = _project(params["q_proj"], x)
     k_BSGD, v_BSGD = _project(params["k_proj"], context_BSM), _project(params["v_proj"], context_BSM)
@@ -248,16 +173,22 @@ def _attend(
     q_BTHD = _apply_gate("query", q_BTHD, reads, params, config)
     k_BSGD = _apply_gate("key", k_BSGD, reads, params, config)
     v_BSGD = _apply_gate("value", v_BSGD, reads, params, config)
+
     start = 0 if cache is None else cache.length
-    q_BTHD = _apply_norm_and_rotary(q_BTHD, params.get("q_norm"), config, positions, start)
-    k_BSGD = _apply_norm_and_rotary(k_BSGD, params.get("k_norm"), config, positions if context is None else None, start)
+    key_positions = info.positions if context is None else None
+    q_BTHD = _normalize_and_rotate(q_BTHD, params.get("q_norm"), config, info.positions, start)
+    k_BSGD = _normalize_and_rotate(k_BSGD, params.get("k_norm"), config, key_positions, start)
     q_BTHD = _apply_metric(params, config, q_BTHD)
     if cache is not None:
         cache = update_cache(cache, k_BSGD, v_BSGD)
         k_BSGD, v_BSGD = cache.key, cache.value
-    allowed, bias = _combine_masks(config, q_BTHD, k_BSGD.shape[1], mask, segment_ids, cache, is_causal)
     k_BSGD, v_BSGD = k_BSGD.astype(q_BTHD.dtype), v_BSGD.astype(q_BTHD.dtype)
-    band: _Band = {"causal": is_causal and cache is None, "window": config.window if cache is None else None}
+
+    scores_shape = (x.shape[0], config.num_heads, x.shape[1], k_BSGD.shape[1])
+    allowed, bias = combine_masks(
+        info, scores_shape, dtype=q_BTHD.dtype, cache=cache, causal=is_causal, window=config.window
+    )
+    causal, window = is_causal and cache is None, config.window if cache is None else None
     sink = config.gates.at("partition")
     is_placebo = sink is not None and sink.placebo is not None
     o_BTHD = attend(
@@ -266,7 +197,8 @@ def _attend(
         v_BSGD,
         mask=allowed,
         bias=bias,
-        **band,
+        causal=causal,
+        window=window,
         scale=config.scale,
         sink=None
         if sink is None or is_placebo
@@ -277,10 +209,23 @@ def _attend(
     if sink is not None and (trace or is_placebo):
         # A placebo has scores of 0: the logarithm of the number of keys that a query sees.
         query = jnp.zeros_like(q_BTHD) if is_placebo else q_BTHD
-        partition_BTH = log_partition(query, k_BSGD, mask=allowed, bias=bias, **band, scale=config.scale)
+        partition_BTH = log_partition(
+            query, k_BSGD, mask=allowed, bias=bias, causal=causal, window=window, scale=config.scale
+        )
         reads = replace(reads, partition=partition_BTH)
         o_BTHD = apply_gate(sink, o_BTHD, reads, {}) if is_placebo else o_BTHD
-    return replace(reads, output=o_BTHD), cache
+    reads = replace(reads, output=o_BTHD)
+
+    project = functools.partial(_project_out, params["o_proj"])
+    y_BTM = _apply_gate("output", o_BTHD, reads, params, config, then=project)
+    y_BTM = _apply_gate("dense", y_BTM, reads, params, config)
+    if cache is not None:
+        # A traced length cannot be checked here: overflow gives nan.
+        y_BTM = jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM)
+    gates: dict[GatePath, Array] = {}
+    if trace:
+        gates = {gate.path: gate_values(gate, reads, _gate_parameters(params, gate)) for gate in config.gates}
+    return LayerResult(y_BTM, cache, gates)
 
 
 def attention_arrays(
@@ -311,6 +256,35 @@ def attention_arrays(
     )
 
 
+def _require_inputs(
+    params: Params,
+    x: Array,
+    config: AttentionConfig,
+    info: SequenceInfo,
+    context: Array | None,
+    cache: KVCache | None,
+    *,
+    ordered: bool,
+) -> None:
+    if cache is not None:
+        require_cache(cache)
+    require_layer_inputs(
+        config.gates,
+        config.d_model,
+        x=x.shape,
+        context=None if context is None else context.shape,
+        ordered=ordered,
+        has_cache=cache is not None,
+        packed=None if info.segment_ids is None else "segment_ids",
+    )
+    for name, array in (("x", x), ("context", context)):
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"{name} must be floating; got {array.dtype}.")
+    if info.positions is not None:
+        require_positions_shape(info.positions.shape, *x.shape[:2])
+    require_params(params, _expected_shapes(config))
+
+
 def _apply_gate(
     path: GatePath,
     target: Array,
@@ -328,10 +302,6 @@ def _apply_gate(
         return then(apply_gate(gate, target, reads, _gate_parameters(params, gate)))
 
     return (jax.checkpoint(apply) if config.recompute_gate else apply)(target)
-
-
-def _gate_values(params: Params, config: AttentionConfig, reads: GateReads) -> dict[GatePath, Array]:
-    return {gate.path: gate_values(gate, reads, _gate_parameters(params, gate)) for gate in config.gates}
 
 
 def _gate_parameters(params: Mapping[str, Any], gate: Gate) -> Mapping[str, Array]:
@@ -354,14 +324,14 @@ def _project_out(projection: Mapping[str, Array], heads: Array) -> Array:
     return y_BTM + projection["bias"] if "bias" in projection else y_BTM
 
 
-def _apply_norm_and_rotary(
+def _normalize_and_rotate(
     x_BTHD: Array,
     norm: Mapping[str, Array] | None,
     config: AttentionConfig,
     positions: Array | None,
     start: Array | int,
 ) -> Array:
-    """Queries or keys, normalised and rotated."""
+    """Return normalized and rotated queries or keys; positions of None count from `start`."""
     if norm is not None:
         x_BTHD = rms_norm(x_BTHD, norm["scale"], epsilon=NORM_EPSILON)
     if config.rotary is None:
@@ -380,28 +350,18 @@ def _apply_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Ar
     return jnp.einsum("bthk,hmk,hml->bthl", q_BTHD, weight, weight)
 
 
-def _combine_masks(
-    config: AttentionConfig,
-    q_BTHD: Array,
-    num_keys: int,
-    mask: Array | None,
-    segment_ids: Array | None,
-    cache: KVCache | None,
-    is_causal: bool,
-) -> tuple[Array | None, Array | None]:
-    """The bool mask and the additive bias that the kernel needs beside its own causality and window."""
-    batch, num_queries = q_BTHD.shape[:2]
-    bias = None
-    parts: list[Array] = []
-    if mask is not None:
-        mask = require_mask(mask, (batch, config.num_heads, num_queries, num_keys))
-        if mask.dtype == jnp.bool_:
-            parts.append(mask)
-        else:
-            bias = mask.astype(q_BTHD.dtype)
-    if segment_ids is not None:
-        parts.append(segment_mask(segment_ids, batch=batch, num_positions=num_queries))
-    if cache is not None:
-        parts.append(cached_mask(cache, num_queries=num_queries, causal=is_causal, window=config.window))
-    allowed = functools.reduce(jnp.logical_and, parts) if parts else None
-    return allowed, bias
+def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, dtype: jax.typing.DTypeLike) -> Array:
+    """Angles (T, 1, pairs) of positions (T,), or (B, T, 1, pairs) of positions (B, T), in float32 or better."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    frequencies = jnp.asarray(rotary.frequencies(head_dim), dtype=wide)
+    steps = (positions.astype(wide) + rotary.offset) / rotary.scale
+    return (steps[..., None] * frequencies)[..., None, :]
+
+
+def rotate(x_BTHD: Array, angles: Array) -> Array:
+    """Turn channel i and channel i + w/2 of the first w channels by the i-th angle; of x's dtype."""
+    pairs = angles.shape[-1]
+    first, second, rest = jnp.split(x_BTHD, (pairs, 2 * pairs), axis=-1)
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    turned = jnp.concatenate((first * cosine - second * sine, second * cosine + first * sine), axis=-1)
+    return jnp.concatenate((turned.astype(x_BTHD.dtype), rest), axis=-1)

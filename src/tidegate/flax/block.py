@@ -1,6 +1,6 @@
 """Transformer blocks, and a stack of them: what every model is built from.
 
-Legend: B batch, T positions, M model width.
+Legend: B batch, T positions, M model width, F inner width of the feed-forward layer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._validation import require_num_caches
-from tidegate.config import NormKind, StackConfig
+from tidegate._validation import InputError, require_num_caches
+from tidegate.config import FeedForwardKind, NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache, require_cache
-from tidegate.flax.feedforward import apply_feedforward, init_feedforward
 from tidegate.flax.gate import widen
-from tidegate.flax.initialize import initialize
-from tidegate.flax.params import Params
+from tidegate.flax.masks import SequenceInfo
+from tidegate.flax.params import Params, initialize
 from tidegate.gate import GatePath
 from tidegate.tensors.layer import rms_norm
 
@@ -61,9 +60,8 @@ def apply_block(
 
     The options are those of `gated_attention`; the key serves dropout of the weights and of both branches.
     """
-    return run_block(
-        params, x_BTM, config, mask=mask, positions=positions, segment_ids=segment_ids, dropout_key=dropout_key
-    ).output
+    info = SequenceInfo(mask, positions, segment_ids)
+    return run_block(params, x_BTM, config, info, dropout_key=dropout_key).output
 
 
 def apply_block_cached(
@@ -78,7 +76,8 @@ def apply_block_cached(
 ) -> tuple[Array, KVCache]:
     """Return the stream after this block, which continues from a cache, and the cache; see `attend_cached`."""
     require_cache(cache)
-    result = run_block(params, x_BTM, config, mask=mask, cache=cache, positions=positions, dropout_key=dropout_key)
+    info = SequenceInfo(mask, positions)
+    result = run_block(params, x_BTM, config, info, cache=cache, dropout_key=dropout_key)
     assert result.cache is not None
     return result.output, result.cache
 
@@ -87,29 +86,20 @@ def run_block(
     params: Params,
     x_BTM: Array,
     config: StackConfig,
+    info: SequenceInfo,
     *,
-    mask: Array | None = None,
     cache: KVCache | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
     dropout_key: Array | None = None,
     trace: bool = False,
 ) -> LayerResult:
-    """Compute x + attention(norm(x)), and of that x + feedforward(norm(x)); with `trace` also return the gates.
-
-    The other arguments are those of `apply_block`.
-    """
-    weights_key, attended_key, fed_key = (None, None, None) if dropout_key is None else _split_for_block(dropout_key)
+    """Compute x + attention(norm(x)), and of that x + feedforward(norm(x)); with `trace` also return the gates."""
+    weights_key = attended_key = fed_key = None
+    if dropout_key is not None:
+        weights_key, branches_key = jax.random.split(dropout_key)
+        attended_key, fed_key = jax.random.split(branches_key)
+    normed = apply_norm(params["attention_norm"], x_BTM, config.norm)
     attended = run_attention(
-        params["attention"],
-        apply_norm(params["attention_norm"], x_BTM, config.norm),
-        config.attention,
-        mask=mask,
-        cache=cache,
-        positions=positions,
-        segment_ids=segment_ids,
-        dropout_key=weights_key,
-        trace=trace,
+        params["attention"], normed, config.attention, info, cache=cache, dropout_key=weights_key, trace=trace
     )
     x_BTM = x_BTM + drop(attended.output, config.dropout, attended_key)
     y_BTM = apply_feedforward(params["feedforward"], apply_norm(params["feedforward_norm"], x_BTM, config.norm))
@@ -138,18 +128,15 @@ def apply_stack(
     params: Params,
     x_BTM: Array,
     config: StackConfig,
+    info: SequenceInfo,
     *,
-    mask: Array | None = None,
     caches: Caches | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
     dropout_key: Array | None = None,
     trace: bool = False,
 ) -> StackResult:
     """Pass the embeddings (B, T, M) through all blocks and the norm.
 
-    Blocks that are stacked (`stack_layers`) run under `jax.lax.scan`, so that a deep model compiles as fast as one
-    block. The other options are those of `run_block`.
+    Stacked blocks (`stack_layers`) run under `jax.lax.scan`, so that a deep model compiles as fast as one block.
     """
     blocks = params["blocks"]
     scanned = isinstance(blocks, Mapping)
@@ -157,25 +144,18 @@ def apply_stack(
 
     def step(x_BTM: Array, layer: Any) -> tuple[Array, tuple[KVCache | None, dict[GatePath, Array]]]:
         block, cache, key = layer
-        result = run_block(
-            block,
-            x_BTM,
-            config,
-            mask=mask,
-            cache=cache,
-            positions=positions,
-            segment_ids=segment_ids,
-            dropout_key=key,
-            trace=trace,
-        )
+        result = run_block(block, x_BTM, config, info, cache=cache, dropout_key=key, trace=trace)
         return result.output, (result.cache, result.gates)
 
     # With caches nothing is learned, and a cache can refuse what it has no room for only while its length is known.
     if config.checkpoint_blocks and caches is None:
         # A scan already prevents common-subexpression merging.
         step = jax.checkpoint(step, prevent_cse=not scanned)
-    own_key, keys = (None, None) if dropout_key is None else _split_for_stack(dropout_key, num_layers)
-    x_BTM = drop(x_BTM, config.dropout, own_key)
+    keys = None
+    if dropout_key is not None:
+        own_key, blocks_key = jax.random.split(dropout_key)
+        keys = jax.random.split(blocks_key, num_layers)
+        x_BTM = drop(x_BTM, config.dropout, own_key)
     run = jax.lax.scan if scanned else _loop
     x_BTM, (caches, gates) = run(step, x_BTM, (blocks, caches, keys))
     return StackResult(apply_norm(params["norm"], x_BTM, config.norm), caches, gates)
@@ -190,6 +170,50 @@ def unstack_layers(stacked: Any) -> list[Any]:
     """What `stack_layers` stacked."""
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
     return [jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers)]
+
+
+def init_feedforward(
+    key: Array,
+    d_model: int,
+    d_ff: int,
+    *,
+    kind: FeedForwardKind = "swiglu",
+    bias: bool = False,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Params:
+    """Return initial parameters: `kernel` (M, F) of `up_proj` and, for swiglu, `gate_proj`; (F, M) of `down_proj`.
+
+    Kernels are LeCun-normal, biases zero.
+    """
+    if kind not in ("swiglu", "gelu"):
+        raise InputError("kind", expected="'swiglu' or 'gelu'", got=kind)
+    sizes = {"up_proj": (d_model, d_ff), "down_proj": (d_ff, d_model)}
+    if kind == "swiglu":
+        sizes = {"gate_proj": (d_model, d_ff)} | sizes
+    lecun = jax.nn.initializers.lecun_normal()
+    params: Params = {
+        name: {"kernel": lecun(own, size, dtype)}
+        for own, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
+    }
+    if bias:
+        for name, (_, width) in sizes.items():
+            params[name]["bias"] = jnp.zeros(width, dtype)
+    return params
+
+
+def apply_feedforward(params: Params, x_BTM: Array) -> Array:
+    """Return (silu(x W_gate) ⊙ x W_up) W_down, or without a `gate_proj` gelu(x W_up) W_down with the exact gelu."""
+    up_BTF = _project(params["up_proj"], x_BTM)
+    if "gate_proj" in params:
+        inner_BTF = jax.nn.silu(_project(params["gate_proj"], x_BTM)) * up_BTF
+    else:
+        inner_BTF = jax.nn.gelu(up_BTF, approximate=False)
+    return _project(params["down_proj"], inner_BTF)
+
+
+def _project(projection: Mapping[str, Array], x: Array) -> Array:
+    y = x @ projection["kernel"]
+    return y + projection["bias"] if "bias" in projection else y
 
 
 def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
@@ -225,19 +249,6 @@ def _loop(
         if cache is not None:
             caches.append(cache)
     return x_BTM, (caches or None, gates)
-
-
-def _split_for_block(key: Array) -> tuple[Array, Array, Array]:
-    """Return keys for the attention weights, for what was attended to, and for what the feed-forward layer gives."""
-    weights, branches = jax.random.split(key)
-    attended, fed = jax.random.split(branches)
-    return weights, attended, fed
-
-
-def _split_for_stack(key: Array, num_layers: int) -> tuple[Array, Array]:
-    """Return a key for the embeddings, and one for each block."""
-    own, blocks = jax.random.split(key)
-    return own, jax.random.split(blocks, num_layers)
 
 
 def require_caches(caches: Caches, num_layers: int, *, scanned: bool) -> None:

@@ -25,9 +25,8 @@ from tidegate._validation import (
 from tidegate.config import TransformerConfig
 from tidegate.flax.block import Caches, apply_stack, init_stack, require_caches, stack_layers
 from tidegate.flax.cache import KVCache, init_cache
-from tidegate.flax.initialize import initialize
-from tidegate.flax.masks import segment_mask
-from tidegate.flax.params import Params, named_shapes, require_params
+from tidegate.flax.masks import SequenceInfo, segment_mask
+from tidegate.flax.params import Params, initialize, named_shapes, require_params
 
 
 def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
@@ -88,16 +87,8 @@ def apply_model(
         num_logits: Give the logits of that many last positions only; None gives all.
         dropout_key: For the dropout of the configuration; None drops nothing.
     """
-    return run_model(
-        params,
-        tokens,
-        config,
-        mask=mask,
-        positions=positions,
-        segment_ids=segment_ids,
-        num_logits=num_logits,
-        dropout_key=dropout_key,
-    ).logits
+    info = SequenceInfo(mask, positions, segment_ids)
+    return run_model(params, tokens, config, info, num_logits=num_logits, dropout_key=dropout_key).logits
 
 
 def apply_model_cached(
@@ -116,16 +107,8 @@ def apply_model_cached(
     There is a cache for each block, as `init_caches` gives them. The other arguments are those of `apply_model`: in the
     mask, S is the room of the caches, and positions count on from them.
     """
-    result = run_model(
-        params,
-        tokens,
-        config,
-        mask=mask,
-        caches=caches,
-        positions=positions,
-        num_logits=num_logits,
-        dropout_key=dropout_key,
-    )
+    info = SequenceInfo(mask, positions)
+    result = run_model(params, tokens, config, info, caches=caches, num_logits=num_logits, dropout_key=dropout_key)
     if result.caches is None:
         raise TypeError("caches must be a list of KVCache; got None. Make it with init_caches.")
     return result.logits, result.caches
@@ -135,11 +118,9 @@ def run_model(
     params: Params,
     tokens: Array,
     config: TransformerConfig,
+    info: SequenceInfo,
     *,
-    mask: Array | None = None,
     caches: Caches | None = None,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
     num_logits: int | None = None,
     dropout_key: Array | None = None,
     trace: bool = False,
@@ -153,19 +134,22 @@ def run_model(
     require_params(params, _expected_shapes(config, stacked=stacked))
     if caches is not None:
         require_caches(caches, config.num_layers, scanned=stacked)
-    positions = _place(tokens, config, positions=positions, segment_ids=segment_ids, start=_length(caches))
+    info = info._replace(positions=_positions(tokens, config, info, start=_length(caches)))
     x_BTM, new_caches, gates = apply_stack(
         params["stack"],
-        _embed(params, tokens, positions),
+        _embed(params, tokens, info.positions),
         config,
-        mask=mask,
+        info,
         caches=caches,
-        positions=positions,
-        segment_ids=segment_ids,
         dropout_key=dropout_key,
         trace=trace,
     )
-    logits_BTV = _project_logits(params, x_BTM if num_logits is None else x_BTM[:, -num_logits:])
+    x_BTM = x_BTM if num_logits is None else x_BTM[:, -num_logits:]
+    # Tied models have no head.
+    if "head" in params:
+        logits_BTV = x_BTM @ params["head"]["kernel"]
+    else:
+        logits_BTV = jnp.einsum("btm,vm->btv", x_BTM, params["embedding"]["embedding"])
     return ModelResult(logits_BTV, new_caches, gates)
 
 
@@ -185,33 +169,25 @@ def require_vocabulary(tokens: Array, config: TransformerConfig, *, name: str = 
     require_known_tokens(int(values.min()), int(values.max()), config.vocab_size, name=name)
 
 
-def _place(
-    tokens: Array,
-    config: TransformerConfig,
-    *,
-    positions: Array | None = None,
-    segment_ids: Array | None = None,
-    start: Array | None = None,
-) -> Array | None:
-    """The positions of the tokens: those that were given, or where positions are learned those that are counted.
+def _positions(tokens: Array, config: TransformerConfig, info: SequenceInfo, *, start: Array | None) -> Array | None:
+    """Return the given positions, or count learned ones from `start` or within each segment; else None.
 
-    Learned positions run on from `start`; in segments each counts the earlier positions of its own. They end with their
-    table: a traced start or a segment that leads beyond it cannot be refused, and gives NaN. None leaves counting to
-    the attention layers.
+    Learned positions end with their table: a traced start or a segment that leads beyond it cannot be rejected, and
+    gives NaN. None leaves counting to the attention layers.
     """
     batch, num_positions = tokens.shape
-    if positions is not None:
-        require_positions_shape(tuple(positions.shape), batch, num_positions)
-        return positions
+    if info.positions is not None:
+        require_positions_shape(tuple(info.positions.shape), batch, num_positions)
+        return info.positions
     if config.positions != "learned":
         return None
-    if segment_ids is None:
+    if info.segment_ids is None:
         start = jnp.zeros((), jnp.int32) if start is None else start
         known = 0 if isinstance(start, Tracer) else int(start)
         require_learned_positions(known + num_positions, config.max_length)
         return start + jnp.arange(num_positions)
-    # Positions begin anew in each segment, so that a row may be longer than the table.
-    together_BTT = segment_mask(segment_ids, batch=batch, num_positions=num_positions)[:, 0]
+    # Positions restart in each segment, so a row may be longer than the table.
+    together_BTT = segment_mask(info.segment_ids, batch=batch, num_positions=num_positions)[:, 0]
     return jnp.sum(jnp.tril(together_BTT, -1), axis=-1)
 
 
@@ -227,13 +203,6 @@ def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
 def _look_up(table: Array, indices: Array) -> Array:
     """The table's rows; NaN for an index that it does not have, where -1 would otherwise be its last row."""
     return jnp.asarray(table).at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-
-
-def _project_logits(params: Params, x_BTM: Array) -> Array:
-    """(B, T, V), by the head, or by the embedding where there is none."""
-    if "head" in params:
-        return x_BTM @ params["head"]["kernel"]
-    return jnp.einsum("btm,vm->btv", x_BTM, params["embedding"]["embedding"])
 
 
 @functools.cache

@@ -6,7 +6,8 @@ D gated width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import jax
@@ -16,6 +17,17 @@ from jax import Array
 from tidegate.gate import Activation, Gate
 from tidegate.sizes import HeadShape
 from tidegate.tensors.gating import init_gate_parameters
+
+_ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "softplus": jax.nn.softplus,
+    "tanh1": lambda z: 1 + jnp.tanh(z),
+    "twosigmoid": lambda z: 2 * jax.nn.sigmoid(z),
+    "identity": lambda z: z,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "tanh": jnp.tanh,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +77,7 @@ def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
     """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
     matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
-    num_heads = _num_heads(gate, reads)
+    num_heads = 1 if gate.site == "dense" else (reads.value if gate.on_source else reads.query).shape[-2]
     if gate.is_input_independent:
         positions = (reads.context if gate.on_source else reads.input).shape[:2]
         logits = widen(jnp.zeros((*positions, 1, 1, 1), reads.input.dtype))
@@ -91,34 +103,12 @@ def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> 
 
 def activate(activation: Activation, logits: Array) -> Array:
     """The activation as `tidegate.tensors.activate` defines it, by JAX's own functions."""
-    match activation:
-        case "sigmoid":
-            return jax.nn.sigmoid(logits)
-        case "silu":
-            return jax.nn.silu(logits)
-        case "softplus":
-            return jax.nn.softplus(logits)
-        case "tanh1":
-            return 1 + jnp.tanh(logits)
-        case "twosigmoid":
-            return 2 * jax.nn.sigmoid(logits)
-        case "identity":
-            return logits
-        case "gelu":
-            return jax.nn.gelu(logits, approximate=False)
-        case "tanh":
-            return jnp.tanh(logits)
+    return _ACTIVATIONS[activation](logits)
 
 
 def widen(x: Array) -> Array:
     """The same numbers in float32 or better."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _num_heads(gate: Gate, reads: GateReads) -> int:
-    if gate.site == "dense":
-        return 1
-    return reads.value.shape[-2] if gate.on_source else reads.query.shape[-2]
 
 
 def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) -> Array:

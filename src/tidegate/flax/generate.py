@@ -187,7 +187,11 @@ def _generate(
     """
     batch, length = prompt.shape
     num_positions = length + most_new_tokens - 1
-    mask_BS, positions_BS = (None, None) if prompt_mask is None else _key_positions(prompt_mask, num_positions)
+    mask_BS = positions_BS = None
+    if prompt_mask is not None:
+        # The keys that exist, and the position of each, counted from its row's first token.
+        mask_BS = jnp.pad(prompt_mask, ((0, 0), (0, most_new_tokens - 1)), constant_values=True)
+        positions_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
 
     def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
         """Read tokens that begin at the position `start`, and draw the next ones."""
@@ -226,23 +230,18 @@ def _generate(
         last_B1 = jax.lax.dynamic_slice_in_dim(state.new_BN, state.num_drawn - 1, 1, axis=1)
         return advance(state, last_B1, length + state.num_drawn - 1)
 
+    dtype = params["embedding"]["embedding"].dtype
+    caches = init_caches(config, batch=batch, max_length=num_positions, dtype=dtype)
     start = _Progress(
         num_drawn=jnp.zeros((), jnp.int32),
         new_BN=jnp.full((batch, most_new_tokens), sampling.pad_token, prompt.dtype),
         stopped_B=jnp.zeros(batch, bool),
         broken_B=jnp.zeros(batch, bool),
-        caches=_empty_caches(params, config, batch, num_positions),
+        caches=stack_layers(caches) if isinstance(params["stack"]["blocks"], Mapping) else caches,
         key=key,
     )
     end = jax.lax.while_loop(goes_on, step, advance(start, prompt, 0))
     return end.new_BN, end.num_drawn, end.broken_B
-
-
-def _empty_caches(params: Params, config: TransformerConfig, batch: int, num_positions: int) -> Caches:
-    """Empty caches in the dtype of the model, stacked if its blocks are."""
-    dtype = params["embedding"]["embedding"].dtype
-    caches = init_caches(config, batch=batch, max_length=num_positions, dtype=dtype)
-    return stack_layers(caches) if isinstance(params["stack"]["blocks"], Mapping) else caches
 
 
 def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Array, Array | None]:
@@ -254,12 +253,6 @@ def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Arr
         logits_BV, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
     return jax.random.categorical(own, jnp.log(probabilities), axis=-1), key
-
-
-def _key_positions(prompt_mask: Array, num_positions: int) -> tuple[Array, Array]:
-    """Which keys exist (B, S), and the position of each, counted from its row's first token."""
-    visible_BS = jnp.pad(prompt_mask, ((0, 0), (0, num_positions - prompt_mask.shape[1])), constant_values=True)
-    return visible_BS, jnp.maximum(jnp.cumsum(visible_BS, axis=1) - 1, 0)
 
 
 def _check_request(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,11 @@ def attend(
             dropout=dropout,
             dropout_key=dropout_key,
         )
+    inputs = _Inputs(q_BTHD, k_BSGD, v_BSGD, mask, bias, sink)
     parts = [
-        _attend_blocks(q_BTHD, k_BSGD, v_BSGD, blocks, mask=mask, bias=bias, scale=scale, sink=sink)
+        _attend_in_turn(inputs, blocks=blocks, scale=scale)
+        if len(blocks.queries) > 1
+        else _attend_block(inputs, blocks, blocks.queries[0], blocks.origins[0], scale=scale)
         for blocks in _plan(num_queries, num_keys, causal, window)
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
@@ -201,81 +205,44 @@ def _two_sided_block(start: int, stop: int, reach: int, num_keys: int) -> Blocks
     return Blocks(stop - start, (run,), range(start, start + 1), range(first, first + 1))
 
 
-def _attend_blocks(
-    q_BTHD: Array,
-    k_BSGD: Array,
-    v_BSGD: Array,
-    blocks: Blocks,
-    *,
-    mask: Array | None,
-    bias: Array | None,
-    scale: float,
-    sink: Array | None,
-) -> Array:
-    """The output of all queries of blocks of one shape, which follow each other; arguments as in `attend`."""
-    if len(blocks.queries) > 1:
-        return _attend_in_turn(q_BTHD, k_BSGD, v_BSGD, mask, bias, sink, blocks=blocks, scale=scale)
-    return _attend_block(
-        q_BTHD,
-        k_BSGD,
-        v_BSGD,
-        blocks,
-        blocks.queries[0],
-        blocks.origins[0],
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        sink=sink,
-    )
+class _Inputs(NamedTuple):
+    """The arrays of one call, as `attend` takes them."""
+
+    q_BTHD: Array
+    k_BSGD: Array
+    v_BSGD: Array
+    mask: Array | None
+    bias: Array | None
+    sink: Array | None
 
 
 @functools.partial(jax.jit, static_argnames=("blocks", "scale"))
-def _attend_in_turn(
-    q_BTHD: Array,
-    k_BSGD: Array,
-    v_BSGD: Array,
-    mask: Array | None,
-    bias: Array | None,
-    sink: Array | None,
-    *,
-    blocks: Blocks,
-    scale: float,
-) -> Array:
+def _attend_in_turn(inputs: _Inputs, *, blocks: Blocks, scale: float) -> Array:
     """Attend block by block in a loop that is compiled once: the scores of one block fit into the processor's cache."""
 
     def attend_one(starts: tuple[Array, Array]) -> Array:
-        return _attend_block(q_BTHD, k_BSGD, v_BSGD, blocks, *starts, mask=mask, bias=bias, scale=scale, sink=sink)
+        return _attend_block(inputs, blocks, *starts, scale=scale)
 
     o_CBIHD = jax.lax.map(attend_one, (jnp.asarray(blocks.queries), jnp.asarray(blocks.origins)))
-    return jnp.moveaxis(o_CBIHD, 0, 1).reshape(q_BTHD.shape[0], -1, *q_BTHD.shape[2:])
+    return jnp.moveaxis(o_CBIHD, 0, 1).reshape(inputs.q_BTHD.shape[0], -1, *inputs.q_BTHD.shape[2:])
 
 
 def _attend_block(
-    q_BTHD: Array,
-    k_BSGD: Array,
-    v_BSGD: Array,
-    blocks: Blocks,
-    first_query: Array | int,
-    origin: Array | int,
-    *,
-    mask: Array | None,
-    bias: Array | None,
-    scale: float,
-    sink: Array | None,
+    inputs: _Inputs, blocks: Blocks, first_query: Array | int, origin: Array | int, *, scale: float
 ) -> Array:
-    """One block of queries in one call of the kernel; else as in `attend`."""
+    """Return the output of one block's queries; `origin` is the key that its run counts from."""
     (run,) = blocks.runs
     first_key = origin + run.start
     num_queries, num_keys = blocks.num_queries, run.num_keys
-    q_BTHD = _part(q_BTHD, first_query, num_queries, axis=1)
-    k_BSGD, v_BSGD = (_part(x, first_key, num_keys, axis=1) for x in (k_BSGD, v_BSGD))
+    q_BTHD = _part(inputs.q_BTHD, first_query, num_queries, axis=1)
+    k_BSGD, v_BSGD = (_part(x, first_key, num_keys, axis=1) for x in (inputs.k_BSGD, inputs.v_BSGD))
     mask, bias = (
         None if x is None else _part(_part(x, first_query, num_queries, axis=-2), first_key, num_keys, axis=-1)
-        for x in (mask, bias)
+        for x in (inputs.mask, inputs.bias)
     )
     allowed = _both(mask, _band(num_queries, run))
-    if sink is not None:
-        return attend_plainly(q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, sink=sink)
+    if inputs.sink is not None:
+        return attend_plainly(q_BTHD, k_BSGD, v_BSGD, mask=allowed, bias=bias, scale=scale, sink=inputs.sink)
     if mask is None and bias is None and run.low is None and run.high in (None, 0):
         return _attend_fused(q_BTHD, k_BSGD, v_BSGD, causal=run.high == 0, scale=scale)
     if bias is None:
@@ -303,15 +270,8 @@ def _attend_fused(
     if dtype == jnp.float16:
         # The kernel asks for a product of float16 that accumulates in float32, which not every platform has.
         q_BTHD, k_BSGD, v_BSGD = (x.astype(jnp.float32) for x in (q_BTHD, k_BSGD, v_BSGD))
-    return jax.nn.dot_product_attention(
-        q_BTHD,
-        k_BSGD,
-        v_BSGD,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        is_causal=causal,
-    ).astype(dtype)
+    o_BTHD = jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, mask=mask, bias=bias, scale=scale, is_causal=causal)
+    return o_BTHD.astype(dtype)
 
 
 def _limits(num_keys: int, causal: bool, window: int | None) -> KeyRun:

@@ -18,6 +18,7 @@ from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import init_block, run_block
 from tidegate.flax.decoder import init_model, run_model
 from tidegate.flax.generate import generate
+from tidegate.flax.masks import SequenceInfo
 from tidegate.flax.modules import GatedAttention, require_bool_mask
 from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
@@ -40,9 +41,14 @@ class TransformerBlock(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
-        require_bool("keep_rngs", keep_rngs)
-        stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
-        super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
+        super().__init__(
+            dtype=dtype,
+            deterministic=deterministic,
+            decode=decode,
+            dropout=_largest_dropout(config),
+            rngs=rngs,
+            keep_rngs=keep_rngs,
+        )
         self.config = config
         key = rngs.params()
         params = check_or_draw(params, lambda: init_block(key, config, dtype=param_dtype))
@@ -79,10 +85,8 @@ class TransformerBlock(SwitchedModule):
             cast_params(plain_params(self), self.dtype),
             self.in_dtype(x),
             self.config,
-            mask=mask,
+            SequenceInfo(mask, positions, segment_ids),
             cache=self.attention.held_cache() if self.decodes(decode) else None,
-            positions=positions,
-            segment_ids=segment_ids,
             dropout_key=self.dropout_key(_largest_dropout(self.config), deterministic, rngs),
             trace=sow_gates,
         )
@@ -107,9 +111,14 @@ class TransformerLM(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the model; `params` are those of `init_model` or `load_params`, the rest is as in `GatedAttention`."""
-        require_bool("keep_rngs", keep_rngs)
-        stream = rngs.dropout.fork() if keep_rngs and _largest_dropout(config) > 0 else None
-        super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
+        super().__init__(
+            dtype=dtype,
+            deterministic=deterministic,
+            decode=decode,
+            dropout=_largest_dropout(config),
+            rngs=rngs,
+            keep_rngs=keep_rngs,
+        )
         self.config = config
         key = rngs.params()
         params = check_or_draw(params, lambda: init_model(key, config, dtype=param_dtype))
@@ -164,10 +173,8 @@ class TransformerLM(SwitchedModule):
             cast_params(plain_params(self), self.dtype),
             tokens,
             self.config,
-            mask=mask,
+            SequenceInfo(mask, positions, segment_ids),
             caches=[layer.held_cache() for layer in layers] if self.decodes(decode) else None,
-            positions=positions,
-            segment_ids=segment_ids,
             num_logits=num_logits,
             dropout_key=self.dropout_key(_largest_dropout(self.config), deterministic, rngs),
             trace=sow_gates,

@@ -17,7 +17,7 @@ from tidegate._validation import InputError, require_bool, require_sizes
 from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
-from tidegate.flax.masks import require_mask_array
+from tidegate.flax.masks import SequenceInfo, require_mask_array
 from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 from tidegate.gate import GatePath
@@ -79,13 +79,18 @@ class GatedAttention(SwitchedModule):
         """
         require_bool("use_bias", use_bias)
         require_bool("normalize_qk", normalize_qk)
-        require_bool("keep_rngs", keep_rngs)
         width, name = (in_features, "in_features") if qkv_features is None else (qkv_features, "qkv_features")
         require_sizes(num_heads=num_heads, **{name: width})
         if width % num_heads:
             raise InputError(name, expected=f"a multiple of num_heads={num_heads}", got=width)
-        stream = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None
-        super().__init__(dtype=dtype, deterministic=deterministic, decode=decode, stream=stream)
+        super().__init__(
+            dtype=dtype,
+            deterministic=deterministic,
+            decode=decode,
+            dropout=dropout_rate,
+            rngs=rngs,
+            keep_rngs=keep_rngs,
+        )
         self.config = config = AttentionConfig(
             d_model=in_features,
             num_heads=num_heads,
@@ -194,11 +199,9 @@ class GatedAttention(SwitchedModule):
             cast_params(plain_params(self), self.dtype),
             self.in_dtype(inputs_q),
             self.config,
+            SequenceInfo(mask, positions, segment_ids),
             context=None if context is None else self.in_dtype(context),
-            mask=mask,
             cache=cache,
-            positions=positions,
-            segment_ids=segment_ids,
             is_causal=is_causal or cache is not None,
             dropout_key=self.dropout_key(self.config.dropout, deterministic, rngs),
             trace=sow_gates,

@@ -1,16 +1,23 @@
-"""Parameters as plain pytrees: their names and shapes, what is said of those that do not fit, and their precision."""
+"""Parameters as plain pytrees: their names, shapes, precision and initial values."""
 
 from __future__ import annotations
 
+import math
+import zlib
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from tidegate._files import require_shapes
+from tidegate.config import Init, embedding_std, init_std
 
 Params: TypeAlias = dict[str, Any]
 """Nested dictionaries of arrays, a pytree."""
+
+_WRITERS = ("o_proj", "down_proj")
+"""The projections that write to the residual stream."""
 
 
 def dotted_path(path: tuple[Any, ...]) -> str:
@@ -36,8 +43,47 @@ def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
     if dtype is None:
         return params
 
-    def cast(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+    def cast(path: tuple[Any, ...], array: Array) -> Array:
         is_gate = "attn_gate" in dotted_path(path).split(".")
         return array.astype(jnp.promote_types(dtype, jnp.float32) if is_gate else dtype)
 
     return jax.tree_util.tree_map_with_path(cast, params)
+
+
+def initialize(key: Array, params: Params, *, init: Init, num_layers: int) -> Params:
+    """Return the parameters with kernels and embeddings drawn by `tidegate.config.init_std`.
+
+    Gates, norms and metrics stay as they are, and so do biases except with `torch`, where they are uniform like their
+    kernel. The last two names of a parameter say what it is, such as `o_proj` and `kernel`. Each array has its own key,
+    which depends only on the given key and the array's name, so variants made with the same key start with equal values
+    in every matrix that they share.
+    """
+    fans_in = _fans_in(params)
+
+    def draw(path: tuple[Any, ...], array: Array) -> Array:
+        name = dotted_path(path)
+        *_, owner, leaf = name.split(".")
+        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        if leaf == "embedding":
+            return embedding_std(init) * jax.random.normal(own, array.shape, array.dtype)
+        if leaf == "bias" and init == "torch" and owner in fans_in:
+            return jax.random.uniform(own, array.shape, array.dtype, -1, 1) * fans_in[owner] ** -0.5
+        if leaf != "kernel":
+            return array
+        std = init_std(init, fan_in=fans_in[owner], num_layers=num_layers, writes=owner in _WRITERS)
+        if init == "torch":
+            return math.sqrt(3) * std * jax.random.uniform(own, array.shape, array.dtype, -1, 1)
+        return std * jax.random.normal(own, array.shape, array.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, params)
+
+
+def _fans_in(params: Params) -> dict[str, int]:
+    """Numbers that one result of each kernel is made of, by the name of its owner."""
+    kernels: dict[str, int] = {}
+    for path, array in jax.tree_util.tree_leaves_with_path(params):
+        *_, owner, leaf = dotted_path(path).split(".")
+        if leaf == "kernel":
+            # Heads stand in the middle of kernels that read the stream, and in front of the one that writes to it.
+            kernels[owner] = math.prod(array.shape[:-1]) if owner in _WRITERS else array.shape[0]
+    return kernels

@@ -1,4 +1,8 @@
-"""Parameters as variables of NNX modules, and back: a module and the functions have the same names for everything."""
+"""Parameters as variables of NNX modules, and how they are partitioned over the devices of a mesh.
+
+A module and the functions have the same names for everything. Heads and the inner width of feed-forward layers are
+split; a gate is partitioned like the query, so that each device holds the gates of its heads.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,27 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from tidegate._validation import InputError, require_bool
-from tidegate.flax.params import Params, named_shapes, require_params
-from tidegate.flax.sharding import specs_for
+from tidegate.config import AttentionConfig, TransformerConfig
+from tidegate.flax.attention import init_attention
+from tidegate.flax.decoder import init_model
+from tidegate.flax.params import Params, dotted_path, named_shapes, require_params
+
+_SPLIT_AXES: dict[tuple[str, ...], int] = {
+    ("q_proj", "kernel"): 1,
+    ("k_proj", "kernel"): 1,
+    ("v_proj", "kernel"): 1,
+    ("o_proj", "kernel"): 0,
+    ("q_proj", "bias"): 0,
+    ("k_proj", "bias"): 0,
+    ("v_proj", "bias"): 0,
+    ("metric", "weight"): 0,
+    ("gate_proj", "kernel"): 1,
+    ("up_proj", "kernel"): 1,
+    ("down_proj", "kernel"): 0,
+    ("gate_proj", "bias"): 0,
+    ("up_proj", "bias"): 0,
+}
+"""The axis that is split, by the names of a projection and its array; the others are on every device."""
 
 
 class SwitchedModule(nnx.Module):
@@ -27,13 +50,16 @@ class SwitchedModule(nnx.Module):
         dtype: jax.typing.DTypeLike | None,
         deterministic: bool | None,
         decode: bool | None,
-        stream: nnx.RngStream | None,
+        dropout: float,
+        rngs: nnx.Rngs,
+        keep_rngs: bool,
     ) -> None:
         _require_switches(deterministic=deterministic, decode=decode)
+        require_bool("keep_rngs", keep_rngs)
         self.dtype = dtype
         self.deterministic = deterministic
         self.decode = decode
-        self.rngs = stream
+        self.rngs = rngs.dropout.fork() if keep_rngs and dropout > 0 else None
 
     # `nnx.view_info` reads the section `Args:` of this docstring.
     def set_view(self, deterministic: bool | None = None, decode: bool | None = None) -> None:
@@ -125,3 +151,31 @@ def _plain(part: nnx.Param[Any] | nnx.Module) -> Any:
     if isinstance(part, nnx.Param):
         return part[...]
     return [_plain(item) for item in part] if isinstance(part, nnx.List) else plain_params(part)
+
+
+def partition_specs(config: AttentionConfig | TransformerConfig, *, axis: str = "model") -> Params:
+    """A `PartitionSpec` for each parameter of a layer or a model, in a pytree like theirs.
+
+    The size of the mesh's axis must divide the numbers of query and key/value heads. What there is one of (a single
+    key/value head, a gate that all heads share, a gate at the dense site) is on every device, and so are embeddings,
+    norms and the head of a model.
+
+    axis : the name of the mesh's axis
+    """
+    key = jax.random.key(0)
+    if isinstance(config, AttentionConfig):
+        return specs_for(jax.eval_shape(lambda: init_attention(key, config)), axis=axis)
+    return specs_for(jax.eval_shape(lambda: init_model(key, config)), axis=axis)
+
+
+def specs_for(params: Params, *, axis: str) -> Params:
+    """The same for parameters, or their shapes, that are there; blocks not stacked."""
+
+    def spec(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> PartitionSpec:
+        names = dotted_path(path).split(".")
+        split = 0 if "attn_gate" in names else _SPLIT_AXES.get(tuple(names[-2:]))
+        if split is None or array.shape[split] == 1:
+            return PartitionSpec()
+        return PartitionSpec(*(axis if place == split else None for place in range(len(array.shape))))
+
+    return jax.tree_util.tree_map_with_path(spec, params)

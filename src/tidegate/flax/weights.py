@@ -24,7 +24,7 @@ from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.flax.block import unstack_layers
 from tidegate.flax.decoder import init_model
-from tidegate.flax.params import Params, dotted_path
+from tidegate.flax.params import Params, dotted_path, named_shapes, require_params
 from tidegate.gate import GATE_PATHS
 
 Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
@@ -118,14 +118,11 @@ def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:
 
     params : as `init_model` gives them for the configuration; stacked blocks are taken apart
     """
-    named = _by_path(params)
-    expected = {name: tuple(array.shape) for name, array in _by_path(_skeleton(config)).items()}
-    require_shapes(
-        {name: tuple(array.shape) for name, array in named.items()},
-        expected,
-        complaint="params do not fit the configuration",
-    )
-    return {_torch_name(name).name: _to_layout(named[name], _torch_name(name).layout) for name in expected}
+    if isinstance(params["stack"]["blocks"], Mapping):
+        params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
+    require_params(params, named_shapes(_skeleton(config)))
+    named = ((_torch_name(dotted_path(path)), array) for path, array in jax.tree_util.tree_leaves_with_path(params))
+    return {name: _to_layout(array, layout) for (name, layout), array in named}
 
 
 def from_torch(state: Mapping[str, Any], config: TransformerConfig) -> Params:
@@ -137,16 +134,18 @@ def from_torch(state: Mapping[str, Any], config: TransformerConfig) -> Params:
 
 
 def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: str) -> Params:
-    skeleton = _skeleton(config)
     given = {name: tuple(array.shape) for name, array in state.items()}
-    require_shapes(given, _torch_shapes_of(skeleton), complaint=complaint)
+    require_shapes(given, _torch_shapes(config), complaint=complaint)
 
     def take(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
-        torch_name = _torch_name(dotted_path(path))
-        array = _copy(state[torch_name.name])
-        return (array.T if torch_name.layout in ("inward", "outward") else array).reshape(wanted.shape)
+        name, layout = _torch_name(dotted_path(path))
+        given = state[name]
+        # NumPy has no bfloat16: convert through DLPack, and copy so the arrays share no memory.
+        shared = jnp.from_dlpack(given) if hasattr(given, "__dlpack__") and not isinstance(given, Array) else given
+        array = jnp.array(shared, copy=True)
+        return (array.T if layout in ("inward", "outward") else array).reshape(wanted.shape)
 
-    return jax.tree_util.tree_map_with_path(take, skeleton)
+    return jax.tree_util.tree_map_with_path(take, _skeleton(config))
 
 
 def _skeleton(config: TransformerConfig) -> Params:
@@ -154,22 +153,11 @@ def _skeleton(config: TransformerConfig) -> Params:
     return jax.eval_shape(lambda: init_model(jax.random.key(0), config))
 
 
-def _by_path(params: Params) -> dict[str, Any]:
-    """Every array by its dotted path."""
-    if isinstance(params["stack"]["blocks"], Mapping):
-        params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
-    return {dotted_path(path): array for path, array in jax.tree_util.tree_leaves_with_path(params)}
-
-
 def _torch_shapes(config: StackConfig) -> Shapes:
-    """The shapes of all parameters under PyTorch's names and in its layouts."""
+    """Return the shapes of all parameters under PyTorch's names and in its layouts."""
     assert isinstance(config, TransformerConfig)
-    return _torch_shapes_of(_skeleton(config))
-
-
-def _torch_shapes_of(params: Params) -> Shapes:
-    rows = ((_torch_name(name), tuple(array.shape)) for name, array in _by_path(params).items())
-    return {row.name: _torch_shape(shape, row.layout) for row, shape in rows}
+    rows = ((_torch_name(name), shape) for name, shape in named_shapes(_skeleton(config)).items())
+    return {name: _torch_shape(shape, layout) for (name, layout), shape in rows}
 
 
 def _torch_name(name: str) -> TorchName:
@@ -195,9 +183,3 @@ def _torch_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
 def _to_layout(array: Array, layout: Layout) -> Array:
     shape = _torch_shape(array.shape, layout)
     return array.reshape(shape[::-1]).T if layout in ("inward", "outward") else array.reshape(shape)
-
-
-def _copy(value: Any) -> Array:
-    # NumPy has no bfloat16: convert through DLPack, and copy so the arrays share no memory.
-    shared = value if isinstance(value, Array) or not hasattr(value, "__dlpack__") else jnp.from_dlpack(value)
-    return jnp.array(shared, copy=True)
