@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from errors import rejects
 from jax_layers import COMBINED, every_precision, key, make, opening, quick_jit, sample
 from torch_layers import OPTIONS
 
-from tidegate import Gate, Gates, InputError
+from tidegate import InputError
 from tidegate.flax import AttentionConfig, attention_arrays, gated_attention, init_attention, trace_gates
 from tidegate.tensors.rotary import Rotary
 
@@ -92,35 +92,9 @@ def test_another_key_starts_elsewhere_and_each_gate_on_its_own():
     assert (first["attn_gate"]["output"]["weight"] != first["attn_gate"]["query"]["weight"]).any()
 
 
-@pytest.mark.parametrize("gate", ["bma", Gate(), Gates.parse("g1+g2"), ["g1", Gate(site="value")], None])
-def test_a_gate_is_given_in_any_way_that_the_vocabulary_reads(gate):
-    assert config_of(gate=gate).gates == Gates.parse(gate)
-
-
-def test_bma_is_the_default():
-    assert config_of().gates == Gates.parse("bma")
-
-
 @pytest.mark.parametrize(("rope", "expected"), [(None, None), (False, None), (True, Rotary()), (Rotary(base=5.0),) * 2])
 def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
     assert config_of(rope=rope).rotary == expected
-
-
-def test_equal_options_are_one_key_however_they_are_spelled():
-    config = config_of(gate="output:input+value:query", rope=True)
-    same = config_of(gate=[Gate(), "bma"], rope=Rotary())
-    assert config == same
-    assert hash(config) == hash(same)
-    assert config != replace(config, gate="g1")
-    with pytest.raises(FrozenInstanceError):
-        config.window = 3
-
-
-def test_a_misspelt_option_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
-        config_of(casual=True)
-    with pytest.raises(TypeError, match="positional argument"):
-        AttentionConfig(24, 4)
 
 
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 23), (1, 2, 5, 24)])
@@ -157,14 +131,6 @@ def test_segment_ids_are_for_whole_rows():
     layer, x, ids = make("g1", causal=False), sample(2, 5, 24), np.zeros((2, 5), int)
     with rejects("segment_ids", hint="Use mask"):
         shapes(lambda x: layer(x, segment_ids=ids, context=x), x)
-
-
-def test_a_misspelt_argument_is_refused():
-    layer = make("g1")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'documents'"):
-        gated_attention(layer.params, sample(2, 5, 24), layer.config, documents=np.zeros((2, 5), int))
-    with pytest.raises(TypeError, match="positional argument"):
-        gated_attention(layer.params, sample(2, 5, 24), layer.config, None)
 
 
 def reach(layer, x):

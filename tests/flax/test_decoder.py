@@ -31,9 +31,7 @@ from tidegate.flax import (
     stack_layers,
     unstack_layers,
 )
-from tidegate.flax.block import drop
-from tidegate.flax.feedforward import init_feedforward
-from tidegate.tensors.rotary import Rotary
+from tidegate.flax.block import drop, init_feedforward
 
 apply, apply_cached = (
     jit_quickly(function, static_argnames=("config", "num_logits")) for function in (apply_model, apply_model_cached)
@@ -120,25 +118,6 @@ def test_variants_share_what_they_have_in_common_and_no_two_matrices_are_alike()
 def test_parameters_have_the_dtype_that_was_asked_for(dtype):
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), TransformerConfig(gate="bma+g1"), dtype=dtype))
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(dtype)}
-
-
-def test_every_option_of_the_attention_arrives():
-    options = {
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "qk_norm": True,
-        "metric": "diagonal",
-        "temperature": 0.5,
-        "bias": True,
-    }
-    config = TransformerConfig(
-        **SIZES | options, gate="g1+g2", window=3, attention_dropout=0.25, dropout=0.5, rotary=Rotary(scale=2.0)
-    )
-    layer = config.attention
-    assert {name: getattr(layer, name) for name in options} == options
-    assert (layer.window, layer.dropout, layer.rotary, layer.shape) == (3, 0.25, Rotary(scale=2.0), config.shape)
-    assert str(layer.gates) == "g2+g1"
-    assert replace(config, positions="none", rotary=Rotary()).attention.rope is None
 
 
 def test_a_model_is_its_blocks_between_tables():

@@ -10,7 +10,7 @@ from jax_layers import every_precision, key, quick_jit, sample
 from layers import EXOTIC, GATES
 
 from tidegate import Gate, HeadShape
-from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values, init_gate, widen
+from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values, init_gate
 from tidegate.tensors import activations, gating
 
 ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
@@ -102,12 +102,6 @@ SOME_GATES = tuple(map(Gate.parse, ("bma", "g5", "output:input:r2:b1")))
 def test_values_are_wide_and_what_is_gated_keeps_its_dtype(gate, dtype):
     wide = np.float64 if dtype == jnp.float64 else np.float32
     assert [array.dtype for array in everything(SOME_GATES, dtype)[gate]] == [wide, wide, dtype]
-
-
-@every_precision
-def test_widening_goes_to_float32_and_leaves_float64(dtype):
-    widest = jax.eval_shape(widen, jax.ShapeDtypeStruct((3,), dtype)).dtype
-    assert widest == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 @cache

@@ -315,23 +315,6 @@ def test_a_block_is_its_function():
     assert jax.tree.structure(drawn) == jax.tree.structure(block)
 
 
-def test_steps_of_training_lower_the_loss():
-    model, tokens = language_model(*make(num_layers=1, dtype=jnp.float32)), sample(4, 9)
-    graph, learned, rest = nnx.split(model, nnx.Param, ...)
-
-    @jit_quickly
-    def step(learned):
-        model = nnx.merge(graph, learned, rest)
-        value, gradients = nnx.value_and_grad(lambda model: mean_loss(model(tokens[:, :-1]), tokens[:, 1:]))(model)
-        return value, jax.tree.map(lambda array, slope: array - 0.1 * slope, learned, gradients)
-
-    losses = []
-    for _ in range(10):
-        loss, learned = step(learned)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0] - 0.1
-
-
 def test_models_are_split_and_merged():
     config, params = make(num_layers=1)
     model, tokens = language_model(config, params, deterministic=True), sample(2, 5)

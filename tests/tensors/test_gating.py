@@ -166,15 +166,6 @@ def test_a_sigmoid_gate_lies_between_its_ends(gate, size):
         assert {0.0, 1.0} <= set(values.ravel())
 
 
-@pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
-def test_gates_at_the_starting_deviation_are_near_one_half(gate):
-    _, sources, _ = case(gate)
-    parameters = gate_parameters([gate], np.random.default_rng(0), scale=1.0)[gate.path]
-    values = gate_values(gate, gate_reads(gate, GateSources(**sources)), parameters, num_heads=heads_at(gate))
-    assert values.shape == (B, heads_at(gate), T, 1 if gate.grain == "head" else d if gate.site == "dense" else h)
-    assert abs(values - 0.5).max() < 0.1
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_computes_logits_in_float32(dtype):
     gate = Gate.parse("dense:input:b0")

@@ -8,7 +8,6 @@ from errors import rejects
 from libraries import JAX, NUMPY, TORCH
 
 from tidegate.tensors.attention import (
-    attention_output,
     attention_scores,
     attention_weights,
     scaled_dot_product_attention,
@@ -27,7 +26,7 @@ from tidegate.tensors.gradients import (
     gradients_agree,
     verify_gradients,
 )
-from tidegate.tensors.primitives import sum_to_shape
+from tidegate.tensors.namespace import sum_to_shape
 
 
 def sample(*shape, seed=0):
@@ -306,9 +305,3 @@ def test_summing_is_the_transpose_of_broadcasting(library, shape, to):
     assert isinstance(summed, library.kind)
     assert summed.shape == to
     assert_close(np.sum(to_numpy(summed) * y), np.sum(x * np.broadcast_to(y, shape)))
-
-
-def test_attention_output_is_the_forward_of_these_passes():
-    Q, K, V = sample(T, h), sample(T, h, seed=1), sample(T, v, seed=2)
-    A = attention_weights(attention_scores(Q, K))
-    assert_close(attention_output(A, V), scaled_dot_product_attention(Q, K, V))

@@ -11,7 +11,7 @@ from layers import EXOTIC, GATES, TOGETHER, make_layer
 from slow import slow_layer
 
 from tidegate import Gates
-from tidegate.tensors.layer import AttentionArrays, LayerTrace, project, rms_norm
+from tidegate.tensors.layer import AttentionArrays, LayerTrace, rms_norm
 from tidegate.tensors.rotary import Rotary
 
 B, H, G, T, S, h, d = 2, 4, 2, 5, 7, 4, 6
@@ -378,11 +378,3 @@ class TestNorm:
     def test_half_precision_is_normed_in_float32(self):
         x = torch.full((4,), 300.0, dtype=torch.float16)
         assert (rms_norm(x, torch.ones(4, dtype=torch.float16)) == 1).all()
-
-
-def test_a_projection_has_one_matrix_and_bias_for_each_head(library):
-    W, b = sample(H, d, h), sample(H, h, seed=1)
-    plain, shifted = library.call(lambda x, W, b: (project(x, W, None), project(x, W, b)), X, W, b)
-    for n in range(H):
-        assert_close(to_numpy(plain)[:, n], X @ W[n])
-        assert_close(to_numpy(shifted)[:, n], X @ W[n] + b[n])
