@@ -29,7 +29,7 @@ NORM_EPSILON = 1e-6
 
 
 def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
-    """Starting parameters, a plain pytree.
+    """Return initial parameters, a plain pytree.
 
     `q_proj`, `k_proj` and `v_proj` have a `kernel` (M, heads, D), `o_proj` a `kernel` (H, D, M), LeCun-normal; with
     them perhaps a `bias`. `q_norm` and `k_norm` have a `scale` (D,), `metric` a `weight`, and `attn_gate` the
@@ -63,14 +63,14 @@ def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTy
 
 
 class LayerResult(NamedTuple):
-    """What an attention layer, or a block around it, made of its input."""
+    """The result of an attention layer or of a block around it."""
 
     output: Array
     """(B, T, M)"""
     cache: KVCache | None
-    """The cache that holds the new positions too, if one was given."""
+    """The given cache with the new positions."""
     gates: dict[GatePath, Array]
-    """Every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M); empty unless asked for."""
+    """Every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M); empty without a trace."""
 
 
 def gated_attention(
@@ -85,19 +85,19 @@ def gated_attention(
     is_causal: bool | None = None,
     dropout_key: Array | None = None,
 ) -> Array:
-    """Attend with the gates of the configuration: (B, T, M).
+    """Return attention with the gates of the configuration, (B, T, M).
 
     Args:
-        params: As `init_attention` gives them.
+        params: From `init_attention`.
         x: (B, T, M).
         config: The layer's options; static.
         context: (B, S, M) for cross-attention, in a layer that is not causal; None attends to x.
         mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S). A row that may see nothing gives 0
-            (through the output projection: its bias).
+            (after the output projection, its bias).
         positions: (T,) or (B, T) for the rotary embedding; None counts from 0.
         segment_ids: (B, T) ids of packed documents, which never attend across.
-        is_causal: Whether a query sees no later position; None asks the configuration.
-        dropout_key: For the dropout of the weights; None drops nothing.
+        is_causal: Whether a query sees no later position; None uses the configuration.
+        dropout_key: For dropout of the attention weights; None drops nothing.
     """
     info = SequenceInfo(mask, positions, segment_ids)
     return run_attention(params, x, config, info, context=context, is_causal=is_causal, dropout_key=dropout_key).output
@@ -114,10 +114,9 @@ def attend_cached(
     is_causal: bool | None = None,
     dropout_key: Array | None = None,
 ) -> tuple[Array, KVCache]:
-    """Attend to the positions of a cache and to those of x; also return the cache with both.
+    """Return attention to the cached positions and those of x, and the cache with both.
 
-    The other arguments are those of `gated_attention`: in the mask, S is the room of the cache, and positions count on
-    from it.
+    Other arguments are those of `gated_attention`; S of the mask is the cache's capacity, positions continue from it.
     """
     require_cache(cache)
     info = SequenceInfo(mask, positions)
@@ -140,8 +139,8 @@ def trace_gates(
 ) -> dict[GatePath, Array]:
     """Return every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M), in float32 or better.
 
-    The arguments are those of `gated_attention`; the cache is the one that it was given. Compiled together with it,
-    what both compute is computed once.
+    The arguments are those of `gated_attention`, with the cache that was passed to `attend_cached`. Compiled together
+    with either, what both compute is computed once.
     """
     # Arrays of JAX even where those of NumPy are given.
     x, context = jnp.asarray(x), None if context is None else jnp.asarray(context)
@@ -231,10 +230,7 @@ def run_attention(
 def attention_arrays(
     params: Mapping[str, Any], config: AttentionConfig, *, causal: bool | None = None
 ) -> AttentionArrays:
-    """Return the layer as plain arrays: the reference that it is tested against.
-
-    causal : whether a query sees no later position; None asks the configuration
-    """
+    """Return the layer as plain arrays, its tested reference; `causal` None uses the configuration."""
     require_bool("causal", causal, optional=True)
     metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
@@ -294,7 +290,7 @@ def _apply_gate(
     *,
     then: Callable[[Array], Array] = lambda gated: gated,
 ) -> Array:
-    """Apply the path's gate, if any, then `then`; recompute both in the backward pass if the config says so."""
+    """Apply the path's gate, if any, then `then`; with `recompute_gate` the backward pass recomputes both."""
     if (gate := config.gates.at(path)) is None:
         return then(target)
 
@@ -305,7 +301,7 @@ def _apply_gate(
 
 
 def _gate_parameters(params: Mapping[str, Any], gate: Gate) -> Mapping[str, Array]:
-    """The parameters of one gate; one that has none has no place in the tree."""
+    """Return the parameters of one gate; a gate without any has no entry in the tree."""
     return params["attn_gate"].get(gate.path, {})
 
 
@@ -351,7 +347,7 @@ def _apply_metric(params: Mapping[str, Any], config: AttentionConfig, q_BTHD: Ar
 
 
 def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, dtype: jax.typing.DTypeLike) -> Array:
-    """Angles (T, 1, pairs) of positions (T,), or (B, T, 1, pairs) of positions (B, T), in float32 or better."""
+    """Return angles (T, 1, pairs) of positions (T,), or (B, T, 1, pairs) of positions (B, T), in float32 or better."""
     wide = jnp.promote_types(dtype, jnp.float32)
     frequencies = jnp.asarray(rotary.frequencies(head_dim), dtype=wide)
     steps = (positions.astype(wide) + rotary.offset) / rotary.scale
@@ -359,7 +355,7 @@ def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, dtype: jax.ty
 
 
 def rotate(x_BTHD: Array, angles: Array) -> Array:
-    """Turn channel i and channel i + w/2 of the first w channels by the i-th angle; of x's dtype."""
+    """Rotate channels i and i + w/2 of the first w channels by the i-th angle; keep x's dtype."""
     pairs = angles.shape[-1]
     first, second, rest = jnp.split(x_BTHD, (pairs, 2 * pairs), axis=-1)
     cosine, sine = jnp.cos(angles), jnp.sin(angles)

@@ -30,10 +30,10 @@ _EPSILON = {"rms": 1e-6, "layer": 1e-5}
 
 
 def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
-    """Starting parameters of a block, as `initialize` draws them.
+    """Return initial parameters of a block, as `initialize` draws them.
 
-    `attention` as `init_attention` names them, `feedforward` as `init_feedforward`, and `attention_norm` and
-    `feedforward_norm` with a `scale` (M,), layer norms perhaps with a `bias`.
+    They are `attention` (see `init_attention`), `feedforward` (see `init_feedforward`), and `attention_norm` and
+    `feedforward_norm` with a `scale` (M,) and, for layer norms with biases, a `bias`.
     """
     params: Params = {
         "attention_norm": _init_norm(config, dtype),
@@ -107,21 +107,21 @@ def run_block(
 
 
 def init_stack(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
-    """Starting parameters: `blocks`, a list, and the `norm` at the end."""
+    """Return initial parameters: `blocks`, a list, and the final `norm`."""
     keys = [jax.random.fold_in(key, index) for index in range(config.num_layers)]
     blocks = [init_block(key, config.block(index), dtype=dtype) for index, key in enumerate(keys)]
     return {"blocks": blocks, "norm": _init_norm(config, dtype)}
 
 
 class StackResult(NamedTuple):
-    """What a stack of blocks made of its input."""
+    """The result of a stack of blocks."""
 
     output: Array
     """(B, T, M), after the last norm."""
     caches: Caches | None
-    """The caches that hold the new positions too, if some were given."""
+    """The given caches with the new positions."""
     gates: Any
-    """The gates of each block, as `LayerResult` has them; of stacked blocks, with a first axis of layers."""
+    """The gates of each block, as in `LayerResult`; for stacked blocks with a leading axis of layers."""
 
 
 def apply_stack(
@@ -147,7 +147,7 @@ def apply_stack(
         result = run_block(block, x_BTM, config, info, cache=cache, dropout_key=key, trace=trace)
         return result.output, (result.cache, result.gates)
 
-    # With caches nothing is learned, and a cache can refuse what it has no room for only while its length is known.
+    # With caches nothing is trained, and only a cache of known length can raise an error on overflow.
     if config.checkpoint_blocks and caches is None:
         # A scan already prevents common-subexpression merging.
         step = jax.checkpoint(step, prevent_cse=not scanned)
@@ -162,12 +162,12 @@ def apply_stack(
 
 
 def stack_layers(layers: Sequence[Any]) -> Any:
-    """Pytrees of one structure as one, whose arrays have a first axis of layers; for blocks, and for their caches."""
+    """Stack pytrees of one structure, such as blocks or their caches, along a new leading axis of layers."""
     return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
 
 
 def unstack_layers(stacked: Any) -> list[Any]:
-    """What `stack_layers` stacked."""
+    """Undo `stack_layers`."""
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
     return [jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers)]
 
@@ -217,7 +217,7 @@ def _project(projection: Mapping[str, Array], x: Array) -> Array:
 
 
 def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
-    """The root-mean-square or layer norm over the last axis, in float32 or better; of x's dtype."""
+    """Return the RMS or layer norm over the last axis, computed in float32 or better, in x's dtype."""
     if kind == "rms":
         return rms_norm(x, params["scale"], epsilon=_EPSILON[kind])
     centred = widen(x) - jnp.mean(widen(x), axis=-1, keepdims=True)
@@ -226,11 +226,11 @@ def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
     return scaled + params["bias"] if "bias" in params else scaled
 
 
-def drop(x: Array, share: float, key: Array | None) -> Array:
-    """Each number dropped with the probability `share`, the others scaled up; without a key nothing is dropped."""
-    if key is None or share == 0:
+def drop(x: Array, rate: float, key: Array | None) -> Array:
+    """Apply dropout with probability `rate` to x; without a key return x."""
+    if key is None or rate == 0:
         return x
-    return jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0).astype(x.dtype)
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
 
 
 def _loop(

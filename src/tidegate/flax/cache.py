@@ -1,6 +1,6 @@
 """Keys and values of earlier positions.
 
-Legend: B batch, T new positions, S positions that there is room for, G key/value heads, D head width.
+Legend: B batch, T new positions, S capacity, G key/value heads, D head width.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tidegate.sizes import HeadShape
 
 
 class KVCache(NamedTuple):
-    """The cache of one attention layer, a pytree of fixed shapes: rotated keys and gated values.
+    """The cache of one attention layer, a pytree of fixed shapes with rotated keys and gated values.
 
-    It is plain arrays and knows no layer. `cache._replace(length=n)` goes back to its first n positions.
+    `cache._replace(length=n)` goes back to its first n positions.
     """
 
     key: Array
@@ -27,7 +27,7 @@ class KVCache(NamedTuple):
     value: Array
     """(B, S, G, D)"""
     length: Array
-    """() int32: positions that it holds, the first ones."""
+    """() int32, the number of cached positions."""
 
 
 def init_cache(shape: HeadShape, *, batch: int, max_length: int, dtype: jax.typing.DTypeLike = jnp.float32) -> KVCache:
@@ -49,7 +49,7 @@ def require_cache(cache: object) -> None:
 def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:
     """Return the cache with the new positions after those that it holds.
 
-    Raise InputError if there is not enough room; while `length` is traced, the layer's output becomes nan instead.
+    Raise InputError if it overflows; while `length` is traced, the layer's output becomes nan instead.
     """
     batch, room, heads, _ = cache.key.shape
     if (key_BTGD.shape[0], key_BTGD.shape[2]) != (batch, heads):

@@ -30,11 +30,11 @@ from tidegate.flax.params import Params, initialize, named_shapes, require_param
 
 
 def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
-    """Starting parameters of a language model, a plain pytree, as `initialize` draws them.
+    """Return initial parameters of a language model, a plain pytree, as `initialize` draws them.
 
-    `embedding` has an `embedding` (V, M), `position_embedding` one (max_length, M) where positions are learned, `stack`
-    the parameters of the blocks and the last norm, and `head` a `kernel` (M, V) unless the embeddings are tied. With
-    the same key, models that differ in their gates share every matrix that they have in common.
+    `embedding` has an `embedding` (V, M), `position_embedding` one (max_length, M) if positions are learned, `stack`
+    the blocks and the final norm, and `head` a `kernel` (M, V) unless embeddings are tied. With the same key, models
+    with different gates share every matrix that both have.
     """
     tables: Params = {"embedding": {"embedding": jnp.zeros((config.vocab_size, config.d_model), dtype)}}
     if config.positions == "learned":
@@ -48,19 +48,19 @@ def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DType
 def init_caches(
     config: TransformerConfig, *, batch: int, max_length: int, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> list[KVCache]:
-    """An empty cache for each block, with room for `max_length` positions."""
+    """Return an empty cache for each block, with room for `max_length` positions."""
     return [init_cache(config.shape, batch=batch, max_length=max_length, dtype=dtype) for _ in range(config.num_layers)]
 
 
 class ModelResult(NamedTuple):
-    """What a language model made of its tokens."""
+    """The result of a language model."""
 
     logits: Array
     """(B, T, V)"""
     caches: Caches | None
-    """The caches that hold the new positions too, if some were given."""
+    """The given caches with the new positions."""
     gates: Any
-    """The gates of each block, as `StackResult` has them."""
+    """The gates of each block, as in `StackResult`."""
 
 
 def apply_model(
@@ -77,12 +77,12 @@ def apply_model(
     """Return for each position the logits of the next token (B, T, V).
 
     Args:
-        params: As `init_model` gives them; the blocks may be stacked, see `stack_layers`.
+        params: From `init_model`; the blocks may be stacked, see `stack_layers`.
         tokens: (B, T) integers from 0, below the vocabulary's size. Others raise InputError if they are concrete and in
-            the memory of the host; traced or on another device they give NaN.
+            host memory; traced or on another device they give NaN.
         config: Static.
         mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
-        positions: (T,) or (B, T); None counts, learned ones from 0 in each segment.
+        positions: (T,) or (B, T); None counts, for learned positions from 0 in each segment.
         segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
         num_logits: Give the logits of that many last positions only; None gives all.
         dropout_key: For the dropout of the configuration; None drops nothing.
@@ -102,10 +102,10 @@ def apply_model_cached(
     num_logits: int | None = None,
     dropout_key: Array | None = None,
 ) -> tuple[Array, Caches]:
-    """Return the logits of tokens that continue what the caches hold, and the caches with the new positions.
+    """Return the logits of tokens that continue the cached ones, and the caches with the new positions.
 
-    There is a cache for each block, as `init_caches` gives them. The other arguments are those of `apply_model`: in the
-    mask, S is the room of the caches, and positions count on from them.
+    The caches come from `init_caches`. Other arguments are those of `apply_model`; S of the mask is the capacity of the
+    caches, and positions continue from them.
     """
     info = SequenceInfo(mask, positions)
     result = run_model(params, tokens, config, info, caches=caches, num_logits=num_logits, dropout_key=dropout_key)
@@ -154,11 +154,7 @@ def run_model(
 
 
 def require_vocabulary(tokens: Array, config: TransformerConfig, *, name: str = "tokens", wait: bool = False) -> None:
-    """Refuse tokens outside the vocabulary, as far as they can be looked at: traced ones cannot.
-
-    name : of the argument
-    wait : whether to look at those on another device than the CPU too, which waits until they are there
-    """
+    """Raise InputError for concrete tokens outside the vocabulary; those on an accelerator are only read if `wait`."""
     if isinstance(tokens, Tracer) or tokens.size == 0:
         return
     if isinstance(tokens, Array):
@@ -192,7 +188,7 @@ def _positions(tokens: Array, config: TransformerConfig, info: SequenceInfo, *, 
 
 
 def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
-    """(B, T, M): the tokens' embeddings, and where there is a table of learned positions theirs added."""
+    """Return the embeddings of the tokens (B, T, M), with those of learned positions added."""
     x_BTM = _look_up(params["embedding"]["embedding"], tokens)
     if "position_embedding" not in params:
         return x_BTM
@@ -201,7 +197,7 @@ def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
 
 
 def _look_up(table: Array, indices: Array) -> Array:
-    """The table's rows; NaN for an index that it does not have, where -1 would otherwise be its last row."""
+    """Return rows of the table; NaN for an index out of range, including negative ones."""
     return jnp.asarray(table).at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
@@ -216,7 +212,7 @@ def _expected_shapes(config: TransformerConfig, *, stacked: bool) -> dict[str, t
 
 
 def _length(caches: Caches | None) -> Array | None:
-    """() positions that the caches hold, the same number in each."""
+    """Return the number of cached positions, the same in each cache."""
     if not caches:
         return None
     return caches.length[0] if isinstance(caches, KVCache) else caches[0].length

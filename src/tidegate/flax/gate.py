@@ -32,18 +32,18 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReads:
-    """All that a gate may read, raw: before other gates, norms and rotation. Positions first, then heads."""
+    """Everything that a gate may read, before other gates, norms and rotation. Positions first, then heads."""
 
     input: Array
     """(B, T, M): the layer's input."""
     context: Array
-    """(B, S, M): what is attended to; the input itself in self-attention."""
+    """(B, S, M): the attended sequence; the input itself in self-attention."""
     query: Array
     """(B, T, H, D)"""
     value: Array
     """(B, S, G, D)"""
     output: Array | None = None
-    """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
+    """(B, T, H, D): the attention output with any sink in its softmax; None before it is computed."""
     partition: Array | None = None
     """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
 
@@ -51,12 +51,12 @@ class GateReads:
 def init_gate(
     key: Array, gate: Gate, shape: HeadShape, *, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> dict[str, Array]:
-    """Starting parameters by name, as `tidegate.tensors.init_gate_parameters` draws them."""
+    """Return initial parameters by name, as `tidegate.tensors.init_gate_parameters` draws them."""
     return {name: array.astype(dtype) for name, array in init_gate_parameters(key, gate, **asdict(shape)).items()}
 
 
 def apply_gate(gate: Gate, target: Array, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
-    """The target (B, T, heads, D), or (B, T, M) at the dense site, under the gate; of the target's dtype."""
+    """Return the gated target (B, T, heads, D), or (B, T, M) at the dense site, in the target's dtype."""
     values = gate_values(gate, reads, parameters)
     match gate.op:
         case "multiply":
@@ -69,13 +69,13 @@ def apply_gate(gate: Gate, target: Array, reads: GateReads, parameters: Mapping[
 
 
 def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
-    """The gate's values (B, T, heads, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
+    """Return the gate's values (B, T, heads, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
     values = activate(gate.activation, gate_logits(gate, reads, parameters))
     return values[..., 0, :] if gate.site == "dense" else values
 
 
 def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
-    """(B, T, heads, D), in float32 or better whatever the layer's dtype."""
+    """Return the logits (B, T, heads, D), in float32 or better whatever the layer's dtype."""
     matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
     num_heads = 1 if gate.site == "dense" else (reads.value if gate.on_source else reads.query).shape[-2]
     if gate.is_input_independent:
@@ -97,27 +97,27 @@ def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 
 
 def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> Array:
-    """(H,): the logit of each head's sink, the negative bias of a gate that reads the partition function."""
+    """Return the logit of each head's sink, (H,): minus the bias of a gate that reads the partition function."""
     return -parameters["bias"][:, 0] if gate.has_bias else jnp.zeros(num_heads)
 
 
 def activate(activation: Activation, logits: Array) -> Array:
-    """The activation as `tidegate.tensors.activate` defines it, by JAX's own functions."""
+    """Apply an activation, as `tidegate.tensors.activate` defines it, by JAX's own functions."""
     return _ACTIVATIONS[activation](logits)
 
 
 def widen(x: Array) -> Array:
-    """The same numbers in float32 or better."""
+    """Convert x to float32 or better."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) -> Array:
-    """What the gate reads: (B, T, R), the same for all heads, or (B, T, matrices, heads of each, R)."""
+    """Return what the gate reads: (B, T, R), shared by all heads, or (B, T, matrices, heads of each, R)."""
     match gate.reads:
         case "input":
             source = reads.context if gate.on_source else reads.input
         case "query":
-            # The heads of a group stand side by side, so that merging them is a change of shape.
+            # The heads of a group are adjacent, so merging them is a reshape.
             source = _merge_heads(reads.query, num_heads)
         case "value":
             source = jnp.repeat(reads.value, num_heads // reads.value.shape[-2], axis=-2)
@@ -139,13 +139,13 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
 
 
 def _merge_heads(x: Array, num_heads: int) -> Array:
-    """Heads (B, T, heads, D) side by side until `num_heads` are left; a batch may be empty, so no size is inferred."""
+    """Concatenate adjacent heads of (B, T, heads, D) into `num_heads`; no size is inferred, as a batch may be empty."""
     *leading, heads, width = x.shape
     return x.reshape(*leading, num_heads, heads // num_heads * width)
 
 
 def _product(reads: Array, weight: Array) -> Array:
-    """Reads (B, T, R) or (B, T, matrices, heads of each, R) through (matrices, R, D): (B, T, matrices, heads, D)."""
+    """Multiply (B, T, R) or (B, T, matrices, heads of each, R) by (matrices, R, D): (B, T, matrices, heads, D)."""
     if reads.ndim == 3:
         return jnp.einsum("btr,nrd->btnd", reads, weight)[..., None, :]
     return jnp.einsum("btnmr,nrd->btnmd", reads, weight)

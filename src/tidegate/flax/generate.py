@@ -47,30 +47,28 @@ def generate(
     prompt_mask: Array | None = None,
     pad_token: int = 0,
 ) -> Array:
-    """Continue the prompts; returns (B, T + N), the prompts and N ≤ `max_new_tokens` tokens after them.
+    """Continue the prompts and return (B, T + N): the prompts and N ≤ `max_new_tokens` new tokens.
 
-    A row ends where the largest of its logits is nan or infinite, whatever the temperature, and is refused after the
-    loop.
+    Outside `jit`, lengths of prompts and continuations are rounded up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ... (by
+    less than a quarter above 16), with padding at the left that is never attended to, and the loop is compiled once for
+    each pair of rounded lengths. Inside the caller's `jit`, N is `max_new_tokens`, and neither the tokens of the prompt
+    nor the values of a mask are checked. New options compile again.
 
-    Inside a `jit` of the caller shapes cannot depend on values: N is then `max_new_tokens`, and neither the tokens of
-    the prompt nor what a mask holds is checked; a row that ended at broken logits goes on with `pad_token`. New options
-    compile anew.
+    A row stops when the largest of its logits is nan or infinite, whatever the temperature. Outside `jit` this raises
+    InputError after the loop; inside, the row continues with `pad_token`.
 
-    Elsewhere prompts are padded at their left, unseen, and the lengths of the prompts and of what follows are rounded
-    up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ..., four to a doubling: more than 16 positions grow by less than a
-    quarter. The loop is compiled once for each pair of rounded lengths.
-
-    params         : as `init_model` gives them
-    prompt         : (B, T) tokens
-    config         : static
-    max_new_tokens : how many to add at most; fewer only once every row has stopped
-    temperature    : divides the logits; 0 takes the likeliest token
-    top_k          : draw from that many likeliest tokens
-    top_p          : draw from the nucleus, the fewest likeliest tokens that together have this probability
-    stop_tokens    : a row ends after the first of these that it draws, and goes on with `pad_token`
-    key            : draws the tokens; needed unless the temperature is 0
-    prompt_mask    : (B, T) bool, False where a shorter prompt is padded at its left; None has no padding
-    pad_token      : what follows in a row that has stopped
+    Args:
+        params: From `init_model`.
+        prompt: (B, T) tokens.
+        config: Static.
+        max_new_tokens: Largest number of new tokens; there are fewer only if every row has stopped.
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_k: Sample from this many likeliest tokens.
+        top_p: Sample from the nucleus, the fewest likeliest tokens whose probabilities sum to this.
+        stop_tokens: A row stops after the first of these that it samples, and continues with `pad_token`.
+        key: For sampling; required unless the temperature is 0.
+        prompt_mask: (B, T) bool, False where a shorter prompt is padded at the left; None has no padding.
+        pad_token: Fills rows that have stopped.
     """
     require_sampling(temperature, top_k, top_p)
     _check_request(prompt, config, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
@@ -102,13 +100,10 @@ def generate(
 def next_token_probabilities(
     logits: Array, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Array:
-    r"""What the next token is drawn from: $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere.
+    r"""Return $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere, for logits (..., V).
 
     The nucleus is taken among the tokens that `top_k` keeps. Equal logits are ranked by index, so that exactly `top_k`
-    tokens stay; the likeliest always stays. Temperature 0 is the limit: the likeliest token has probability 1.
-
-    logits  : (..., V)
-    returns : (..., V), in float32 or better
+    tokens remain; the likeliest always does. At temperature 0 it has probability 1. The result is float32 or better.
     """
     require_sampling(temperature, top_k, top_p)
     # Not `jax.lax.top_k`, which ranks 0 above -0.
@@ -131,7 +126,7 @@ def next_token_probabilities(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sampling:
-    """How tokens are drawn, and which end a row."""
+    """The options of sampling."""
 
     temperature: float
     top_k: int | None
@@ -141,32 +136,32 @@ class _Sampling:
 
 
 class _Progress(NamedTuple):
-    """Where the generation has come to."""
+    """The state of the generation loop."""
 
     num_drawn: Array
-    """(): tokens that have been drawn."""
+    """(): number of tokens sampled so far."""
     new_BN: Array
-    """The drawn tokens, and padding after them."""
+    """The sampled tokens, then padding."""
     stopped_B: Array
     broken_B: Array
-    """Rows whose logits could not be drawn from before they stopped."""
+    """Rows that stopped because of logits that are not finite."""
     caches: Caches
     key: Array | None
 
 
 def _round_up(length: int) -> int:
-    """The next of the lengths that are compiled: 16, and four to each doubling."""
+    """Return the next compiled length: 16, then four to each doubling."""
     step = max(4, 1 << (length - 1).bit_length() >> 3)
     return max(16, step * -(-length // step))
 
 
 @functools.partial(jax.jit, static_argnames="length")
 def _lengthen(prompt: Array, prompt_mask: Array | None, length: int) -> tuple[Array, Array]:
-    """The prompt with padding at its left, and its mask."""
+    """Return the prompt padded at the left, and its mask."""
     if prompt_mask is None:
         prompt_mask = jnp.ones(prompt.shape, bool)
     padding = ((0, 0), (length - prompt.shape[1], 0))
-    # A row's own token: another one's embedding may hold a nan, which no mask takes away.
+    # Padding repeats the row's own token: the embedding of another may be nan, which a mask does not remove.
     return jnp.pad(prompt, padding, mode="edge"), jnp.pad(prompt_mask, padding)
 
 
@@ -181,9 +176,9 @@ def _generate(
     sampling: _Sampling,
     most_new_tokens: int,
 ) -> tuple[Array, Array, Array]:
-    """The new tokens (B, most_new_tokens), how many were drawn until the end, and which rows (B,) are broken.
+    """Return the new tokens (B, most_new_tokens), how many were sampled, and which rows (B,) are broken.
 
-    most_new_tokens : what is compiled has room for so many, `max_new_tokens` or more
+    The compiled loop has room for `most_new_tokens`, at least `max_new_tokens`.
     """
     batch, length = prompt.shape
     num_positions = length + most_new_tokens - 1
@@ -194,7 +189,7 @@ def _generate(
         positions_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
 
     def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
-        """Read tokens that begin at the position `start`, and draw the next ones."""
+        """Read tokens that begin at the position `start`, and sample the next ones."""
         positions = None
         if positions_BS is not None:
             positions = jax.lax.dynamic_slice_in_dim(positions_BS, start, tokens.shape[1], axis=1)
@@ -207,7 +202,7 @@ def _generate(
             positions=positions,
             num_logits=1,
         )
-        # The largest is nan if any is.
+        # The largest logit is nan if any is.
         usable_B = jnp.isfinite(jnp.max(logits_B1V[:, 0], axis=-1))
         broken_B = state.broken_B | ~(usable_B | state.stopped_B)
         drawn_B, key = _draw(logits_B1V[:, 0], sampling, state.key)
@@ -221,9 +216,9 @@ def _generate(
             key=key,
         )
 
-    def goes_on(state: _Progress) -> Array:
+    def is_unfinished(state: _Progress) -> Array:
         unfinished = state.num_drawn < max_new_tokens
-        # An empty batch has nothing that could stop.
+        # An empty batch never stops.
         return unfinished & ~jnp.all(state.stopped_B) if sampling.stop_tokens or batch else unfinished
 
     def step(state: _Progress) -> _Progress:
@@ -240,12 +235,12 @@ def _generate(
         caches=stack_layers(caches) if isinstance(params["stack"]["blocks"], Mapping) else caches,
         key=key,
     )
-    end = jax.lax.while_loop(goes_on, step, advance(start, prompt, 0))
+    end = jax.lax.while_loop(is_unfinished, step, advance(start, prompt, 0))
     return end.new_BN, end.num_drawn, end.broken_B
 
 
 def _draw(logits_BV: Array, sampling: _Sampling, key: Array | None) -> tuple[Array, Array | None]:
-    """One token for each row (B,), and the key for the next ones."""
+    """Sample a token for each row (B,); also return the next key."""
     if key is None or sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1), key
     own, key = jax.random.split(key)

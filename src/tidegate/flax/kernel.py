@@ -1,4 +1,4 @@
-"""The one attention call, and which kernel serves it.
+"""The attention call and its choice of kernel.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
 C blocks of one shape, I queries of a block.
@@ -20,12 +20,12 @@ from tidegate.tensors import softmax
 from tidegate.tensors.attention import attention_weights
 from tidegate.tensors.spans import Blocks, KeyRun, Segment, plan_blocks
 
-# Found by measuring, as docs/lab-notes.md tells: shorter blocks leave out more and start more products. Each block that
-# begins at the first key is compiled by itself, so that there are not too many.
+# Tuned by measurement (docs/lab-notes.md): shorter blocks skip more scores but start more products. Each block that
+# begins at the first key is compiled separately, so their number is limited.
 _SHORTEST_BLOCK, _LONGEST_BLOCK, _MOST_BLOCKS = 64, 512, 16
 
 _WINDOW_BLOCKS = ((127, 64), (1024, 128))
-"""The widest window that has blocks of so many queries, where it hides the first key."""
+"""(widest window, queries of a block) for blocks that do not see the first key."""
 _LARGEST_WINDOW_BLOCK = 256
 
 
@@ -43,18 +43,25 @@ def attend(
     dropout: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """Softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
+    """Return softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
 
-    `jax.nn.dot_product_attention`, except where it falls short: it accumulates in float32 whatever the input and has
-    neither dropout nor a sink, so that float64, dropout and sinks run on the plain reference. It computes also the
-    scores that causality and a window forbid: so long sequences are cut into blocks of queries, each with the keys that
-    it can see. Blocks of one shape, as a window makes them, run one after the other in a loop that is compiled once.
+    It uses `jax.nn.dot_product_attention`, which accumulates in float32 whatever the input and has neither dropout nor
+    a sink: float64, dropout and sinks run on the plain reference. The kernel also computes the scores that causality
+    and a window mask, so long sequences are cut into blocks of queries, each with the keys that it can see. Blocks of
+    one shape, which a window gives, run in a loop that is compiled once.
 
-    mask   : bool, broadcasts to (B, H, T, S), True = may attend
-    bias   : additive, broadcasts likewise; -inf forbids
-    causal : query i sees keys up to i
-    window : keys that a query sees, itself included; back alone if causal, else to both sides
-    sink   : (H,), a logit of each head in the softmax's denominator, whose weight goes nowhere
+    Args:
+        q_BTHD: Queries.
+        k_BSGD: Keys.
+        v_BSGD: Values.
+        mask: Bool, broadcasts to (B, H, T, S), True = may attend.
+        bias: Additive, broadcasts likewise; -inf masks.
+        causal: Query i sees keys up to i.
+        window: Number of keys that a query sees, itself included; only backward if causal, else to both sides.
+        scale: Of the scores.
+        sink: (H,), a logit of each head in the softmax's denominator, without a value.
+        dropout: Of the attention weights.
+        dropout_key: Required with dropout.
     """
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
     if dropout > 0 or q_BTHD.dtype == jnp.float64:
@@ -92,7 +99,7 @@ def attend_plainly(
     dropout: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """The same through the score matrix, float32 or better; arguments as in `attend`."""
+    """Return the same through the score matrix, in float32 or better; arguments as in `attend`."""
     batch, num_queries, num_heads, width = q_BTHD.shape
     num_keys, groups = k_BSGD.shape[1:3]
     scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
@@ -123,7 +130,7 @@ def log_partition(
     window: int | None,
     scale: float,
 ) -> Array:
-    """Logarithm of the partition function of the keys (B, T, H), -inf for a row that may see nothing, with gradient 0.
+    """Return the log-partition of the keys (B, T, H), -inf with gradient 0 for a row that may see nothing.
 
     The arguments are those of `attend`.
     """
@@ -133,13 +140,13 @@ def log_partition(
 
 
 def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> Array:
-    """(B, H, T, S), in float32 or better."""
+    """Return the scores (B, H, T, S), in float32 or better."""
     batch, num_queries, num_heads, width = q_BTHD.shape
     num_keys, groups = k_BSGD.shape[1:3]
     if q_BTHD.dtype == jnp.float16:
-        # Not every platform has a product of float16 that accumulates in float32.
+        # Not every platform has a float16 product that accumulates in float32.
         q_BTHD, k_BSGD = q_BTHD.astype(jnp.float32), k_BSGD.astype(jnp.float32)
-    # The queries of a group one after the other: its scores then come out in their order, and are not transposed.
+    # With the queries of a group in sequence, the scores need no transpose.
     members = num_heads // groups
     grouped = jnp.moveaxis(q_BTHD.reshape(batch, num_queries, groups, members, width), 1, 3)
     grouped = grouped.reshape(batch, groups, members * num_queries, width)
@@ -151,9 +158,9 @@ def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> A
 
 @jax.custom_jvp
 def _weights_beside_sink(sink_H: Array, scores_BHTS: Array) -> tuple[Array, Array]:
-    """The weights of the keys in a softmax that has a sink of each head too, and that of the sink (B, H, T, 1)."""
+    """Return the weights of the keys in a softmax with a sink for each head, and the sink's weight (B, H, T, 1)."""
     sink_H11 = sink_H[:, None, None]
-    # No shift changes the weights; the sink is finite, so that this one is, also where no key may be seen.
+    # A shift does not change the weights; the sink keeps this one finite where no key may be seen.
     peak = jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True, initial=-jnp.inf), sink_H11)
     factors_BHTS = jnp.exp(scores_BHTS - peak)
     factor_BHT1 = jnp.exp(sink_H11 - peak)
@@ -163,7 +170,7 @@ def _weights_beside_sink(sink_H: Array, scores_BHTS: Array) -> tuple[Array, Arra
 
 @_weights_beside_sink.defjvp
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """As that of `jax.nn.softmax`, which remembers the weights alone."""
+    """Differentiate like `jax.nn.softmax`, which keeps only the weights."""
     weights_BHTS, on_sink_BHT1 = _weights_beside_sink(*primals)
     by_sink_H11, by_scores_BHTS = tangents[0][:, None, None], tangents[1]
     mean_BHT1 = jnp.sum(weights_BHTS * by_scores_BHTS, axis=-1, keepdims=True) + on_sink_BHT1 * by_sink_H11
@@ -172,13 +179,13 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tupl
 
 
 def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> tuple[Blocks, ...]:
-    """Blocks in the order of their queries, each with one run of keys."""
+    """Return blocks in the order of their queries, each with one run of keys."""
     reach = num_keys if window is None else window - 1
     sees_all = not causal and window is None
     if sees_all or num_queries != num_keys or num_queries < 2 * _SHORTEST_BLOCK:
         return (Blocks(num_queries, (_limits(num_keys, causal, window),), range(1), range(1)),)
     if not causal and reach > _LARGEST_WINDOW_BLOCK:
-        # By `plan_blocks` each of many blocks near the last key would have a shape, and be compiled, of its own.
+        # `plan_blocks` would give many blocks near the last key, each compiled for its own shape.
         length = max(_LONGEST_BLOCK, math.ceil(num_queries / _MOST_BLOCKS))
         return tuple(
             _two_sided_block(start, min(start + length, num_queries), reach, num_keys)
@@ -186,7 +193,7 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
         )
     segments = [Segment(0, num_queries, 0, num_keys)]
     if causal:
-        # The kernel computes also what causality forbids, so that the queries that see the first key are cut too.
+        # The kernel also computes masked scores, so queries that see the first key are cut too.
         head = min(reach, num_queries)
         third = 16 * math.ceil(head / 48)
         length = min(max(_SHORTEST_BLOCK, third), max(_LONGEST_BLOCK, math.ceil(head / _MOST_BLOCKS)))
@@ -199,7 +206,7 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
 
 
 def _two_sided_block(start: int, stop: int, reach: int, num_keys: int) -> Blocks:
-    """The queries from start to stop, with the keys that lie at most `reach` positions away from one of them."""
+    """Return the block of queries from start to stop, with all keys at most `reach` positions from one of them."""
     first, last = max(0, start - reach), min(stop + reach, num_keys)
     run = KeyRun(0, last - first, low=start - first - reach, high=start - first + reach)
     return Blocks(stop - start, (run,), range(start, start + 1), range(first, first + 1))
@@ -248,10 +255,10 @@ def _attend_block(
     if bias is None:
         assert allowed is not None
         return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, mask=allowed, scale=scale), allowed)
-    # Not `>`, which would hide a nan as if it were forbidden.
+    # Not `>`, which would mask a nan.
     finite = bias != -jnp.inf
     allowed = finite if allowed is None else allowed & finite
-    # The kernel marks what a mask forbids by a finite number, which a bias may fall below; nothing falls below -inf.
+    # The kernel masks with a finite number, which a bias may fall below; nothing falls below -inf.
     bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
     return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
 
@@ -268,20 +275,20 @@ def _attend_fused(
 ) -> Array:
     dtype = q_BTHD.dtype
     if dtype == jnp.float16:
-        # The kernel asks for a product of float16 that accumulates in float32, which not every platform has.
+        # Not every platform has the float16 product that the kernel asks for.
         q_BTHD, k_BSGD, v_BSGD = (x.astype(jnp.float32) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_BTHD = jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, mask=mask, bias=bias, scale=scale, is_causal=causal)
     return o_BTHD.astype(dtype)
 
 
 def _limits(num_keys: int, causal: bool, window: int | None) -> KeyRun:
-    """All keys as one run, where query and key are counted from the same position."""
+    """Return all keys as one run, for queries and keys that start at the same position."""
     back = None if window is None else window - 1
     return KeyRun(0, num_keys, None if back is None else -back, 0 if causal else back)
 
 
 def _band(num_queries: int, run: KeyRun) -> Array | None:
-    """(T, S) bool: which keys of the run each query sees; None sees everything."""
+    """Return the mask (T, S) of a run; None if every query sees all its keys."""
     if run.low is None and run.high is None:
         return None
     distance = jnp.arange(run.num_keys) - jnp.arange(num_queries)[:, None]
@@ -290,7 +297,7 @@ def _band(num_queries: int, run: KeyRun) -> Array | None:
 
 
 def _part(x: Array, start: Array | int, length: int, *, axis: int) -> Array:
-    """So many places of an axis; all of one that broadcasts."""
+    """Slice an axis; an axis that broadcasts stays."""
     if x.shape[axis] in (1, length):
         return x
     if isinstance(start, int):
@@ -299,7 +306,7 @@ def _part(x: Array, start: Array | int, length: int, *, axis: int) -> Array:
 
 
 def _both(first: Array | None, second: Array | None) -> Array | None:
-    """What both masks allow; None allows everything."""
+    """Return the intersection of two masks; None allows everything."""
     return second if first is None else first if second is None else first & second
 
 

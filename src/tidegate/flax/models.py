@@ -25,7 +25,7 @@ from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw,
 
 
 class TransformerBlock(SwitchedModule):
-    """x + attention(norm(x)), and of that x + feedforward(norm(x))."""
+    """A transformer block: x + attention(norm(x)), then x + feedforward(norm(x))."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TransformerBlock(SwitchedModule):
 
 
 class TransformerLM(SwitchedModule):
-    """Tokens in, for each position the logits of the next token out."""
+    """A decoder language model, from tokens to the logits of the next token at each position."""
 
     def __init__(
         self,
@@ -156,15 +156,16 @@ class TransformerLM(SwitchedModule):
     ) -> Array:
         """Return the logits (B, T, V).
 
-        tokens        : (B, T) integers from 0, below the vocabulary's size; see `apply_model`
-        mask          : bool, True = attend, broadcasting to (B, H, T, S), beside causality; S is the room of a cache
-        positions     : (T,) or (B, T); None counts, on from the cache, learned ones anew in each segment
-        segment_ids   : (B, T) ids of packed documents, each a run of positions. No document sees another
-        num_logits    : give the logits of that many last positions alone; None gives all
-        deterministic : whether nothing is dropped; None asks the module
-        rngs          : keys for dropout; None takes the module's own
-        decode        : whether to continue from the caches, and put the new positions there; None asks the module
-        sow_gates     : whether every attention layer sows its gates; see `GatedAttention`
+        Args:
+            tokens: (B, T) integers; see `apply_model`.
+            mask: Bool, True = attend, broadcasting to (B, H, T, S), in addition to causality; S is a cache's capacity.
+            positions: (T,) or (B, T); None counts from the cache, for learned positions from 0 in each segment.
+            segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
+            num_logits: Return the logits of only this many last positions; None returns all.
+            deterministic: Whether dropout is off; None uses the module's setting.
+            rngs: Keys for dropout; None uses the module's own.
+            decode: Whether to continue from the caches and update them; None uses the module's setting.
+            sow_gates: Whether every attention layer sows its gates; see `GatedAttention`.
         """
         require_bool_mask(mask)
         require_bool("sow_gates", sow_gates)
@@ -185,11 +186,7 @@ class TransformerLM(SwitchedModule):
         return result.logits
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
-        """An empty cache for each block.
-
-        input_shape : (batch, positions that there is to be room for)
-        dtype       : None is that of the computation
-        """
+        """Create an empty cache for each block; `input_shape` is (batch, capacity), dtype None the computation's."""
         for block in self.stack["blocks"]:
             block.attention.init_cache((*input_shape, self.config.d_model), dtype)
 
@@ -206,7 +203,7 @@ class TransformerLM(SwitchedModule):
         prompt_mask: Array | None = None,
         pad_token: int = 0,
     ) -> Array:
-        """Continue the prompts (B, T); see `tidegate.flax.generate`. Nothing is dropped, and the caches stay."""
+        """Continue the prompts (B, T); see `tidegate.flax.generate`. Dropout is off, and the caches stay unchanged."""
         return generate(
             cast_params(plain_params(self), self.dtype),
             prompt,

@@ -1,4 +1,4 @@
-"""Gated attention as an NNX module: it holds the variables, and the functions do the work.
+"""Gated attention as an NNX module, over the functions of `attention`.
 
 Legend: B batch, T query positions, S attended positions, M model width, H query heads.
 """
@@ -28,8 +28,8 @@ from tidegate.tensors.layer import AttentionArrays
 class GatedAttention(SwitchedModule):
     """Multi-head attention with any gates of the vocabulary, built and called like `nnx.MultiHeadAttention`.
 
-    It differs where that cannot be: keys and values come from one input, the output is as wide as the input, and a
-    mask is bool, since a floating one would be 0 and 1 there and added to the scores elsewhere.
+    It differs in three ways: keys and values come from one input, the output is as wide as the input, and a mask must
+    be bool, since nnx reads a floating one as 0 and 1 and other libraries add it to the scores.
     """
 
     def __init__(
@@ -59,23 +59,28 @@ class GatedAttention(SwitchedModule):
     ) -> None:
         """Build the layer, with the names and defaults of `nnx.MultiHeadAttention` where it has them.
 
-        num_heads     : query heads
-        in_features   : width of the input and of the output, `d_model`
-        qkv_features  : width of all heads together; None is `in_features`
-        gate          : a spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention
-        dtype         : of the computation; None infers it from the input and the parameters. Gate logits are float32 or
-                        better
-        param_dtype   : of the parameters that are drawn
-        dropout_rate  : share of the attention weights that is dropped, unless deterministic
-        deterministic : whether nothing is dropped; the call may say otherwise
-        use_bias      : whether the four projections have biases
-        decode        : whether to use the cache; the call may say otherwise
-        normalize_qk  : whether queries and keys pass a root-mean-square norm, `qk_norm`
-        params        : as `init_attention` gives them; None draws them
-        mesh_axis     : the axis of a mesh that heads are spread over, gates like queries; needs a mesh (`jax.set_mesh`)
-        rngs          : keys for the parameters and for dropout
-        keep_rngs     : whether to keep a stream of keys for dropout
-        num_kv_heads, rope, window, metric, temperature, recompute_gate : as in `AttentionConfig`
+        Args:
+            num_heads: Query heads.
+            in_features: Width of the input and of the output, `d_model`.
+            qkv_features: Width of all heads together; None is `in_features`.
+            gate: A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
+            dtype: Of the computation; None infers it from input and parameters. Gate logits are float32 or better.
+            param_dtype: Of the initial parameters.
+            dropout_rate: Dropout of the attention weights, unless deterministic.
+            deterministic: Whether dropout is off; the call may override it.
+            use_bias: Whether the four projections have biases.
+            decode: Whether to use the cache; the call may override it.
+            normalize_qk: Whether queries and keys pass an RMS norm, `qk_norm`.
+            params: From `init_attention`; None draws them.
+            mesh_axis: Mesh axis that heads are sharded over, gates like queries; needs a mesh (`jax.set_mesh`).
+            rngs: Keys for the parameters and for dropout.
+            keep_rngs: Whether to keep a stream of keys for dropout.
+            num_kv_heads: As in `AttentionConfig`, and so are the rest.
+            rope: Rotary embedding.
+            window: Sliding window.
+            metric: Metric of the scores.
+            temperature: Of the softmax.
+            recompute_gate: Whether the backward pass recomputes gates.
         """
         require_bool("use_bias", use_bias)
         require_bool("normalize_qk", normalize_qk)
@@ -132,7 +137,7 @@ class GatedAttention(SwitchedModule):
     ) -> Self:
         """Build the layer that a configuration describes; the other arguments are those of the constructor.
 
-        Whether it is causal is said at each call, as in `nnx.MultiHeadAttention`, and not by the configuration.
+        Causality is an argument of the call, as in `nnx.MultiHeadAttention`, and not taken from the configuration.
         """
         layer = cls(
             config.num_heads,
@@ -175,20 +180,20 @@ class GatedAttention(SwitchedModule):
         is_causal: bool = False,
         sow_gates: bool = False,
     ) -> Array:
-        """Attend; returns (B, T, M).
+        """Return attention (B, T, M).
 
-        inputs_q      : (B, T, M)
-        inputs_k      : (B, S, M) for cross-attention; None, or the same array, attends to `inputs_q`
-        inputs_v      : None, or the same array as `inputs_k`
-        mask          : bool, True = attend, broadcasting to (B, H, T, S); S is the cache's room in decoding
-        positions     : (T,) or (B, T) for the rotary embedding; None counts, on from the cache
-        segment_ids   : (B, T) ids of packed documents, which never attend across
-        deterministic : whether nothing is dropped; None asks the module
-        rngs          : keys for dropout; None takes the module's own
-        decode        : whether to continue from the cache, causally, and put the new positions there; None asks the
-                        module
-        is_causal     : whether a query sees no later position; always so in decoding
-        sow_gates     : whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`
+        Args:
+            inputs_q: (B, T, M)
+            inputs_k: (B, S, M) for cross-attention; None, or the same array, attends to `inputs_q`.
+            inputs_v: None, or the same array as `inputs_k`.
+            mask: Bool, True = attend, broadcasting to (B, H, T, S); S is the cache's capacity in decoding.
+            positions: (T,) or (B, T) for the rotary embedding; None counts from the cache.
+            segment_ids: (B, T) ids of packed documents, which never attend across.
+            deterministic: Whether dropout is off; None uses the module's setting.
+            rngs: Keys for dropout; None uses the module's own.
+            decode: Whether to continue causally from the cache and update it; None uses the module's setting.
+            is_causal: Whether a query sees no later position; always so in decoding.
+            sow_gates: Whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`.
         """
         require_bool("is_causal", is_causal)
         require_bool("sow_gates", sow_gates)
@@ -210,18 +215,11 @@ class GatedAttention(SwitchedModule):
         return result.output
 
     def arrays(self, *, is_causal: bool = True) -> AttentionArrays:
-        """The layer as plain arrays, for the mathematics in `tidegate.experts` and `tidegate.geometry`.
-
-        is_causal : whether a query sees no later position, which here is said at each call
-        """
+        """Return the layer as plain arrays, for `tidegate.experts` and `tidegate.geometry`."""
         return attention_arrays(plain_params(self), self.config, causal=is_causal)
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
-        """An empty cache for decoding.
-
-        input_shape : (batch, positions that there is to be room for, M)
-        dtype       : None is that of the computation
-        """
+        """Create an empty cache; `input_shape` is (batch, capacity, M), dtype None that of the computation."""
         batch, max_length, _ = input_shape
         wanted = self.dtype if dtype is None else dtype
         wanted = self.param_dtype if wanted is None else wanted
@@ -236,7 +234,7 @@ class GatedAttention(SwitchedModule):
         return KVCache(key=self.cached_key[...], value=self.cached_value[...], length=self.cache_index[...])
 
     def keep(self, cache: KVCache | None, gates: Mapping[GatePath, Array]) -> None:
-        """Keep what a call gave: the new cache, if it had one, and the gates, sown as intermediates."""
+        """Store the new cache of a call, if any, and sow its gates as intermediates."""
         for site, values in gates.items():
             self.sow(nnx.Intermediate, f"{site}_gate", values)
         if cache is None:
@@ -260,7 +258,7 @@ def require_bool_mask(mask: Array | None) -> None:
 
 
 def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:
-    """What is attended to, None being `inputs_q` itself."""
+    """Return the attended sequence; None is `inputs_q` itself."""
     if inputs_v is not None and inputs_v is not inputs_k:
         hint = "Keys, values and their gates read one context; leave inputs_v out."
         raise InputError("inputs_v", expected="None or the array that inputs_k is", hint=hint)

@@ -21,25 +21,22 @@ _WRITERS = ("o_proj", "down_proj")
 
 
 def dotted_path(path: tuple[Any, ...]) -> str:
-    """The path of a leaf, its parts joined by dots."""
+    """Return the path of a leaf, its parts joined by dots."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def named_shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every array by its dotted path."""
+    """Return the shape of every array by its dotted path."""
     return {dotted_path(path): tuple(array.shape) for path, array in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def require_params(params: Any, expected: dict[str, tuple[int, ...]]) -> None:
-    """The parameters have just these names and shapes."""
+    """Raise InputError unless the parameters have exactly these names and shapes."""
     require_shapes(named_shapes(params), expected, complaint="params do not fit the configuration")
 
 
 def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
-    """The parameters in the dtype of a computation; those of gates in float32 or better, as their logits are.
-
-    dtype : None leaves all as they are
-    """
+    """Convert parameters to the dtype of a computation, those of gates to float32 or better; None returns them."""
     if dtype is None:
         return params
 
@@ -79,11 +76,11 @@ def initialize(key: Array, params: Params, *, init: Init, num_layers: int) -> Pa
 
 
 def _fans_in(params: Params) -> dict[str, int]:
-    """Numbers that one result of each kernel is made of, by the name of its owner."""
+    """Return the fan-in of each kernel by the name of its projection."""
     kernels: dict[str, int] = {}
     for path, array in jax.tree_util.tree_leaves_with_path(params):
         *_, owner, leaf = dotted_path(path).split(".")
         if leaf == "kernel":
-            # Heads stand in the middle of kernels that read the stream, and in front of the one that writes to it.
+            # Kernels that write to the stream have their output axis last, the others their input axis first.
             kernels[owner] = math.prod(array.shape[:-1]) if owner in _WRITERS else array.shape[0]
     return kernels

@@ -35,13 +35,13 @@ _SPLIT_AXES: dict[tuple[str, ...], int] = {
     ("gate_proj", "bias"): 0,
     ("up_proj", "bias"): 0,
 }
-"""The axis that is split, by the names of a projection and its array; the others are on every device."""
+"""The sharded axis, by the names of a projection and its array; others are replicated."""
 
 
 class SwitchedModule(nnx.Module):
     """A module with the switches `deterministic` and `decode`, and a stream of keys for dropout.
 
-    A switch is given to the call, or to the module; `nnx.view`, `train()` and `eval()` set it in all of a model.
+    A switch may be set for the module or for a call; `nnx.view`, `train()` and `eval()` set it in a whole model.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class SwitchedModule(nnx.Module):
 
     # `nnx.view_info` reads the section `Args:` of this docstring.
     def set_view(self, deterministic: bool | None = None, decode: bool | None = None) -> None:
-        """Set the switches; what `nnx.view` calls.
+        """Set the switches; called by `nnx.view`.
 
         Args:
-            deterministic: if True, nothing is dropped.
+            deterministic: if True, dropout is off.
             decode: if True, the cache is used.
         """
         _require_switches(deterministic=deterministic, decode=decode)
@@ -74,25 +74,25 @@ class SwitchedModule(nnx.Module):
         self.decode = self.decode if decode is None else decode
 
     def in_dtype(self, x: Array) -> Array:
-        """An array in the dtype of the computation, if the module has one."""
+        """Convert an array to the dtype of the computation, if the module has one."""
         return x if self.dtype is None else x.astype(self.dtype)
 
     def decodes(self, decode: bool | None) -> bool:
-        """Whether to use the cache: as the call says, else as the module does; by default not."""
+        """Return whether to use the cache: the call's setting, else the module's, else False."""
         _require_switches(decode=decode)
         return bool(self.decode if decode is None else decode)
 
     def dropout_key(
-        self, share: float, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
+        self, rate: float, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
     ) -> Array | None:
-        """A key for dropping this share, or None if nothing is to be dropped."""
+        """Return a key for dropout at this rate, or None if dropout is off."""
         _require_switches(deterministic=deterministic)
-        if share == 0:
+        if rate == 0:
             return None
         deterministic = self.deterministic if deterministic is None else deterministic
         if deterministic is None:
             hint = "Give it to the module or to the call, or use train() or eval()."
-            raise InputError("deterministic", expected=f"True or False with dropout {share}", got=None, hint=hint)
+            raise InputError("deterministic", expected=f"True or False with dropout {rate}", got=None, hint=hint)
         if deterministic:
             return None
         given = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
@@ -116,10 +116,7 @@ def check_or_draw(params: Params | None, draw: Callable[[], Params]) -> Params:
 
 
 def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
-    """Nested dictionaries of arrays as modules of `nnx.Param`.
-
-    axis : of a mesh, that heads are spread over: each variable then says how it is partitioned
-    """
+    """Convert nested dictionaries of arrays to modules of `nnx.Param`, with heads sharded over a mesh axis, if any."""
     if axis is None:
         return _nest(jax.tree.map(nnx.Param, params))
     mesh = jax.sharding.get_abstract_mesh()
@@ -132,14 +129,14 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
         raise InputError("mesh_axis", expected="an axis of type Auto", got=f"{axis}: {kinds[axis].name}", hint=hint)
 
     def place(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
-        # Arrays from outside the mesh are on one device, from where the variable itself would not fetch them.
+        # Arrays from outside the mesh are on one device, and the variable would not move them.
         return nnx.Param(jax.device_put(array, spec), out_sharding=spec)
 
     return _nest(jax.tree.map(place, params, specs_for(params, axis=axis)))
 
 
 def plain_params(module: nnx.Module) -> Params:
-    """The parameters of a module as the pytree that the functions take, such as `init_model` gives it."""
+    """Return the parameters of a module as the pytree that the functions take, as from `init_model`."""
     return {name: _plain(part) for name, part in vars(module).items() if isinstance(part, nnx.Param | nnx.Module)}
 
 
@@ -154,13 +151,10 @@ def _plain(part: nnx.Param[Any] | nnx.Module) -> Any:
 
 
 def partition_specs(config: AttentionConfig | TransformerConfig, *, axis: str = "model") -> Params:
-    """A `PartitionSpec` for each parameter of a layer or a model, in a pytree like theirs.
+    """Return a `PartitionSpec` for each parameter of a layer or a model, in a pytree like theirs.
 
-    The size of the mesh's axis must divide the numbers of query and key/value heads. What there is one of (a single
-    key/value head, a gate that all heads share, a gate at the dense site) is on every device, and so are embeddings,
-    norms and the head of a model.
-
-    axis : the name of the mesh's axis
+    The size of the mesh axis `axis` must divide the numbers of query and key/value heads. A single key/value head, a
+    gate shared by all heads, a gate at the dense site, embeddings, norms and a model's head are replicated.
     """
     key = jax.random.key(0)
     if isinstance(config, AttentionConfig):
@@ -169,7 +163,7 @@ def partition_specs(config: AttentionConfig | TransformerConfig, *, axis: str = 
 
 
 def specs_for(params: Params, *, axis: str) -> Params:
-    """The same for parameters, or their shapes, that are there; blocks not stacked."""
+    """Return the same for given parameters or their shapes; the blocks must not be stacked."""
 
     def spec(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> PartitionSpec:
         names = dotted_path(path).split(".")

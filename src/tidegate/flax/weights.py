@@ -1,6 +1,6 @@
-"""Models as files: one safetensors file with the configuration inside loads into PyTorch and into JAX.
+"""Save and load models: one safetensors file, with the configuration inside, that PyTorch and JAX both load.
 
-The file has PyTorch's names and layouts; the tables here say what each is called and how it is laid out in JAX.
+The file has PyTorch's names and layouts; the tables here map them to those of JAX.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Layout: TypeAlias = Literal["same", "flat", "inward", "outward"]
 
 
 class TorchName(NamedTuple):
-    """What PyTorch calls a parameter, and how it lays it out."""
+    """The name and layout of a parameter in PyTorch."""
 
     name: str
     layout: Layout
@@ -80,7 +80,7 @@ _BLOCK = re.compile(r"(stack\.blocks\.\d+\.)?(.*)")
 
 
 def save_params(path: str | Path, params: Params, config: TransformerConfig) -> None:
-    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing.
+    """Write parameters, configuration, version and a checksum into one safetensors file, atomically.
 
     `tidegate.torch.load_model` reads it as well.
     """
@@ -95,12 +95,10 @@ def save_params(path: str | Path, params: Params, config: TransformerConfig) -> 
 
 
 def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) -> tuple[TransformerConfig, Params]:
-    """The configuration and the parameters that `save_params`, or `tidegate.torch.save_model`, wrote.
+    """Return the configuration and parameters from a file of `save_params` or `tidegate.torch.save_model`.
 
-    A file that was changed or damaged, were it by a single bit, is refused, and so is one whose tensors are not those
-    of its configuration: before anything is built.
-
-    dtype : of the parameters; None keeps what the file has
+    Raise InputError before anything is built if the file was changed or damaged, even by one bit, or if its tensors do
+    not fit its configuration. `dtype` None keeps that of the file.
     """
     config = read_model_config(path, kinds=(_KIND,), writer="save_params", shapes_of=_torch_shapes)
     assert isinstance(config, TransformerConfig)
@@ -114,10 +112,7 @@ def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) 
 
 
 def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:
-    """The parameters under PyTorch's names and in its layouts: the state of its `TransformerLM`, as JAX arrays.
-
-    params : as `init_model` gives them for the configuration; stacked blocks are taken apart
-    """
+    """Return the state dict of PyTorch's `TransformerLM`, as JAX arrays, from parameters of `init_model`."""
     if isinstance(params["stack"]["blocks"], Mapping):
         params = params | {"stack": params["stack"] | {"blocks": unstack_layers(params["stack"]["blocks"])}}
     require_params(params, named_shapes(_skeleton(config)))
@@ -126,10 +121,7 @@ def to_torch(params: Params, config: TransformerConfig) -> dict[str, Array]:
 
 
 def from_torch(state: Mapping[str, Any], config: TransformerConfig) -> Params:
-    """The parameters of `to_torch`, from a state under PyTorch's names.
-
-    state : arrays of JAX or NumPy, or PyTorch tensors; they are copied
-    """
+    """Undo `to_torch`: return parameters from a state dict of JAX, NumPy or PyTorch arrays, which are copied."""
     return _from_torch(state, config, "state does not fit the configuration")
 
 
@@ -149,7 +141,7 @@ def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: 
 
 
 def _skeleton(config: TransformerConfig) -> Params:
-    """The shapes of all parameters, nothing drawn."""
+    """Return the shapes of all parameters without drawing any."""
     return jax.eval_shape(lambda: init_model(jax.random.key(0), config))
 
 
