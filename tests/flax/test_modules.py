@@ -1,3 +1,4 @@
+import copy
 import inspect
 from dataclasses import fields, replace
 
@@ -12,6 +13,7 @@ from errors import rejects
 from flax import nnx
 from jax_layers import key
 from jax_models import gradients_of_torch, jit_quickly, logits_of_torch, make, mean_loss, sample
+from ray import cloudpickle
 
 from tidegate.experts import decompose
 from tidegate.flax import (
@@ -22,6 +24,7 @@ from tidegate.flax import (
     TransformerLM,
     apply_block,
     apply_model,
+    attention,
     generate,
     init_attention,
     plain_params,
@@ -324,6 +327,31 @@ def test_models_are_split_and_merged():
     call = jit_quickly(lambda model, tokens: model(tokens))
     assert_close(call(nnx.merge(graph, doubled, rest), tokens), apply(doubled_params, tokens, config))
     assert_close(call(model, tokens), logits_of_torch(tokens, num_layers=1))
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "cloudpickle": lambda module: cloudpickle.loads(cloudpickle.dumps(module)),
+    "split and merge": lambda module: nnx.merge(*nnx.split(module)),
+    "clone": nnx.clone,
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_of_a_model_applies_each_gate_once(monkeypatch, copied):
+    applied = []
+
+    def counting(gate, *arguments):
+        applied.append(str(gate))
+        return apply_gate(gate, *arguments)
+
+    apply_gate = attention.apply_gate
+    monkeypatch.setattr(attention, "apply_gate", counting)
+    config, params = make(gate="bma+g1+g5", num_layers=1)
+    tokens = sample(2, 5)
+    logits = run(copied(copied(language_model(config, params))), tokens)
+    assert sorted(applied) == ["bma", "g1", "g5"]
+    assert_close(logits, logits_of_torch(tokens, gate="bma+g1+g5", num_layers=1))
 
 
 @pytest.mark.full

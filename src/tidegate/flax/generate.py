@@ -49,10 +49,10 @@ def generate(
 ) -> Array:
     """Continue the prompts and return (B, T + N): the prompts and N ≤ `max_new_tokens` new tokens.
 
-    Outside `jit`, lengths of prompts and continuations are rounded up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ... (by
-    less than a quarter above 16), with padding at the left that is never attended to, and the loop is compiled once for
-    each pair of rounded lengths. Inside the caller's `jit`, N is `max_new_tokens`, and neither the tokens of the prompt
-    nor the values of a mask are checked. New options compile again.
+    Outside `jit`, lengths of prompts and continuations are rounded up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ...,
+    above 16 by less than a quarter, with padding at the left that is never attended to, and the loop is compiled once
+    for each pair of rounded lengths. Inside the caller's `jit`, N is `max_new_tokens`, and neither the tokens of the
+    prompt nor the values of a mask are checked. New options compile again.
 
     A row stops when the largest of its logits is nan or infinite, whatever the temperature. Outside `jit` this raises
     InputError after the loop; inside, the row continues with `pad_token`.
