@@ -220,8 +220,8 @@ def apply_norm(params: Params, x: Array, kind: NormKind) -> Array:
     """Return the RMS or layer norm over the last axis, computed in float32 or better, in x's dtype."""
     if kind == "rms":
         return rms_norm(x, params["scale"], epsilon=_EPSILON[kind])
-    centred = widen(x) - jnp.mean(widen(x), axis=-1, keepdims=True)
-    normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + _EPSILON[kind])
+    centered = widen(x) - jnp.mean(widen(x), axis=-1, keepdims=True)
+    normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + _EPSILON[kind])
     scaled = normed.astype(x.dtype) * params["scale"]
     return scaled + params["bias"] if "bias" in params else scaled
 

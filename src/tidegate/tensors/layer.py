@@ -52,7 +52,7 @@ class LayerTrace:
     """Every intermediate of one forward pass, heads first."""
 
     query: Array
-    """(..., H, T, h), as it meets the keys: gated, normalised, rotated, under the metric."""
+    """(..., H, T, h), as it meets the keys: gated, normalized, rotated, under the metric."""
     key: Array
     """(..., G, S, h), as it meets the queries."""
     value: Array
@@ -75,7 +75,7 @@ class LayerTrace:
 class AttentionArrays:
     """Weights and options of one attention layer; call it on an input for its output.
 
-    The order of work: project, gate the query, key and value, normalise, rotate, apply the metric and temperature,
+    The order of work: project, gate the query, key and value, normalize, rotate, apply the metric and temperature,
     attend, gate the output, project, gate the result. Every gate reads raw projections.
     """
 
@@ -234,7 +234,7 @@ class AttentionArrays:
         return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[path])
 
     def norm_and_rotate(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
-        """Normalise and rotate queries or keys (..., heads, T, h), as far as the layer does."""
+        """Normalize and rotate queries or keys (..., heads, T, h), as far as the layer does."""
         x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
         if self.rotary is None:
             return x

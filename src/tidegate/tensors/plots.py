@@ -1,7 +1,7 @@
 """Views of attention, masks, temperature, gradients and Hopfield energies, each a matplotlib figure.
 
 Arrays of any library are taken, with or without gradient. The figures are not registered with pyplot: nothing is left
-open, and nobody has to close them. Colours are safe for colour-blind readers; entropies are in nats.
+open, and nobody has to close them. Colors are safe for color-blind readers; entropies are in nats.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def plot_attention_weights(
     figsize: tuple[float, float] = (8, 6),
     ax: Any = None,
 ) -> Any:
-    """Draw a heat map of one head's weights; zeros are grey, and up to 8 × 8 cells carry their number.
+    """Draw a heat map of one head's weights; zeros are gray, and up to 8 × 8 cells carry their number.
 
     Args:
         A: (query, key)
         query_labels: Names of the queries.
         key_labels: Names of the keys.
         title: Of the figure.
-        cmap: Colour map.
+        cmap: Color map.
         figsize: Of a new figure, in inches.
         ax: Axes to draw on, in place of a new figure.
     """
@@ -77,7 +77,7 @@ def plot_attention_weights(
 def plot_multihead_attention(
     A: Array, head_names: Sequence[str] | None = None, figsize: tuple[float, float] | None = None
 ) -> Any:
-    """Draw heat maps of all heads A (head, query, key) on one colour scale, each with its mean entropy."""
+    """Draw heat maps of all heads A (head, query, key) on one color scale, each with its mean entropy."""
     weights = _floats("head, query, key", A=A)
     if not len(weights):
         raise InputError("A", expected="at least one head", got=weights.shape)
@@ -182,7 +182,7 @@ def plot_mask(mask: Array, title: str = "Attention Mask", figsize: tuple[float, 
     axes.set(title=title, xlabel="key", ylabel="query")
     count = int(allowed.sum())
     names = {BLUE: f"may attend ({count} of {allowed.size})", MASKED: f"masked ({allowed.size - count})"}
-    patches = [Patch(facecolor=colour, label=name) for colour, name in names.items()]
+    patches = [Patch(facecolor=color, label=name) for color, name in names.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
@@ -253,7 +253,7 @@ def plot_retrieval_success(
 ) -> Any:
     """Draw measured retrieval success against the number of stored patterns, a curve for each width.
 
-    A dotted line in a curve's colour marks what a classical network of that width could store, if two patterns or more.
+    A dotted line in a curve's color marks what a classical network of that width could store, if two patterns or more.
 
     Args:
         num_patterns: The numbers of stored patterns, rising, each at least 1.
@@ -269,10 +269,10 @@ def plot_retrieval_success(
     for index, (width, shares) in enumerate(success.items()):
         curve = [float(share) for share in shares]
         _require_length(f"success[{width}]", curve, len(num_patterns))
-        colour = LINES[index % len(LINES)]
-        axes.plot(num_patterns, curve, color=colour, marker="o", markersize=4, label=f"d = {width}")
+        color = LINES[index % len(LINES)]
+        axes.plot(num_patterns, curve, color=color, marker="o", markersize=4, label=f"d = {width}")
         if classical_capacity(width) >= 2:
-            axes.axvline(classical_capacity(width), color=colour, linestyle=":", linewidth=1.2)
+            axes.axvline(classical_capacity(width), color=color, linestyle=":", linewidth=1.2)
     axes.plot([], [], color="0.4", linestyle=":", label="classical capacity, 0.138 d")
     axes.set(title=title, xscale="log", xlabel="stored patterns", ylabel="share retrieved", ylim=(-0.04, 1.04))
     figure.legend(loc="outside right upper")
@@ -352,7 +352,7 @@ def _heat_map(axes: Any, weights: Any, cmap: str, largest: float) -> Any:
 
 
 def _heat_maps(names: Sequence[str], weights: Sequence[Any], title: str, figsize: tuple[float, float] | None) -> Any:
-    """Draw up to four heat maps a row, on one colour scale."""
+    """Draw up to four heat maps a row, on one color scale."""
     columns = min(len(names), 4)
     rows = math.ceil(len(names) / columns)
     figure = _new_figure(figsize or (3.2 * columns + 1, 3.3 * rows + 0.4))
@@ -371,7 +371,7 @@ def _heat_maps(names: Sequence[str], weights: Sequence[Any], title: str, figsize
 
 
 def _weight_label(*weights: Any) -> str:
-    return "weight (grey: exactly 0)" if any((matrix == 0).any() for matrix in weights) else "weight"
+    return "weight (gray: exactly 0)" if any((matrix == 0).any() for matrix in weights) else "weight"
 
 
 def _integer_ticks(axes: Any) -> None:
@@ -392,9 +392,9 @@ def _name_ticks(axis: Any, labels: Sequence[str] | None, size: int, name: str) -
 
 def _write_numbers(axes: Any, weights: Any) -> None:
     for (query, key), weight in np.ndenumerate(weights):
-        colour = "white" if weight > 0.65 * weights.max() else "black"
+        color = "white" if weight > 0.65 * weights.max() else "black"
         axes.text(
-            key, query, f"{weight:.2f}" if weight else "0", ha="center", va="center", color=colour, fontsize="small"
+            key, query, f"{weight:.2f}" if weight else "0", ha="center", va="center", color=color, fontsize="small"
         )
 
 
