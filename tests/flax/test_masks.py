@@ -48,13 +48,6 @@ def test_a_mask_of_another_shape_is_refused(shape):
         jax.eval_shape(lambda x: layer(x, context=context, mask=np.ones(shape, bool)), sample(2, 3, 24))
 
 
-def test_segments_see_themselves_alone():
-    mask = np.asarray(segment_mask(IDS, batch=2, num_positions=5))
-    assert mask.shape == (2, 1, 5, 5)
-    for b, i, j in np.ndindex(2, 5, 5):
-        assert mask[b, 0, i, j] == (IDS[b, i] == IDS[b, j])
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_])
 def test_segment_ids_are_integers(dtype):
     with pytest.raises(TypeError, match=opening(f"segment_ids must be integers; got {np.dtype(dtype)}.")):

@@ -71,16 +71,6 @@ def test_parameters_have_the_structure_that_is_drawn(options):
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, expected)
 
 
-@pytest.mark.parametrize("table", [MODEL_NAMES, BLOCK_NAMES], ids=["model", "block"])
-def test_no_two_names_are_one_in_pytorch(table):
-    assert len({row.name for row in table.values()}) == len(table)
-
-
-def test_the_names_of_the_tables_do_not_meet():
-    inside = {f"stack.blocks.0.{row.name}" for row in BLOCK_NAMES.values()}
-    assert inside.isdisjoint(row.name for row in MODEL_NAMES.values())
-
-
 def test_every_row_of_the_tables_serves_a_model():
     used = set()
     for options in (*MODELS.values(), {"norm": "layer", "bias": True}):
@@ -151,57 +141,24 @@ def test_the_file_says_what_it_is(path):
 
 
 NORM = "stack.norm.weight"
-REFUSED = [
-    (
-        {"metadata": {"format": None}, "sealed": False},
-        "Its format is None, not 'tidegate'. Write it with save_params.",
-    ),
-    ({"metadata": {"version": "1"}}, "It has version '1'. Load it with the release that wrote it"),
-    ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
-    ({"tensors": {"extra": torch.zeros(1)}}, "does not match its own configuration: extra is unexpected."),
-    ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
-    ({"metadata": {"config": '{"num_layers": 2, "num_heads": 1, "head_dim": 1000}'}}, "does not match its own config"),
-]
+# What a header may claim wrongly is tested with PyTorch's loader, which reads it by the same function.
 REJECTED = [
-    ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'.", "TransformerLM"),
-    ({"metadata": {"config": '{"gate": "g9"}'}}, "gate must be a preset or site:reads, got 'g9'.", ""),
-    ({"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}}, f"{NORM} of the type I32", "F64, F32, F16, BF16"),
-    ({"metadata": {"config": "{"}}, "cannot be read: text must be valid JSON", ""),
-    (
-        {"metadata": {"config": '{"num_layers": 1000000}'}},
-        "num_layers is 1,000,000, and it has tensors of 2 blocks",
-        "",
-    ),
-    (
-        {"metadata": {"config": '{"num_layers": 2, "d_model": 1000000000}'}},
-        "d_model is 1,000,000,000, and its largest tensor has",
-        "",
-    ),
-    (
-        {"metadata": {"config": '{"num_layers": 2, "vocab_size": 1000000000000000}'}},
-        "vocab_size is 1,000,000,000,000,000, and its largest tensor has",
-        "",
-    ),
+    ({"metadata": {"format": None}, "sealed": False}, "Its format is None, not 'tidegate'. Write it with save_params."),
+    ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'."),
+    ({"metadata": {"config": '{"num_layers": 1000000}'}}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
+    ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
+    ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
+    ({"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}}, f"{NORM} of the type I32"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_a_file_that_does_not_fit_is_refused_by_name(path, changes, message):
+@pytest.mark.parametrize(("changes", "message"), REJECTED, ids=[row[1] for row in REJECTED])
+def test_a_file_that_does_not_fit_is_rejected_with_its_path(path, changes, message):
     save_model(make_torch(), path)
     forge_tensors(path, **changes)
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises(ValueError, match=re.escape(message)) as rejected:
         load_params(path)
-    assert str(path) in str(refused.value)
-
-
-@pytest.mark.parametrize(("changes", "hint", "expected"), REJECTED, ids=[row[1] for row in REJECTED])
-def test_a_file_of_another_model_is_rejected_with_its_path(path, changes, hint, expected):
-    save_model(make_torch(), path)
-    forge_tensors(path, **changes)
-    with rejects("path", hint=hint) as caught:
-        load_params(path)
-    assert str(path) in str(caught.value)
-    assert expected in caught.value.expected
+    assert str(path) in str(rejected.value)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(path):
