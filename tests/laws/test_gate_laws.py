@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from closeness import assert_close, to_numpy
-from covers import GATE, LIBRARY, untouched
+from covers import GATE, LIBRARY
 from layers import EXOTIC, GATES, WITH_MATRICES, make_layer
 from libraries import JAX, JAX_JIT, NUMPY, TORCH
 
@@ -32,10 +32,8 @@ over_libraries = pytest.mark.parametrize(
 
 
 def test_the_cases_touch_every_gate_and_every_library():
-    axes = {"gate": GATE, "library": LIBRARY}
-    chosen = [{"gate": str(gate), "library": library.name} for gate, library in CASES]
-    assert untouched(axes, chosen) == []
-    assert untouched(axes, [row for row in chosen if row["library"] != "jax-jit"]) == ["library=jax-jit"]
+    assert {str(gate) for gate, _ in CASES} == set(GATE.values)
+    assert {library.name for _, library in CASES} == set(LIBRARY.values)
 
 
 def outputs_and_weights(library, layer, *inputs):
