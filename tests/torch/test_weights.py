@@ -8,6 +8,7 @@ from errors import rejects
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
@@ -34,6 +35,15 @@ def text_model(dtype=None, **options):
 
 def vision_model(**options):
     return VisionTransformer(VisionConfig(**SMALL | {"image_size": 8} | options))
+
+
+def norm_a_projection(model):
+    weight_norm(model.stack.blocks[0].attention.v_proj)
+    return model
+
+
+def quantize(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
 
 
 @pytest.fixture
@@ -273,4 +283,14 @@ def test_a_file_that_is_not_there_is_missed_by_name(path):
 def test_other_modules_are_refused(path):
     with pytest.raises(TypeError, match="model must be one of TransformerLM, VisionTransformer; got Linear"):
         save_model(nn.Linear(2, 2), path)
+    assert not path.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("change", [norm_a_projection, quantize])
+def test_a_model_whose_tensors_have_other_names_is_not_saved(path, change):
+    with rejects("model", hint="stack.blocks.0.attention.") as caught:
+        save_model(change(text_model()), path)
+    assert "Remove parametrizations, adapters and quantization" in caught.value.hint
     assert not path.exists()

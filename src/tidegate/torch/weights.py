@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tidegate._files import write_tensors
 from tidegate._model_files import Shapes, model_format, read_model_config
+from tidegate._text import shorten
 from tidegate._validation import InputError
 from tidegate.config import StackConfig, TransformerConfig
 from tidegate.torch.decoder import TransformerLM
@@ -26,12 +27,17 @@ def save_model(model: Model, path: str | Path) -> None:
 
     Raises:
         TypeError: The model is of another class, such as a wrapper.
+        InputError: Its tensors have other names than `load_model` expects, as after `weight_norm` or quantization.
     """
     if type(model).__name__ not in _KINDS:
         raise TypeError(
             f"model must be one of {', '.join(_KINDS)}; got {type(model).__name__}. Save what a wrapper wraps."
         )
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    state, expected = model.state_dict(), _shapes(model.config)
+    if changed := sorted(state.keys() ^ expected.keys()):
+        hint = f"Different: {shorten(', '.join(changed))}. Remove parametrizations, adapters and quantization first."
+        raise InputError("model", expected="one with the tensors of its configuration", hint=hint)
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     write_tensors(
         path,
         lambda file, metadata: save_file(tensors, file, metadata=metadata),
