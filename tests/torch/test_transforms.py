@@ -1,15 +1,22 @@
-"""What PyTorch does to a layer: compile, export, move, transform, checkpoint."""
+"""What PyTorch does to a layer: compile, export, move, transform, checkpoint, copy, quantize."""
+
+import copy
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from closeness import assert_close
 from covers import axis, every_layer, every_layer_with_one_gate, over
+from torch import nn
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch_layers import every_option, gradients, make, sample
 
 from tidegate.tensors.rotary import Rotary
-from tidegate.torch import GatedAttention, plain_kernel
+from tidegate.torch import GatedAttention, TransformerConfig, TransformerLM, gate_parameters, plain_kernel
+from tidegate.torch.gate import AttentionGate
 
 ROTATED = {"num_kv_heads": 2, "rope": Rotary(fraction=2 / 3), "qk_norm": True, "metric": "learned", "temperature": 0.7}
 ALL_SITES = "g1+g2+g3+g4+g5"
@@ -248,3 +255,66 @@ def test_a_transform_may_batch_the_target_alone(gate):
         together = torch.func.vmap(with_values)(weights)
         for weight, output in zip(weights, together, strict=True):
             assert_close(output, with_values(weight))
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrize_a_projection(model):
+    projection = model.stack.blocks[0].attention.v_proj
+    with torch.no_grad():
+        projection.weight.div_(2)
+    torch.nn.utils.parametrize.register_parametrization(projection, "weight", Doubled())
+    return model
+
+
+def norm_the_projections(model):
+    for name in ("q_proj", "v_proj", "o_proj"):
+        weight_norm(model.stack.blocks[1].attention.get_submodule(name))
+    return model
+
+
+CHANGES = {
+    "copied": copy.deepcopy,
+    "parametrized": parametrize_a_projection,
+    "weight norm": norm_the_projections,
+    "quantized": lambda model: torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8),
+    "compiled": partial(torch.compile, backend="eager", fullgraph=True),
+}
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_gate_acts_once_whatever_copies_or_replaces_its_module(change):
+    model = TransformerLM(TransformerConfig(d_model=24, num_layers=2, vocab_size=11, gate="g1+g2+g3+g4+g5"))
+    with torch.no_grad():
+        for gate in gate_parameters(model):
+            gate.mul_(30)
+    tokens, calls = torch.arange(10).reshape(2, 5), Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, AttentionGate):
+            module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    expected = model(tokens)
+    assert len(calls) == 10
+    calls.clear()
+    changed = change(model)
+    logits = changed(tokens)
+    assert set(calls.values()) == {1}
+    assert len(calls) == 10
+    if change is CHANGES["quantized"]:
+        # A gate that acted twice would change the logits by more than their own size.
+        assert (logits - expected).norm() < 0.1 * expected.norm()
+    else:
+        assert_close(logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_a_quantized_layer_leaves_the_error_of_its_projection_as_it_is():
+    layer = torch.ao.quantization.quantize_dynamic(make("bma", dtype=torch.float32), {nn.Linear})
+    with pytest.raises(RuntimeError, match=r"(?i)float"):
+        layer(sample(2, 5, 24))

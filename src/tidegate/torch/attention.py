@@ -212,8 +212,9 @@ class GatedAttention(nn.Module):
             k_BSGD = self.k_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
             v_BSGD = self.v_proj(context_BSM).unflatten(-1, (-1, self.shape.head_dim))
         except (RuntimeError, TypeError):
-            # Not before: a projection may take other dtypes, such as under autocast or when it is quantized.
-            require_dtype(self.q_proj.weight.dtype, x=x, context=context)
+            # Not before: a projection may take other dtypes, as under autocast. A quantized one has a method `weight`.
+            if isinstance(self.q_proj.weight, Tensor):
+                require_dtype(self.q_proj.weight.dtype, x=x, context=context)
             raise
         gate_values: dict[str, Tensor] | None = None if traces is None else {}
         reads = GateReads(input=x, context=context_BSM, query=q_BTHD, value=v_BSGD)
