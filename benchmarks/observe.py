@@ -4,7 +4,7 @@ The models are a Llama, whose attention the fused kernel serves, and three that 
 GPT-OSS with sinks, Gemma 2 with soft caps, and BLOOM, which has no attention function that others could know.
 
 `python benchmarks/observe.py` checks values first, then measures time in turns and peak memory in fresh processes, and
-writes `observe.json`, `observe.md` and `observe.png` to `benchmarks/results/`.
+writes `observe.json` and `observe.md` to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from harness import (
     peak_above_rest,
     resident_bytes,
 )
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds behind each median (default 7)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LLAMA_LENGTHS, help="sequence lengths of the Llama")
     parser.add_argument("--threads", type=int, help="threads of PyTorch; one is steadier where others work too")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for observe.json, observe.md and observe.png")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for observe.json and observe.md")
     parser.add_argument("--peak-of", nargs=2, metavar=("NAME", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.threads:
@@ -78,7 +77,6 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "observe.json").write_text(json.dumps(record, default=as_json, indent=1))
     (options.out / "observe.md").write_text(report(record))
-    plot(record).savefig(options.out / "observe.png", dpi=130)
     print(report(record))
 
 
@@ -325,7 +323,6 @@ def report(record: dict[str, Any]) -> str:
         markdown_table(["T", *ways], rows_by_length(record["llama"], record["llama_peak"])) + "\n",
         "## Models of two layers, d = 256, 4 heads, that make the weights themselves\n",
         markdown_table(["", "T", *ways], eager) + "\n",
-        "![Time and memory against the length](observe.png)\n",
         marks_table(record["marks"]) + "\n",
         f"Medians of {record['rounds']} interleaved rounds. {json.dumps(record['surroundings'])}\n",
     ]
@@ -343,33 +340,6 @@ def rows_by_length(times: dict[int, Any], peaks: dict[int, dict[str, int]]) -> l
         ]
         for length, timings in times.items()
     ]
-
-
-COLOURS = {"observe": "#0072B2", "output_attentions": "#D55E00", "forward alone": "#8A8A8A"}
-
-
-def plot(record: dict[str, Any]) -> Figure:
-    """Time and peak memory of the Llama against the length, both axes logarithmic."""
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    time, memory = figure.subplots(1, 2)
-    lengths = record["lengths"]
-    for name, colour in COLOURS.items():
-        seconds = [record["llama"][length][name].median for length in lengths]
-        mebibytes = [record["llama_peak"][length][name] / MIB for length in lengths]
-        time.plot(lengths, seconds, "o-", color=colour, label=name)
-        memory.plot(lengths, mebibytes, "o-", color=colour, label=name)
-    for axes, title in ((time, "Time (seconds)"), (memory, "Peak memory (MiB)")):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlabel("tokens", fontsize=9)
-        axes.grid(visible=True, color="#E6E6E6", linewidth=0.6)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    time.legend(frameon=False, fontsize=9)
-    return figure
 
 
 if __name__ == "__main__":

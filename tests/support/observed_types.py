@@ -1,16 +1,11 @@
-"""What `observe` sees of a tiny model of each causal type, held against the weights that its layers return.
+"""Compare what `observe` sees of a tiny model of each causal type with the weights that its layers return."""
 
-`python tests/support/observed_types.py [TYPE ...]` prints a line for each type, and the counts.
-"""
-
-import sys
 import warnings
 from contextlib import ExitStack
 from typing import NamedTuple
 
 import model_types
 import torch
-import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -180,20 +175,3 @@ def from_weights(weights, sink):
         found["sink"] = sink
     counted = (weights > 0).sum(-1) > 1
     return found | {"entropy": entropy, "effective_keys": entropy.exp(), "counted": counted}
-
-
-def main(names):
-    transformers.logging.set_verbosity_error()
-    names = names or [name for name in model_types.model_types() if name not in model_types.NOT_BUILT]
-    attends = [name for name in names if name not in model_types.NO_ATTENTION]
-    found = []
-    for name in attends:
-        found.append(each := examine(name))
-        words = f"{each.num_layers} layers, within {each.apart:.1g}" if each.observed else f"not observed: {each.why}"
-        print(f"{name}: {words}", flush=True)
-    num_observed = sum(each.observed for each in found)
-    print(f"{len(names)} types built, {len(attends)} with softmax attention, {num_observed} observed")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

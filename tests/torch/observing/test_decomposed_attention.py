@@ -127,8 +127,13 @@ def test_gradients_and_dropout_are_those_of_a_model_that_nobody_watches(dropout)
 
 
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
-def test_dropout_is_known_by_its_operators(context):
-    model = Decomposed(dropout=0.4).train()
+@pytest.mark.parametrize(
+    "options",
+    [{"dropout": 0.4}, {"change": lambda weights: torch.native_dropout(weights, 0.4, True)[0]}],
+    ids=["two operators", "one operator"],
+)
+def test_dropout_is_known_by_its_operators(options, context):
+    model = Decomposed(**options).train()
     with context():
         torch.manual_seed(2)
         before = model(inputs())
@@ -136,14 +141,6 @@ def test_dropout_is_known_by_its_operators(context):
             torch.manual_seed(2)
             after = model(inputs())
     assert torch.equal(before, after)
-    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
-
-
-@torch.no_grad()
-def test_dropout_in_one_operator_is_known_too():
-    model = Decomposed(change=lambda weights: torch.native_dropout(weights, 0.4, True)[0])
-    with observe(model) as watcher:
-        model(inputs())
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
 
 
@@ -236,15 +233,6 @@ def test_what_a_checkpoint_repeats_is_counted_once(reentrant):
         x = inputs().requires_grad_()
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
-
-
-def test_weights_that_multihead_attention_returns_are_counted_once():
-    torch.manual_seed(0)
-    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    x = inputs()
-    with observe(model) as watcher:
-        model(x, x, x, need_weights=True)
-    assert watcher.observation().layers[0].heads["mass"][0].count == 18
 
 
 @torch.no_grad()

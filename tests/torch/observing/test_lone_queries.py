@@ -6,7 +6,7 @@ from closeness import assert_close
 from observed import Attention, qkv
 from torch import nn
 
-from tidegate.torch import GatedAttention, KVCache, TransformerConfig, TransformerLM, observe
+from tidegate.torch import observe
 
 EQUAL = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), torch.ones(1, 1, 4, 8)
 """A row of four queries that share their weight among all keys that they may see."""
@@ -63,32 +63,3 @@ def test_a_source_of_a_single_key_has_no_means():
     with torch.no_grad(), observe(model) as watcher:
         model(torch.randn(2, 5, 8), torch.randn(2, 1, 8), torch.randn(2, 1, 8), need_weights=False)
     assert watcher.observation().layers[0].heads["mass"][0].count == 0
-
-
-@torch.no_grad()
-def test_tokens_one_by_one_through_a_cache_count_as_the_whole_does():
-    torch.manual_seed(0)
-    layer, x = GatedAttention(16, 4, gate="g1").eval(), torch.randn(2, 6, 16)
-    with observe(layer) as whole:
-        layer(x)
-    cache = KVCache()
-    with observe(layer) as parts:
-        for token in x.split(1, dim=1):
-            layer(token, cache=cache)
-    one, other = (watcher.observation().layers[0] for watcher in (whole, parts))
-    assert one.positions == other.positions
-    for statistic, by_head in one.heads.items():
-        assert [each.count for each in by_head] == [each.count for each in other.heads[statistic]] == [10] * 4
-        assert_close([each.mean for each in by_head], [each.mean for each in other.heads[statistic]], dtype="float32")
-
-
-@pytest.mark.parametrize("gate", ["g1", "bma"])
-def test_gates_count_every_token(gate):
-    torch.manual_seed(0)
-    model = TransformerLM(TransformerConfig(gate=gate, d_model=16, num_layers=1, num_heads=2)).eval()
-    tokens = torch.randint(256, (2, 5))
-    with torch.no_grad(), observe(model) as watcher:
-        model(tokens)
-    _, (trace,) = model.trace(tokens)
-    ((site, gates),) = watcher.observation().layers[0].gates.items()
-    assert_close(torch.tensor(gates.mean), trace.gates[site].mean(dim=(0, 1, 3)), dtype="float32")

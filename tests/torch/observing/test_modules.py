@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tidegate.torch.observing.modules import ModuleCall, block_of, follow_modules, num_added_keys
-from tidegate.torch.observing.sums import nearest_layer, real_tokens
+from tidegate.torch.observing.sums import nearest_layer
 
 
 def wrapped(**parts):
@@ -102,13 +102,6 @@ def test_modules_are_left_inside_out_and_an_error_clears_the_stack():
 )
 def test_a_gate_is_at_the_layer_with_the_longest_common_path(name, layers, expected):
     assert nearest_layer(name, layers) == expected
-
-
-def test_only_real_tokens_are_taken_where_the_axes_are_those_of_tokens():
-    x = torch.arange(12).view(2, 3, 2)
-    real = torch.tensor([[True, False, True], [False, False, True]])
-    assert real_tokens(x, real).tolist() == [[0, 1], [4, 5], [10, 11]]
-    assert real_tokens(x, real[:, :2]).shape == real_tokens(x, None).shape == (6, 2)
 
 
 class Masked(nn.Module):
