@@ -226,6 +226,82 @@ def test_a_layer_that_is_left_alone_beside_others_is_named():
     assert [layer.name for layer in found.layers] == ["0"]
 
 
+def weights_second(scores, v):
+    return (v.mT @ scores.softmax(-1).mT).mT
+
+
+def heads_mixed_before(scores, v):
+    return torch.einsum("bgts,gh->bhts", scores, MIXING).softmax(-1) @ v
+
+
+def heads_mixed_after(scores, v):
+    return torch.einsum("bgts,gh->bhts", scores.softmax(-1), MIXING) @ v
+
+
+def sink_among_the_scores(scores, v):
+    with_sink = torch.cat((scores, torch.zeros(*scores.shape[:-1], 1)), dim=-1)
+    return with_sink.softmax(-1)[..., :-1] @ v
+
+
+MIXING = torch.eye(4) + 0.1
+FORMS = (weights_second, heads_mixed_before, heads_mixed_after, sink_among_the_scores)
+
+
+class OtherForm(Decomposed):
+    """Attention by some function of its scores and values."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4)
+        return self.out(self.form(q @ k.mT / 2 + self.mask, v).transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_in_another_form_is_named(form, context):
+    model = nn.Sequential(Decomposed(), OtherForm(form))
+    with context(), observe(model) as watcher:
+        model(inputs())
+    with pytest.warns(UserWarning, match=r"is observed\. 1 has a softmax that is not observed: it"):
+        found = watcher.observation()
+    assert [layer.name for layer in found.layers] == ["0"]
+
+
+@torch.no_grad()
+def test_two_softmaxes_before_their_products_are_two_calls():
+    def both(scores, v):
+        first, second = scores.softmax(-1), (2 * scores).softmax(-1)
+        return first @ v - second @ v
+
+    with observe(model := OtherForm(both)) as watcher:
+        model(inputs())
+    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 2 * 8
+
+
+@torch.no_grad()
+def test_heads_that_a_linear_layer_mixes_before_the_softmax_are_observed():
+    mixing = nn.Linear(4, 4)
+
+    def mixed(scores, v):
+        return (mixing(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + model.mask).softmax(-1) @ v
+
+    def scores_of(model, x):
+        q, k, _ = model.project(x).view(2, 9, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        return q @ k.mT / 2
+
+    model = OtherForm(mixed)
+    model.mask = torch.zeros_like(model.mask).masked_fill(~CAUSAL, -1e9)
+    with observe(model) as watcher:
+        model(inputs())
+    scores = mixing((scores_of(model, inputs()) + model.mask).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + model.mask
+    expected = scores.softmax(-1)[:, :, 1:, 0].mean(dim=(0, 2))
+    found = torch.tensor([moments.mean for moments in watcher.observation().layers[0].heads["mass"]])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_repeats_is_counted_once(reentrant):
     model = nn.Sequential(Decomposed())

@@ -100,15 +100,19 @@ _state = _ThreadState()
 class AttentionCalls(TorchDispatchMode):
     """While entered, hands every attention call of this thread to `see`, once, after it has been served.
 
+    `miss` receives the reason where a softmax meets a batched product and the two are not certain to be attention.
     What `see` does itself is not seen. Calls in a backward pass are left out: they repeat those of a checkpoint. So are
     calls inside `torch.func` transforms, those of nested tensors, and those on the meta device.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, see: Callable[[AttentionCall], None]) -> None:
+    def __init__(
+        self, see: Callable[[AttentionCall], None], miss: Callable[[str], None] = lambda _reason: None
+    ) -> None:
         super().__init__()
         self._see = see
+        self._miss = miss
         self._decomposed = DecomposedAttention()
 
     @classmethod
@@ -138,7 +142,10 @@ class AttentionCalls(TorchDispatchMode):
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
         elif follows and (found := self._decomposed.follow(func, args, result)) is not None:
-            self._report(found)
+            if isinstance(found, str):
+                self._miss(found)
+            else:
+                self._report(found)
         return result
 
     @contextmanager

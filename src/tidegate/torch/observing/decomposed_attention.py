@@ -3,14 +3,17 @@
 Operators are followed below autograd. The result of a batched product is traced through operators that keep its size,
 such as scales, biases, masks, casts and copies, by its storage. If it reaches a softmax over its last axis, and the
 softmax's result is the first factor of a batched product over the same axis, then this is attention, and the input of
-the softmax is its scores. Whatever is not certain is left alone: weights that are changed between softmax and product
-are found by comparing all of them, with dropout applied if its operators were seen.
+the softmax is its scores. Any other softmax whose result enters a batched product may be attention too, and is named:
+scores that are mixed or extended by a sink before the softmax, weights as the second factor. So are weights that are
+changed between softmax and product, which are found by comparing all of them, with dropout applied if its operators
+were seen.
 
 Legend: B batch, T query positions, S attended positions, H heads, D head width, N products of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -36,8 +39,14 @@ _native_dropout = _aten.native_dropout.default
 
 _NUM_TRACED = 64
 """Products that are traced at a time; between scores and their softmax there are few."""
+_NUM_PENDING = 2
+"""Results of a softmax that may wait for their products at a time."""
 _NUM_COMPARED = 1 << 20
 """Weights that are compared at a time."""
+
+
+_OTHER_FORM = "it is not a product of queries and keys, a softmax over its last axis, and its product with the values"
+_CHANGED = "its result was changed before the product with the values"
 
 
 class _Product(NamedTuple):
@@ -53,12 +62,16 @@ class _Product(NamedTuple):
 class _Weights:
     """The result of a softmax, until it meets the values."""
 
-    product: _Product
-    scores: Tensor
+    product: _Product | None
+    """None if the input of the softmax is not the result of a product."""
+    scores: Tensor | None
+    """The input of the softmax; None without a product."""
     storages: dict[int, StorageWeakRef] = field(default_factory=dict)
     """Storages of the weights and of what was computed from them."""
     noise: list[Tensor] = field(default_factory=list)
     """The factors that dropout has multiplied them with."""
+    drawn: Tensor | None = None
+    """The noise of a dropout that has not been applied yet."""
 
 
 class DecomposedAttention:
@@ -66,38 +79,46 @@ class DecomposedAttention:
 
     def __init__(self) -> None:
         self._products: dict[int, _Product] = {}
-        self._weights: _Weights | None = None
-        self._drawn: Tensor | None = None
-        """The noise of a dropout that has not been applied yet."""
+        self._pending: list[_Weights] = []
 
-    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> AttentionCall | None:
-        """Take in an executed operator; return the call that ends with it."""
-        weights = self._weights
+    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> AttentionCall | str | None:
+        """Take in an executed operator; return the call that ends with it, or why it is not certain to be one."""
         if func in _FACTORS:
             left, right = args[_FACTORS[func]]
             return self._follow_product(left, right, result)
         if func is _softmax:
             self._follow_softmax(args[0], args[1], result)
-        elif func is _bernoulli and weights is not None and _can_be_traced(result):
-            # Its memory was allocated like the weights, and is not one of them.
-            weights.storages.pop(_storage_id(result), None)
-            self._drawn = result.detach()
+        elif func is _bernoulli and self._pending and _can_be_traced(result):
+            for weights in self._pending:
+                # Its memory was allocated like the weights, and is not one of them.
+                weights.storages.pop(_storage_id(result), None)
+                weights.drawn = result.detach()
         elif func is _native_dropout:
             given, probability, (dropped, kept) = args[0], args[1], result
-            if weights is not None and _is_stored_in(weights.storages, given) and probability < 1:
+            weights = self._weights_in(given)
+            if weights is not None and probability < 1:
                 weights.noise.append(kept / (1 - probability))
             self._pass_on((given,), dropped)
-        elif self._products or weights is not None:
+        elif self._products or self._pending:
             self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
         return None
 
-    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> AttentionCall | None:
-        weights = self._weights
+    def _weights_in(self, x: Any) -> _Weights | None:
+        """Return the latest weights that are stored where x is."""
+        if not _can_be_traced(x):
+            return None
+        place = _storage_id(x)
+        return next((weights for weights in reversed(self._pending) if place in weights.storages), None)
+
+    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> AttentionCall | str | None:
         if not (_can_be_traced(left) and _can_be_traced(right)):
             return None
-        if weights is not None and _storage_id(left) in weights.storages:
-            self._weights = None
+        if (weights := self._weights_in(left)) is not None:
+            self._pending.remove(weights)
             return _as_call(weights, left, right, result)
+        if (weights := self._weights_in(right)) is not None:
+            self._pending.remove(weights)
+            return _OTHER_FORM
         # A product over one channel, as of rotary angles, is not a product of queries and keys.
         if left.shape[-1] > 1:
             newest = list(self._products.items())[-_NUM_TRACED:]
@@ -106,16 +127,19 @@ class DecomposedAttention:
         return None
 
     def _follow_softmax(self, scores: Tensor, dim: int, weights: Tensor) -> None:
+        if not _can_be_traced(weights) or weights.ndim < 3:
+            return
         product = self._products.get(_storage_id(scores)) if _can_be_traced(scores) else None
-        if product is not None and dim in (-1, scores.ndim - 1) and scores.ndim >= 3:
-            storages = {_storage_id(weights): StorageWeakRef(weights.untyped_storage())}
-            self._weights = _Weights(product, scores.detach(), storages)
+        if dim not in (-1, scores.ndim - 1):
+            product = None
+        storages = {_storage_id(weights): StorageWeakRef(weights.untyped_storage())}
+        found = _Weights(product, None if product is None else scores.detach(), storages)
+        self._pending = [*self._pending[1 - _NUM_PENDING :], found]
 
     def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
         """Trace the result of an operator on something that is traced, if it has its size."""
         if not _can_be_traced(result):
             return
-        weights = self._weights
         for given in args:
             if not _can_be_traced(given) or given.numel() != result.numel():
                 continue
@@ -124,11 +148,11 @@ class DecomposedAttention:
                 _, query_NTD, key_NDS = self._products[place]
                 self._trace(result, query_NTD, key_NDS)
                 return
-            if weights is not None and place in weights.storages:
-                drawn = self._drawn
+            if (weights := self._weights_in(given)) is not None:
+                drawn = weights.drawn
                 if drawn is not None and any(_is_stored_in((_storage_id(drawn),), other) for other in args):
                     weights.noise.append(drawn.expand_as(given))
-                    self._drawn = None
+                    weights.drawn = None
                 weights.storages[_storage_id(result)] = StorageWeakRef(result.untyped_storage())
                 return
 
@@ -154,15 +178,19 @@ def _is_stored_in(storages: Any, x: Any) -> bool:
     return _can_be_traced(x) and _storage_id(x) in storages
 
 
-def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> AttentionCall | None:
-    """Return the call, if the first factor has the shape of the weights; heads that are in the batch stay there."""
+def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> AttentionCall | str:
+    """Return the call, or why it is none; heads that are in the batch stay there."""
+    if weights.product is None or weights.scores is None:
+        return _OTHER_FORM
     (_, query_NTD, key_NDS), scores = weights.product, weights.scores
     num_queries, num_keys = scores.shape[-2:]
     num_products = len(left)
     shapes = (query_NTD.shape[:2], key_NDS.shape[::2], left.shape)
     expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
     if shapes != expected or scores.numel() != left.numel():
-        return None
+        return _OTHER_FORM
+    if not _are_weights(left.detach(), scores, weights.noise):
+        return _CHANGED
     num_heads = scores.shape[-3] if scores.ndim > 3 else 1
 
     def by_heads(x: Tensor) -> Tensor:
@@ -177,11 +205,10 @@ def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Te
         scale=None,
         output=by_heads(result_NTD),
         scored=True,
-        changed=not _are_weights(weights, left.detach()),
     )
 
 
-def _are_weights(weights: _Weights, used_NTS: Tensor) -> bool:
+def _are_weights(used_NTS: Tensor, all_scores: Tensor, all_noise: Sequence[Tensor]) -> bool:
     """Return whether `used_NTS` is the softmax of the scores times the noise of dropout, up to rounding.
 
     Queries that may see nothing are not compared: some models get nan or equal weights, and replace them afterwards.
@@ -189,7 +216,7 @@ def _are_weights(weights: _Weights, used_NTS: Tensor) -> bool:
     tolerance = 8 * torch.finfo(used_NTS.dtype).eps
     num_keys = used_NTS.shape[-1]
     size = max(1, _NUM_COMPARED // max(1, num_keys))
-    parts = (x.reshape(-1, num_keys).split(size) for x in (used_NTS, weights.scores, *weights.noise))
+    parts = (x.reshape(-1, num_keys).split(size) for x in (used_NTS, all_scores, *all_noise))
     for used, scores, *noise in zip(*parts, strict=True):
         scores = widen(scores)
         expected = scores.softmax(dim=-1)

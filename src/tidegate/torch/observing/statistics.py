@@ -65,8 +65,6 @@ class AttentionCall(NamedTuple):
     """Logits of sinks in the softmax of the call itself; those of a layer around it are not here."""
     scored: bool = False
     """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
-    changed: bool = False
-    """Whether the weights are not the softmax of these scores; such a call is not counted."""
 
     @property
     def factor(self) -> float:

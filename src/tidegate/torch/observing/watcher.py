@@ -52,7 +52,6 @@ from tidegate.torch.observing.sums import (
 )
 
 _NOT_EVERY_QUERY = "it has not one query for each token that the module was given, or fewer keys than queries"
-_CHANGED = "its result was changed before the product with the values"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -130,7 +129,7 @@ def observe(
             _force_eager(),
             follow_modules(model, watcher) as stack,
             watch_interface(watcher.see),
-            AttentionCalls(watcher.see),
+            AttentionCalls(watcher.see, watcher.miss),
         ):
             watcher.follow(stack)
             yield watcher
@@ -248,12 +247,11 @@ class Watcher:
             return
         name, module = self._stack[-1].name, self._stack[-1].module
         if call.scored:
-            # Ours calls the kernel, and PyTorch's own is called again for it.
-            if isinstance(module, GatedAttention) or is_torch_multihead(module):
+            if _is_seen_otherwise(module):
                 return
-            known = None if call.changed else with_rows_of(self._stack[-1], call)
+            known = with_rows_of(self._stack[-1], call)
             if known is None:
-                self._uncertain[name or type(module).__name__] = _CHANGED if call.changed else _NOT_EVERY_QUERY
+                self.miss(_NOT_EVERY_QUERY)
                 return
             call = known
         sink_H = module.sink_logits() if isinstance(module, GatedAttention) else call.sink_H
@@ -274,6 +272,12 @@ class Watcher:
         self._begin_branch(name, module, call, counted, record.contribution)
         batch_first = getattr(module, "batch_first", True)
         self._real[name] = counted.real_BT if batch_first else counted.real_BT.mT
+
+    def miss(self, why: str) -> None:
+        """Note that the running module has a softmax that may belong to attention, and why it is not observed."""
+        if self._stack and not _is_seen_otherwise(self._stack[-1].module):
+            name, module = self._stack[-1].name, self._stack[-1].module
+            self._uncertain[name or type(module).__name__] = why
 
     @torch.no_grad()
     def leave(self, call: ModuleCall, result: Any) -> None:
@@ -349,6 +353,11 @@ class Watcher:
             if layer in self._tally.layers_in[block]:
                 return ResidualSummary(largest=stream.largest, effective_rank=stream.effective_rank())
         return None
+
+
+def _is_seen_otherwise(module: nn.Module) -> bool:
+    """Return whether the module's separate operators are not to be counted: it calls the kernel, or is called again."""
+    return isinstance(module, GatedAttention) or is_torch_multihead(module)
 
 
 @contextmanager
