@@ -207,6 +207,32 @@ def test_padding_is_what_the_model_is_told(options, count):
     assert {moments.count for moments in watcher.observation().layers[0].heads["mass"]} == {count}
 
 
+class Whole(nn.Module):
+    """A model in which padding sees itself, as in XLNet, around a layer that has a mask under another name."""
+
+    def __init__(self, honors):
+        super().__init__()
+        self.layer, self.honors = Layer(), honors
+
+    def forward(self, x, attention_mask):
+        seen = attention_mask.bool()[:, None, None] | torch.eye(7, dtype=torch.bool)
+        return self.layer(x, seen if self.honors else torch.ones(2, 1, 7, 7, dtype=torch.bool))
+
+
+class Layer(nn.Module):
+    def forward(self, x, seen):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+
+
+@pytest.mark.parametrize(("honors", "count"), [(True, 7 + 4), (False, 2 * 7)])
+def test_a_mask_under_another_name_is_the_calls_if_no_real_query_sees_the_padding(honors, count):
+    model, (x, _, _) = Whole(honors), qkv()
+    with observe(model) as watcher:
+        model(x, attention_mask=torch.arange(7) >= torch.tensor([[0], [3]]))
+    (layer,) = watcher.observation().layers
+    assert {moments.count for moments in layer.heads["mass"]} == {count}
+
+
 class Added(nn.Module):
     """Attention to whose scores a mask of keys is added."""
 

@@ -52,6 +52,18 @@ def test_the_comparison_notices_a_layer_that_was_not_seen():
         observed_types.require_every_layer(model, inputs, replace(found, layers=found.layers[:1]))
 
 
+@torch.no_grad()
+def test_the_padding_of_xlnet_is_left_out():
+    model = model_types.build("xlnet")
+    inputs = model_types.inputs_of(model, length=8, padded=True)
+    real = inputs["attention_mask"].bool()
+    with observe(model, keys=8) as watcher:
+        model(**inputs)
+    for layer in watcher.observation().layers:
+        # All weight of a real query is on real keys.
+        assert {(moments.count, round(moments.mean, 5)) for moments in layer.heads["mass"]} == {(int(real.sum()), 1.0)}
+
+
 @pytest.mark.parametrize("model_type", ["bloom", "gptj", "mpt", "xglm"])
 @torch.no_grad()
 def test_padding_and_caches_of_models_that_spell_it_out(model_type):

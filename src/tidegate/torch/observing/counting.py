@@ -76,6 +76,7 @@ def count_call(
     heat: bool,
     padding: Tensor | None,
     from_mask: Tensor | None = None,
+    passed_on: bool = True,
     set_output: bool = False,
     past: Past | None = None,
     cross_attention: bool = False,
@@ -102,6 +103,7 @@ def count_call(
         heat: Whether to compute the largest score and the heat capacity.
         padding: (B, at most P) bool, True for real tokens; later ones are real.
         from_mask: The same, if it is not certain to be of this sequence.
+        passed_on: Whether `from_mask` reaches the call; if not, it counts only if the call hides its padding.
         set_output: Whether to compute what each query takes in from the key set.
         past: The calls before.
         cross_attention: Whether queries and keys are of different sequences: queries count from 0 and are all real.
@@ -113,7 +115,10 @@ def count_call(
     if cross_attention:
         placed = _place_across(call, _visible_keys(call))
     else:
-        placed = _place_within(call, padding, from_mask, past, num_added if call.key.shape[2] == whole else 0)
+        num_added = num_added if call.key.shape[2] == whole else 0
+        if from_mask is not None and not passed_on and not _hides_padding(call, from_mask, num_added):
+            from_mask = None
+        placed = _place_within(call, padding, from_mask, past, num_added)
     in_set = _key_set(keys, placed.real_BP, placed.call.key.shape[2])
     statistics = statistics_in_parts(placed.call, keys=in_set, heat=heat)
     if sink_H is not None:
@@ -287,6 +292,29 @@ def _visible_keys(call: AttentionCall) -> Tensor:
     if call.mask.dtype == torch.bool:
         return call.mask.any(dim=(1, 2)).expand(shape)
     return (call.mask.amax(dim=(1, 2)) > (FORBIDDEN if call.scored else FORBIDDING)).expand(shape)
+
+
+def _hides_padding(call: AttentionCall, real_BP: Tensor, num_added: int) -> bool:
+    """Return whether there is padding among the call's keys, and no real query may see any of it."""
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    if len(real_BP) != len(call.query) or real_BP.shape[1] < max(num_queries, num_keys - num_added):
+        return False
+    real_BP = real_BP.to(call.query.device)
+    padded_BS = F.pad(~real_BP[:, real_BP.shape[1] - num_keys + num_added :], (0, num_added), value=False)
+    limit, order = FORBIDDEN if call.scored else FORBIDDING, torch.arange(num_keys, device=call.query.device)
+    for row in padded_BS.any(dim=1).nonzero().flatten().tolist():
+        real, padded = real_BP[row, -num_queries:], padded_BS[row]
+        # One head at a time: few of its scores are copied.
+        for mask in (None,) if call.mask is None else call.mask[row % len(call.mask)]:
+            seen = torch.ones((), dtype=torch.bool, device=call.query.device)
+            if call.causal:
+                seen = order[padded] <= order[:num_queries][real][:, None]
+            if mask is not None:
+                part = mask.expand(num_queries, num_keys)[real][:, padded]
+                seen = seen & (part if part.dtype == torch.bool else part > limit)
+            if bool(seen.any()):
+                return False
+    return bool(padded_BS.any())
 
 
 def _extend_padding(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:

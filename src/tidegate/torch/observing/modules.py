@@ -175,23 +175,24 @@ def num_added_keys(call: ModuleCall, num_keys: int) -> int:
     return num_keys - num_masked if 1 < num_masked < num_keys else 0
 
 
-def given_padding(stack: Sequence[ModuleCall]) -> Tensor | None:
-    """Return which tokens are real, (B, P) bool, by the innermost `attention_mask` with two axes, or None.
+def given_padding(stack: Sequence[ModuleCall]) -> tuple[Tensor | None, bool]:
+    """Return which tokens are real, (B, P) bool, by the innermost `attention_mask`, and whether it is passed on.
 
-    A mask is of ones and zeros: bool, integers from 0, or 0.0 and 1.0; others are added to scores. It applies to the
-    modules that it can be passed down to: all further ones on the stack have an argument for a mask. So the padding of
-    a text is not that of an image beside it. In cross-attention the mask is the source's, and says nothing of queries.
+    A mask has two axes, of ones and zeros: bool, integers from 0, or 0.0 and 1.0; others are added to scores. It is
+    passed on if all further modules on the stack have an argument whose name ends with `mask` or `bias`. If not, it may
+    be that of another sequence, such as the text beside an image, or its argument may have any other name: only the
+    attention call itself can tell. In cross-attention the mask is the source's, and says nothing of queries.
     """
     if any(map(is_cross_attention, stack)):
-        return None
+        return None, False
+    passed_on = True
     for call in reversed(stack):
         mask = call.given().get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2 and _marks_padding(mask):
-            return mask.detach().bool()
+            return mask.detach().bool(), passed_on
         names = (*_argument_names(type(call.module).forward), *call.kwargs)
-        if not any(name.endswith(("mask", "bias")) for name in names):
-            return None
-    return None
+        passed_on = passed_on and any(name.endswith(("mask", "bias")) for name in names)
+    return None, False
 
 
 def _marks_padding(mask: Tensor) -> bool:

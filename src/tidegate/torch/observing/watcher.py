@@ -82,8 +82,9 @@ def observe(
     Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
     a causal row, is left out of means and kept in curves by position.
 
-    Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and the modules
-    down to the one that attends have an argument for a mask. Else it is read from the masks of the calls: a key that no
+    Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and either the
+    modules down to the one that attends have an argument for a mask, or no real query may see the padding. Else it is
+    read from the masks of the calls: a key that no
     query of its row may see, and in self-attention the query at its position. In an additive mask numbers up to -10,000
     forbid. Where masks hide keys for other reasons give `padding`.
 
@@ -254,6 +255,7 @@ class Watcher:
                 self.miss(_NOT_EVERY_QUERY)
                 return
             call = known
+        from_mask, passed_on = given_padding(self._stack)
         sink_H = module.sink_logits() if isinstance(module, GatedAttention) else call.sink_H
         record = self._record(name, call.query.shape[1], has_sink=sink_H is not None)
         counted = count_call(
@@ -261,7 +263,8 @@ class Watcher:
             keys=self._keys,
             heat=self._heat,
             padding=self.padding,
-            from_mask=given_padding(self._stack),
+            from_mask=from_mask,
+            passed_on=passed_on,
             set_output=record.contribution.known,
             past=record.past,
             cross_attention=name.endswith(self._crossing) or is_cross_attention(self._stack[-1]),
