@@ -270,6 +270,22 @@ def test_attention_in_another_form_is_named(form, context):
     assert [layer.name for layer in found.layers] == ["0"]
 
 
+@pytest.mark.parametrize("num_low", [0, 1, 9], ids=["none", "one query", "every query"])
+@torch.no_grad()
+def test_queries_whose_scores_all_look_masked_are_named(num_low):
+    def low(scores, v):
+        return (scores - 6000 * (torch.arange(9)[:, None] >= 9 - num_low)).softmax(-1) @ v
+
+    model = OtherForm(low)
+    model.mask = torch.zeros(9, 9)
+    with observe(model) as watcher:
+        model(inputs())
+    warns = pytest.warns(UserWarning, match="OtherForm leaves out queries whose scores all lie below -5,000")
+    with warns if num_low else nullcontext():
+        (layer,) = watcher.observation().layers
+    assert layer.heads["mass"][0].count == 2 * (9 - num_low)
+
+
 @torch.no_grad()
 def test_two_softmaxes_before_their_products_are_two_calls():
     def both(scores, v):

@@ -24,6 +24,9 @@ from tidegate.torch.observing.statistics import (
     with_sink,
 )
 
+_LEAST_SCORE = -6e4
+"""A score below this is a mask for sure: no model has such scores, and masks of half precision add -65,504."""
+
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
 
@@ -54,6 +57,8 @@ class CountedCall:
     """Position of the first query."""
     past: Past | None
     """What identifies the next call."""
+    has_low_queries: bool
+    """Whether real queries are left out whose scores all lie below -5,000, though they may not be masked."""
 
 
 class _PlacedCall(NamedTuple):
@@ -85,7 +90,8 @@ def count_call(
 ) -> CountedCall:
     """Compute the statistics of a call and find out which of its queries count.
 
-    A number in an additive mask of at most -10,000 forbids like -inf. Trailing keys that nobody in the batch may see,
+    A number in an additive mask of at most -10,000 forbids like -inf. Where only the sum of mask and score is known, a
+    sum of at most -5,000 does; queries with no other are left out. Trailing keys that nobody in the batch may see,
     where there are more keys than queries, are the unwritten places of a cache and left out.
 
     Queries are the last of the keys. They follow the positions of `past` if the keys do, and keys that are no longer
@@ -124,6 +130,12 @@ def count_call(
     if sink_H is not None:
         statistics = with_sink(statistics, sink_H)
     real_B1T = placed.real_BT[:, None]
+    # A row without any real key is hardly padding alone.
+    low_BHT = statistics.empty & (real_B1T | ~placed.real_BP.any(dim=1)[:, None, None])
+    if placed.call.scored and placed.call.mask is not None and bool(low_BHT.any()):
+        low_BHT = low_BHT & (placed.call.mask.amax(dim=-1) > _LEAST_SCORE)
+    else:
+        low_BHT = torch.zeros_like(low_BHT)
     return CountedCall(
         statistics=statistics,
         counted_BHT=real_B1T & ~statistics.empty,
@@ -132,6 +144,7 @@ def count_call(
         real_BT=placed.real_BT,
         first=placed.first,
         past=placed.past,
+        has_low_queries=bool(low_BHT.any()),
     )
 
 

@@ -86,7 +86,8 @@ def observe(
     modules down to the one that attends have an argument for a mask, or no real query may see the padding. Else it is
     read from the masks of the calls: a key that no
     query of its row may see, and in self-attention the query at its position. In an additive mask numbers up to -10,000
-    forbid. Where masks hide keys for other reasons give `padding`.
+    forbid; in separate operators, where mask and scores are seen as a sum, sums up to -5,000. Where masks hide keys for
+    other reasons give `padding`.
 
     Positions are those of the whole sequence. As many queries as keys begin one; a call continues it if the key before
     its own is the last key of the call before. So a cache may drop keys: they have no mass and no impact, as behind
@@ -181,7 +182,7 @@ class Watcher:
         self._stack: Sequence[ModuleCall] = ()
         self._tally = Tally()
         self._uncertain: dict[str, str] = {}
-        """Layers with a softmax that may belong to attention, which is not observed, and why."""
+        """Layers of whose attention not everything is observed, and what is not."""
         self._before: Tally | None = None
         """The sums before the current batch."""
         self._real: dict[str, Tensor] = {}
@@ -202,12 +203,11 @@ class Watcher:
     def observation(self) -> Observation:
         """Return everything observed so far, as plain data.
 
-        Warn of layers with a softmax that may belong to attention, which is not observed.
+        Warn of layers with a softmax that may belong to attention and is not observed, and of queries left out because
+        all their scores lie below -5,000.
         """
         tally = self._tally
-        uncertain = "".join(
-            f" {name} has a softmax that is not observed: {why}." for name, why in self._uncertain.items()
-        )
+        uncertain = "".join(f" {name} {what}." for name, what in self._uncertain.items())
         if not tally.layers:
             raise RuntimeError(
                 f"{type(self._model).__name__} made no attention call that can be observed.{uncertain} Call it inside "
@@ -272,6 +272,9 @@ class Watcher:
             sink_H=sink_H,
         )
         record.add(counted)
+        if counted.has_low_queries:
+            low = "leaves out queries whose scores all lie below -5,000, as if they were masked"
+            self._uncertain.setdefault(name or type(module).__name__, low)
         self._begin_branch(name, module, call, counted, record.contribution)
         batch_first = getattr(module, "batch_first", True)
         self._real[name] = counted.real_BT if batch_first else counted.real_BT.mT
@@ -280,7 +283,7 @@ class Watcher:
         """Note that the running module has a softmax that may belong to attention, and why it is not observed."""
         if self._stack and not _is_seen_otherwise(self._stack[-1].module):
             name, module = self._stack[-1].name, self._stack[-1].module
-            self._uncertain[name or type(module).__name__] = why
+            self._uncertain[name or type(module).__name__] = f"has a softmax that is not observed: {why}"
 
     @torch.no_grad()
     def leave(self, call: ModuleCall, result: Any) -> None:
