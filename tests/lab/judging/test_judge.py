@@ -1,4 +1,3 @@
-import math
 from itertools import chain
 
 import numpy as np
@@ -7,8 +6,14 @@ from closeness import assert_close
 from errors import rejects
 from scipy import stats
 
-from tidegate.lab.judging import calibration, compare_to_control, dunnett_critical_value, false_positive_rate
-from tidegate.lab.judging import judge as judge_module
+from tidegate.lab.judging import (
+    calibration,
+    compare_to_control,
+    detectable_difference,
+    dunnett_critical_value,
+    false_positive_rate,
+)
+from tidegate.lab.judging.judge import degrees_of_freedom, fit_additive_model
 
 NAMES = ("none", "g1", "bma", "bma-query")
 NOISE = 0.003
@@ -41,9 +46,8 @@ class TestTheModel:
         (result,) = judge(table).variants[1:]
         peer = stats.ttest_rel(table[1], table[0])
         interval = peer.confidence_interval(0.95)
-        assert judge(table).degrees_of_freedom == 5
+        assert (result.degrees_of_freedom, result.critical_value) == (5, pytest.approx(2.5706, abs=1e-4))
         assert_close(np.array([result.low, result.high]), np.array([interval.low, interval.high]))
-        assert_close(np.array([result.own_low, result.own_high]), np.array([interval.low, interval.high]))
         assert_close(np.float64(result.p_value), np.float64(peer.pvalue))
 
     def test_the_residual_is_that_of_least_squares(self):
@@ -53,17 +57,32 @@ class TestTheModel:
         design = np.stack(columns, axis=1).astype(float)
         _, (sum_of_squares,), rank, _ = np.linalg.lstsq(design, table.ravel())
         comparison = judge(table)
-        assert comparison.degrees_of_freedom == 20 - rank == 12
+        assert 20 - rank == 12
         assert_close(np.float64(comparison.residual_sd), np.sqrt(sum_of_squares / 12))
 
     def test_intervals_are_the_difference_of_means_and_dunnetts_multiple_of_its_error(self):
         table = figures(effects=(0.01, -0.02, 0.0))
         comparison = judge(table)
-        half = dunnett_critical_value(3, 12) * comparison.residual_sd * np.sqrt(2 / 5)
+        centered = table - table.mean(axis=0)
+        variances = 4 / 3 * (centered - centered.mean(axis=1, keepdims=True)).var(axis=1, ddof=1)
+        shrunk = 0.8 * variances + 0.2 * variances.mean()
+        errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / 5)
+        assert_close(numbers(comparison, "standard_error")[:, 0], errors)
+        half = [dunnett_critical_value(3, result.degrees_of_freedom) for result in comparison.variants[1:]] * errors
         difference = table[1:].mean(axis=1) - table[0].mean()
         expected = np.stack([difference, difference - half, difference + half], axis=1)
         assert_close(numbers(comparison, "difference", "low", "high"), expected)
         assert_close(numbers(comparison, "relative_difference")[:, 0], difference / table[0].mean())
+
+    def test_degrees_of_freedom_are_those_of_the_variance_in_simulated_tables(self):
+        variances, num_seeds = np.array([1.0, 0.5, 4.0, 1.0]), 6
+        tables = np.sqrt(variances)[:, None] * np.random.default_rng(0).standard_normal((20_000, 4, num_seeds))
+        residual = tables - tables.mean(axis=1, keepdims=True)
+        own = residual.var(axis=2, ddof=1)
+        pooled = own.mean(axis=1)
+        for index, degrees in enumerate(degrees_of_freedom(variances, num_seeds), start=1):
+            form = (num_seeds - 1) * (own[:, 0] + own[:, index]) + 2 * pooled
+            assert degrees == pytest.approx(2 * form.mean() ** 2 / form.var(), rel=0.05)
 
     def test_an_interval_ends_at_zero_where_p_is_the_level(self):
         comparison = judge(figures(effects=(0.004, -0.006, 0.008), seed=4))
@@ -75,7 +94,7 @@ class TestTheModel:
         table = figures(effects=(0.01, -0.02, 0.0), spreads=spreads)
         shift = np.array([0.0, 3.0, -1.0, 0.5, 0.0])
         shifted, plain = judge(table + shift - shift.mean()), judge(table)
-        fields = ("difference", "low", "high", "p_value", "own_low", "own_high", "detectable")
+        fields = ("difference", "low", "high", "p_value", "detectable")
         assert_close(numbers(shifted, *fields), numbers(plain, *fields))
         assert verdicts(shifted) == verdicts(plain)
 
@@ -85,7 +104,7 @@ class TestTheModel:
         losses = dict(zip(NAMES, table[:, [3, 1, 0, 4, 2]].tolist(), strict=True))
         turned = compare_to_control({name: losses[name] for name in reversed(NAMES)}, control="none")
         for name in NAMES[1:]:
-            fields = ("difference", "low", "high", "p_value", "own_low", "own_high", "detectable")
+            fields = ("difference", "low", "high", "p_value", "detectable")
             expected, actual = (np.array([getattr(c[name], field) for field in fields]) for c in (plain, turned))
             assert_close(actual, expected)
             assert turned[name].verdict == plain[name].verdict
@@ -93,7 +112,7 @@ class TestTheModel:
     def test_scaling_the_figures_scales_the_intervals_and_keeps_the_verdicts(self):
         table = figures(effects=(0.01, -0.02, 0.0))
         plain, scaled = judge(table), judge(1000 * table)
-        fields = ("difference", "low", "high", "own_low", "own_high", "detectable", "sd")
+        fields = ("difference", "low", "high", "standard_error", "detectable", "sd")
         assert_close(numbers(scaled, *fields) / 1000, numbers(plain, *fields))
         assert_close(
             numbers(scaled, "p_value", "relative_difference"), numbers(plain, "p_value", "relative_difference")
@@ -114,63 +133,69 @@ class TestTheModel:
         assert (numbers(low, "low", "high") == numbers(high, "low", "high")).all()
 
 
-NUM_TABLES = 2000
-"""Four standard deviations of a binomial 5 % are 2 % then."""
-
-
-def leave_out_p_values(patch):
-    """Dunnett's p takes half of the time. No verdict should depend on it; one that did would be seen by the nan."""
-    patch.setattr(judge_module, "dunnett_p_value", lambda *_: math.nan)
-
-
-@pytest.fixture(scope="module")
-def without_differences():
-    """Comparisons of tables in which nothing differs."""
-    with pytest.MonkeyPatch.context() as patch:
-        leave_out_p_values(patch)
-        return [judge(figures(seed=seed)) for seed in range(NUM_TABLES)]
+def found(tables):
+    """Which variants of which tables have an interval that excludes 0."""
+    models = [fit_additive_model(table, 0.95) for table in tables]
+    return np.array(
+        [[abs(d) > e.half_width for d, e in zip(m.differences, m.errors, strict=True)] for m in models], dtype=bool
+    )
 
 
 class TestErrorRates:
-    @pytest.fixture(autouse=True)
-    def no_p_values(self, monkeypatch):
-        leave_out_p_values(monkeypatch)
+    # Before version 0.3, a variant noisier than the others made 9.7 and 10.5 % of the tables wrong with three seeds.
+    @pytest.mark.parametrize("spreads", [(1, 1, 1, 1), (1, 0.7, 1.2, 3.6), (1, 1, 1, 5)], ids=str)
+    def test_few_tables_without_differences_show_one_whatever_the_spreads(self, spreads):
+        tables = np.array(spreads)[:, None] * np.random.default_rng(0).standard_normal((800, 4, 3))
+        # Two standard errors above 6.5 %.
+        assert found(tables).any(axis=1).mean() <= 0.083
 
-    def test_the_family_is_wrong_in_one_of_twenty_tables_without_differences(self, without_differences):
-        wrong = [any(v.verdict in ("better", "worse") for v in c.variants) for c in without_differences]
-        assert 0.03 < np.mean(wrong) < 0.07
+    @pytest.mark.full
+    @pytest.mark.parametrize("num_seeds", [3, 4, 5])
+    @pytest.mark.parametrize(
+        ("spreads", "level"),
+        [
+            ((1, 1, 1, 1), 0.065),
+            ((1, 0.7, 1.2, 3.6), 0.065),
+            ((1, 1, 1, 5), 0.065),
+            ((1, 1, 5, 5), 0.065),
+            # A noisy control is the hard case.
+            ((5, 1, 1, 1), 0.085),
+        ],
+        ids=str,
+    )
+    def test_the_family_wise_error_rate_of_ten_thousand_tables(self, spreads, level, num_seeds):
+        tables = np.array(spreads)[:, None] * np.random.default_rng(num_seeds).standard_normal((10_000, 4, num_seeds))
+        assert found(tables).any(axis=1).mean() <= level
+
+    @pytest.mark.parametrize(
+        ("num_seeds", "half", "most"),
+        [
+            (3, 2.615, 3.946),
+            *(pytest.param(*row, marks=pytest.mark.full) for row in ((4, 2.057, 2.974), (5, 1.756, 2.486))),
+        ],
+    )
+    def test_equal_spreads_keep_nine_tenths_of_the_power_that_the_whole_table_s_residual_has(
+        self, num_seeds, half, most
+    ):
+        # The rule of version 0.2 had a power of 0.5 and 0.8 at these differences.
+        noise = np.random.default_rng(num_seeds).standard_normal((1000, 4, num_seeds))
+        for effect, power in ((half, 0.5), (most, 0.8)):
+            shifted = noise + effect * np.array([0, 1, 0, 0])[:, None]
+            assert found(shifted)[:, 0].mean() > 0.9 * power - 0.02
 
     def test_all_intervals_hold_the_truth_at_once_in_nineteen_of_twenty_tables(self):
         effects = np.array([0.01, -0.003, 0.0])
-        tables = np.stack([figures(effects=effects, seed=seed) for seed in range(NUM_TABLES)])
-        residual = tables - tables.mean(axis=1, keepdims=True)
-        residual = residual - residual.mean(axis=2, keepdims=True)
-        half = dunnett_critical_value(3, 12) * np.sqrt((residual**2).sum(axis=(1, 2)) / 12 * 2 / 5)
-        error = np.abs(tables[:, 1:].mean(axis=2) - tables[:, :1].mean(axis=2) - effects)
-        assert 0.93 < np.mean(error.max(axis=1) < half) < 0.97
-
-    # A noisy control is the hard case.
-    @pytest.mark.parametrize(
-        "spreads",
-        [(5, 1, 1, 1), *(pytest.param(each, marks=pytest.mark.full) for each in ((1, 1, 1, 5), (1, 1, 5, 5)))],
-    )
-    def test_unequal_spreads_make_it_wrong_hardly_more_often(self, spreads):
-        comparisons = [judge(figures(seed=seed, spreads=spreads)) for seed in range(600)]
-        wrong = [any(v.verdict in ("better", "worse") for v in c.variants) for c in comparisons]
-        # By the residual of the table alone it would be 14 % with a noisy control.
-        assert np.mean(wrong) < 0.1
+        shift = np.array([0.0, *effects])[:, None]
+        missed = found([figures(effects=effects, seed=seed) - shift for seed in range(1000)]).any(axis=1)
+        assert 0.03 < missed.mean() < 0.07
 
     def test_the_detectable_difference_is_called_four_times_in_five(self):
-        standard_error = NOISE * np.sqrt(2 / 5)
-        # What a run reports for a residual that is just the true noise.
         comparison = judge(figures())
-        effect = comparison.detectable / comparison.residual_sd * NOISE
-        comparisons = [judge(figures(effects=(effect, 0, 0), seed=seed)) for seed in range(800)]
-        called = [c["g1"].verdict == "worse" for c in comparisons if c.pooled]
-        assert 3 < effect / standard_error < 4
-        # Four standard deviations of some 650 draws at 80 % are 6 %.
-        assert len(called) > 600
-        assert 0.74 < np.mean(called) < 0.86
+        # What a run reports for spreads that are just the true noise.
+        effect = detectable_difference(NOISE * np.sqrt(2), num_blocks=5, num_comparisons=3)
+        called = found([figures(effects=(effect, 0, 0), seed=seed) for seed in range(800)])[:, 0]
+        assert 0.5 * effect < comparison.detectable < 2 * effect
+        assert 0.74 < called.mean() < 0.86
 
     def test_recorded_noise_gives_the_rate_of_its_own_tables(self):
         noise = (1.5 + 0.01 * np.random.default_rng(1).standard_normal(60)).tolist()
@@ -241,38 +266,19 @@ class TestVerdicts:
 
 
 class TestUnequalSpread:
-    def test_an_unstable_variant_is_named_and_judged_by_its_own_runs(self):
-        comparison = judge(figures(spreads=(1, 1, 12, 1)))
-        (warning,) = comparison.warnings
-        assert warning.startswith("the residuals of bma spread")
-        assert not comparison.pooled
-        assert comparison.degrees_of_freedom == 4
-        assert (numbers(comparison, "low", "high") == numbers(comparison, "own_low", "own_high")).all()
-        assert comparison["bma"].detectable == comparison.detectable > 3 * comparison["g1"].detectable
+    def test_an_unstable_variant_has_a_wide_interval_and_leaves_the_others_narrow(self):
+        comparison, quiet = judge(figures(spreads=(1, 1, 12, 1))), judge(figures(spreads=(1, 1, 1, 1)))
+        width, before = ({v.name: v.high - v.low for v in c.variants[1:]} for c in (comparison, quiet))
+        assert width["bma"] > 5 * before["bma"]
+        assert width["bma"] > 1.7 * width["g1"]
+        assert comparison["bma"].degrees_of_freedom < comparison["g1"].degrees_of_freedom
+        assert comparison.detectable == comparison["bma"].detectable > 1.7 * comparison["g1"].detectable
+        assert comparison.warnings == ()
 
-    def test_an_unstable_variant_does_not_hide_what_the_others_show(self):
-        found = [judge(figures(effects=(0.02, 0, 0), spreads=(1, 1, 12, 1), seed=seed))["g1"] for seed in range(50)]
-        assert np.mean([result.verdict == "worse" for result in found]) > 0.9
-
-    def test_own_intervals_are_paired_and_share_the_level(self):
-        table = figures(spreads=(1, 1, 12, 1))
-        result = judge(table)["bma"]
-        peer = stats.ttest_rel(table[2], table[0])
-        interval = peer.confidence_interval(1 - 0.05 / 3)
-        assert_close(np.array([result.own_low, result.own_high]), np.array([interval.low, interval.high]))
-        assert result.p_value == pytest.approx(min(1, 3 * peer.pvalue))
-
-    def test_equal_spreads_are_taken_for_unequal_as_often_as_they_should(self, without_differences):
-        warned = [bool(comparison.warnings) for comparison in without_differences]
-        # 10 % for the control and 10 % for the variants, less what they have in common.
-        assert 0.1 < np.mean(warned) < 0.25
-
-    def test_two_variants_give_no_warning_since_pairs_are_right_for_any_spread(self):
-        assert judge(figures(effects=(0.0,), spreads=(1, 50))).warnings == ()
-
-    def test_a_difference_that_never_varies_is_held_against_the_noise_of_the_table(self):
+    def test_a_difference_that_never_varies_is_judged_by_the_same_rule(self):
         table = np.array([[0.9, 0.8, 0.7, 0.85], [0.9, 0.8, 0.7, 0.85], [0.3, 0.9, 0.1, 0.4]])
         table[1] += 0.001
         comparison = judge(table, lower_is_better=False)
-        assert comparison.warnings[0].startswith("the residuals of bma spread")
+        assert comparison.warnings == ()
         assert verdicts(comparison)["g1"] == "inconclusive"
+        assert comparison["g1"].standard_error > 0.03

@@ -65,15 +65,14 @@ def _power(request: Request) -> str:
     """Return the minimum detectable effect at the noise of the standard task; empty with too few seeds."""
     is_tuned = request.grid is not None and request.grid.chooses
     noise, number = TUNED_NOISE if is_tuned else TYPICAL_NOISE, len(request.variants) - 1
-    # Judged by each variant's own pairs: equal spreads would detect less, but are not known before.
-    shown = detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number, pooled=False)
+    shown = detectable_difference(noise, num_blocks=request.num_seeds, num_comparisons=number)
     if request.runs or shown is None:
         return ""
     return (
         f"If differences to {request.control.name} scatter by {_percent(noise)} of the loss from seed to seed, as on "
         f"the standard task{' when it was tuned' * is_tuned}, {request.num_seeds} seeds show one of "
         f"{_percent(shown)} at least 4 times in 5, and one of {_percent(_SOUGHT)} needs "
-        f"{_seeds(noise, number, pooled=False)}."
+        f"{_seeds(noise, number)}."
     )
 
 
@@ -81,7 +80,7 @@ def seeds_for_a_verdict(summary: Summary) -> str:
     """Say how many seeds would tell the variants apart that were not; empty if there are none."""
     control, number = summary.control, len(summary.variants) - 1
     needs = [
-        f"{variant.name} {_seeds(_scatter(variant, control), number, pooled=summary.comparison.pooled)}"
+        f"{variant.name} {_seeds(_scatter(variant, control), number)}"
         for variant in summary.variants
         if variant.result.verdict == "inconclusive"
     ]
@@ -100,8 +99,8 @@ def _scatter(variant: VariantSummary, control: VariantSummary) -> float:
     return stdev(own - other for own, other in pairs) / fmean(other for _, other in pairs)
 
 
-def _seeds(noise: float, num_comparisons: int, *, pooled: bool) -> str:
-    needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons, pooled=pooled)
+def _seeds(noise: float, num_comparisons: int) -> str:
+    needed = seeds_needed(noise, _SOUGHT, num_comparisons=num_comparisons)
     return "more than a thousand seeds" if needed is None else f"{needed} seeds"
 
 

@@ -153,5 +153,7 @@ def _signs(table: Array) -> list[int]:
     model = fit_additive_model(table, _CONFIDENCE)
     if model is None:
         return [0] * (len(table) - 1)
-    widths = [model.error(index).half_width for index in range(len(model.differences))]
-    return [(d > width) - (d < -width) for d, width in zip(model.differences, widths, strict=True)]
+    return [
+        (difference > error.half_width) - (difference < -error.half_width)
+        for difference, error in zip(model.differences, model.errors, strict=True)
+    ]

@@ -34,22 +34,17 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float
     return mean - half, mean + half
 
 
-def student_critical_value(degrees_of_freedom: int, level: float) -> float:
+def student_critical_value(degrees_of_freedom: float, level: float) -> float:
     """Return the t that Student's |T| exceeds with the chance `level`."""
     return float(special.stdtrit(degrees_of_freedom, 1 - level / 2))
 
 
-def student_p_value(statistic: float, degrees_of_freedom: int) -> float:
-    r"""Return $P(|T| \ge |t|)$ of Student's t."""
-    return 2 * float(special.stdtr(degrees_of_freedom, -abs(statistic)))
-
-
-def detectable_noncentrality(critical_value: float, degrees_of_freedom: int, power: float) -> float:
+def detectable_noncentrality(critical_value: float, degrees_of_freedom: float, power: float) -> float:
     """Return the noncentrality with which t exceeds the critical value with the chance `power`."""
     return float(special.nctdtrinc(degrees_of_freedom, 1 - power, critical_value))
 
 
-def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: int) -> float:
+def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: float) -> float:
     r"""Return $P(\max_i |T_i| \ge t)$ for k differences with one control, each over its estimated standard error.
 
     $T_i = (Z_i - Z_0) / (\sqrt 2\, s)$ with independent standard normal $Z$ and $s^2$ a chi-square over its degrees of
@@ -67,8 +62,8 @@ def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: 
     return float(s_weights @ (any_outside @ z_weights))
 
 
-@lru_cache(maxsize=64)
-def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: int, confidence: float = 0.95) -> float:
+@lru_cache(maxsize=1024)
+def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: float, confidence: float = 0.95) -> float:
     """Return the t at which `dunnett_p_value` is one minus the confidence."""
     check_confidence(confidence)
     level = 1 - confidence
@@ -82,8 +77,8 @@ def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: int, confid
     return float(found)
 
 
-@lru_cache(maxsize=64)
-def _nodes(degrees_of_freedom: int) -> tuple[Array, Array, Array, Array]:
+@lru_cache(maxsize=1024)
+def _nodes(degrees_of_freedom: float) -> tuple[Array, Array, Array, Array]:
     """Return nodes and weights of |Z| and of s."""
     z = np.linspace(0, 9, 55)
     z_weights = np.exp(-(z**2) / 2)

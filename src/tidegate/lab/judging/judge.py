@@ -1,8 +1,15 @@
-r"""Does a variant differ from the control, by how much, and how surely? From plain numbers.
+r"""Compare every variant with the control: the difference, its interval, the verdict. From plain numbers.
 
-Seeds are blocks. The figure of variant v under seed b is $y_{vb} = \mu + \alpha_v + \beta_b + \varepsilon_{vb}$; the
-residual of this table measures the noise, with (V - 1)(S - 1) degrees of freedom for V variants and S seeds, however
-far the seeds lie apart. All intervals hold at once, by the distribution of the largest of the V - 1 differences.
+Seeds are blocks. The loss of variant v under seed b is $y_{vb} = \mu + \alpha_v + \beta_b + \varepsilon_{vb}$; the
+residuals of this table measure the noise, however far the seeds lie apart, and each variant has a variance of its own:
+
+$$s_v^2 = \frac{V}{(V-1)(S-1)} \sum_b r_{vb}^2, \qquad \tilde s_v^2 = \frac{(S-1)\, s_v^2 + \bar s^2}{S}$$
+
+for V variants and S seeds. The variance of a difference is $(\tilde s_v^2 + \max(\tilde s_0^2, s_0^2)) / S$: each
+variance is averaged with the mean of all, which counts as one seed and helps where seeds are few; the control's is only
+raised, since it is in every difference. The degrees of freedom are Satterthwaite's, between S - 1 and (V - 1)(S - 1);
+Dunnett's distribution of the largest of V - 1 differences makes all intervals hold at once. With two variants it is
+the paired t test. `tests/lab/judging/test_judge.py` simulates the family-wise error rate, `docs/lab-notes.md` has it.
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from scipy import special
 
 from tidegate._validation import InputError
 from tidegate._verdict import VerdictWord
@@ -24,8 +30,6 @@ from tidegate.lab.judging.distributions import (
     dunnett_critical_value,
     dunnett_p_value,
     mean_and_sd,
-    student_critical_value,
-    student_p_value,
 )
 from tidegate.lab.judging.words import verdict_sentence
 
@@ -44,9 +48,6 @@ _LARGEST_LOSS = 1e100
 """Squares of losses are summed, and would overflow beyond."""
 POWER = 0.8
 """The chance with which a detectable difference is detected."""
-_SPREAD_LEVEL = 0.1
-"""Level of the F test for unequal spread: once for the control, once shared by the variants.
-With less, unequal spreads that stay unseen make false verdicts more frequent; with more, clear differences get lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +72,12 @@ class VariantResult:
     sentence: str = ""
     """The verdict in words."""
     num_diverged: int = 0
-    own_low: float | None = None
-    own_high: float | None = None
-    """Ends of the interval from this variant's and the control's runs alone: paired t, Bonferroni's adjustment."""
+    standard_error: float | None = None
+    """Of the difference."""
+    degrees_of_freedom: float | None = None
+    """Of the standard error."""
+    critical_value: float | None = None
+    """Half-width of the interval in standard errors: Dunnett's."""
     detectable: float | None = None
     """Difference detected with 80 % power, taking the estimated spread as true."""
 
@@ -91,16 +95,10 @@ class Comparison:
     margin: float | None
     """In the unit of the figures; None if the control diverged."""
     relative_margin: float
-    pooled: bool = True
-    """Whether all are judged by the table's residual; if spreads are unequal, each is by its own differences."""
-    degrees_of_freedom: int | None = None
-    """Degrees of freedom of the judging error; this and the next three are None if nothing was judged."""
     residual_sd: float | None = None
-    critical_value: float | None = None
-    """The intervals' half-width in standard errors: Dunnett's, or Student's for a share of the level."""
+    """Standard deviation of the table's residuals; like the next, None if nothing was judged."""
     detectable: float | None = None
-    """Difference detected with 80 % power, taking the estimated spread as true; if not pooled, the largest of the
-    variants'."""
+    """Difference detected with 80 % power, taking the estimated spread as true; the largest of the variants'."""
     variants: tuple[VariantResult, ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
@@ -153,11 +151,9 @@ def compare_to_control(
             refusal = "no noise is left to judge by: every seed gives the same differences"
     control_mean = _complete_mean(rows[control])
     absolute_margin = None if control_mean is None else margin * abs(control_mean)
-    error = None
     if model is not None and absolute_margin is not None:
-        error = model.pooled if model.widest is None else model.own[0]
-        for index, name in enumerate(names[1:]):
-            results[name] = _judge(results[name], model, index, absolute_margin, lower_is_better)
+        for name, difference, error in zip(names[1:], model.differences, model.errors, strict=True):
+            results[name] = _judge(results[name], difference, error, len(names) - 1, absolute_margin, lower_is_better)
     comparison = Comparison(
         control=control,
         num_blocks=len(rows[control]),
@@ -166,15 +162,12 @@ def compare_to_control(
         unit=unit,
         margin=absolute_margin,
         relative_margin=margin,
-        pooled=model is None or model.widest is None,
-        degrees_of_freedom=None if error is None else error.degrees_of_freedom,
         residual_sd=None if model is None else model.residual_sd,
-        critical_value=None if error is None else error.critical_value,
         detectable=max(
             (result.detectable for result in results.values() if result.detectable is not None), default=None
         ),
         variants=tuple(results.values()),
-        warnings=tuple(_warnings(rows, control, identical, model, names)),
+        warnings=tuple(_warnings(rows, control, identical)),
         refusal=refusal,
     )
     sentences = (replace(result, sentence=verdict_sentence(result, comparison)) for result in comparison.variants)
@@ -240,7 +233,7 @@ class ErrorEstimate:
     """The error that a difference is compared with."""
 
     standard_error: float
-    degrees_of_freedom: int
+    degrees_of_freedom: float
     critical_value: float
 
     @property
@@ -260,99 +253,71 @@ class AdditiveModel:
 
     residual_sd: float
     differences: tuple[float, ...]
-    """One for each variant but the control, like `own`."""
-    pooled: ErrorEstimate
-    own: tuple[ErrorEstimate, ...]
-    rounding: float
-    """What is smaller than this is zero."""
-    widest: int | None
-    """Row of the table whose residuals spread wider than chance allows; 0 is the control."""
-    spread_ratio: float
-
-    def error(self, index: int) -> ErrorEstimate:
-        """Return the error of a variant's difference; the index leaves the control out."""
-        own = self.own[index]
-        # Differences equal under every seed give no noise estimate: use the pooled one.
-        return own if self.widest is not None and own.standard_error > self.rounding else self.pooled
+    """One for each variant but the control, like `errors`."""
+    errors: tuple[ErrorEstimate, ...]
 
 
 def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
     """Fit the additive model to (variant, seed), the control first; None if the residual is zero but for rounding."""
-    num_variants, num_blocks = table.shape
-    centred = table - table.mean(axis=0)
-    residual = centred - centred.mean(axis=1, keepdims=True)
-    degrees, own_degrees = (num_variants - 1) * (num_blocks - 1), num_blocks - 1
-    residual_sd = math.sqrt(float((residual**2).sum()) / degrees)
-    rounding = 1e-14 * float(np.abs(table).max())
-    if residual_sd <= rounding:
+    num_variants, num_seeds = table.shape
+    centered = table - table.mean(axis=0)
+    residual = centered - centered.mean(axis=1, keepdims=True)
+    variances = (residual**2).sum(axis=1) * num_variants / ((num_variants - 1) * (num_seeds - 1))
+    residual_sd = math.sqrt(float(variances.mean()))
+    if residual_sd <= 1e-14 * float(np.abs(table).max()):
         return None
-    paired = table[1:] - table[0]
-    own_critical = student_critical_value(own_degrees, (1 - confidence) / (num_variants - 1))
-    widest, spread_ratio = _widest(residual)
-    return AdditiveModel(
-        residual_sd=residual_sd,
-        differences=tuple(paired.mean(axis=1).tolist()),
-        pooled=ErrorEstimate(
-            standard_error=residual_sd * math.sqrt(2 / num_blocks),
+    shrunk = ((num_seeds - 1) * variances + variances.mean()) / num_seeds
+    standard_errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / num_seeds)
+    errors = (
+        ErrorEstimate(
+            standard_error=float(standard_error),
             degrees_of_freedom=degrees,
             critical_value=dunnett_critical_value(num_variants - 1, degrees, confidence),
-        ),
-        own=tuple(
-            ErrorEstimate(
-                standard_error=sd / math.sqrt(num_blocks), degrees_of_freedom=own_degrees, critical_value=own_critical
-            )
-            for sd in paired.std(axis=1, ddof=1).tolist()
-        ),
-        rounding=rounding,
-        widest=widest,
-        spread_ratio=spread_ratio,
+        )
+        for standard_error, degrees in zip(standard_errors, degrees_of_freedom(shrunk, num_seeds), strict=True)
     )
+    differences = (table[1:] - table[0]).mean(axis=1)
+    return AdditiveModel(residual_sd=residual_sd, differences=tuple(differences.tolist()), errors=tuple(errors))
 
 
-def _widest(residual: Array) -> tuple[int | None, float]:
-    r"""Return the variant whose residuals spread wider than the others' do, if one does, and how many times as wide.
+def degrees_of_freedom(variances: Array, num_seeds: int) -> list[float]:
+    r"""Return Satterthwaite's degrees of freedom of each difference's variance, rounded down to a tenth.
 
-    The contrast of one variant with the mean of the others takes $\frac{V}{V-1} \sum_b r_{vb}^2$ of the residual sum
-    of squares; the rest is that of the table without it. For equal spreads their mean squares' ratio has exactly an F
-    distribution, with S - 1 and (V - 2)(S - 1) degrees of freedom. With two variants there is no rest, and no need:
-    the pooled interval is the paired one.
+    The variance is a quadratic form $\sum_u w_u r_u^2$ of the residuals of a seed, whose covariance is
+    $M = C \operatorname{diag}(\tilde s^2) C$ with the centering matrix C: $\nu = (S-1) \operatorname{tr}(WM)^2 /
+    \operatorname{tr}(WMWM)$. Rounding keeps the critical values few enough to cache.
     """
-    num_variants, num_blocks = residual.shape
-    if num_variants < 3:
-        return None, 1.0
-    degrees, rest_degrees = num_blocks - 1, (num_variants - 2) * (num_blocks - 1)
-    own = (residual**2).sum(axis=1) * num_variants / (num_variants - 1)
-    total = (residual**2).sum()
-    rest = np.maximum(total - own, 1e-16 * total)
-    ratios = (own / degrees) / (rest / rest_degrees)
-    levels = np.full(num_variants, _SPREAD_LEVEL / (num_variants - 1))
-    # The control is in every difference: its spread matters most, and has the level for itself.
-    levels[0] = _SPREAD_LEVEL
-    wide = special.fdtrc(degrees, rest_degrees, ratios) < levels
-    widest = int(np.argmax(np.where(wide, ratios, 0.0)))
-    return (widest if wide.any() else None), math.sqrt(ratios[widest])
+    num_variants = len(variances)
+    centering = np.eye(num_variants) - 1 / num_variants
+    covariance = centering @ (variances[:, None] * centering)
+    weights = np.full((num_variants, num_variants), 2 / (num_variants * num_seeds))
+    weights += (num_seeds - 1) / num_seeds * np.eye(num_variants)
+    weights[:, 0] += (num_seeds - 1) / num_seeds
+    weights = weights[1:]
+    degrees = (weights @ np.diag(covariance)) ** 2 / (weights @ covariance**2 * weights).sum(axis=1)
+    return [math.floor(10 * (num_seeds - 1) * each + 1e-6) / 10 for each in degrees.tolist()]
 
 
 def _judge(
-    result: VariantResult, model: AdditiveModel, index: int, margin: float, lower_is_better: bool
+    result: VariantResult,
+    difference: float,
+    error: ErrorEstimate,
+    num_comparisons: int,
+    margin: float,
+    lower_is_better: bool,
 ) -> VariantResult:
-    """Return a variant's result with the model's verdict on it; the index leaves the control out."""
-    difference, own, error = model.differences[index], model.own[index], model.error(index)
-    statistic, num_comparisons = difference / error.standard_error, len(model.differences)
-    if error is own:
-        p_value = min(1.0, num_comparisons * student_p_value(statistic, own.degrees_of_freedom))
-    else:
-        p_value = dunnett_p_value(statistic, num_comparisons, error.degrees_of_freedom)
+    """Return a variant's result with the model's verdict on it."""
     low, high = difference - error.half_width, difference + error.half_width
     return replace(
         result,
         difference=difference,
         low=low,
         high=high,
-        p_value=p_value,
+        p_value=dunnett_p_value(difference / error.standard_error, num_comparisons, error.degrees_of_freedom),
         verdict=_verdict(low, high, margin, lower_is_better),
-        own_low=difference - own.half_width,
-        own_high=difference + own.half_width,
+        standard_error=error.standard_error,
+        degrees_of_freedom=error.degrees_of_freedom,
+        critical_value=error.critical_value,
         detectable=error.detectable,
     )
 
@@ -365,16 +330,8 @@ def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> V
     return "better" if (high < 0) == lower_is_better else "worse"
 
 
-def _warnings(
-    rows: Mapping[str, Row], control: str, identical: Collection[str], model: AdditiveModel | None, names: Sequence[str]
-) -> Iterator[str]:
+def _warnings(rows: Mapping[str, Row], control: str, identical: Collection[str]) -> Iterator[str]:
     for name in rows:
         if name in identical and rows[name] != rows[control]:
-            why = "yet their figures differ: runs are not reproducible here"
+            why = "yet their losses differ: runs are not reproducible here"
             yield f"{name} is said to be identical to {control}, {why}"
-    if model is not None and model.widest is not None:
-        yield (
-            f"the residuals of {names[model.widest]} spread {model.spread_ratio:.1f} times as wide as the others': "
-            "each variant is judged by its own differences to the control, with wider intervals than equal spreads "
-            "would give"
-        )

@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from tidegate.lab.judging.placebos import PlaceboResult
 
 RULE = (
-    "Each variant is compared with {control} on the same {seeds}. A difference between two means is judged against "
-    "the residual of the variant × seed table, which is what the variant and the seed leave unexplained. The "
-    "{confidence} intervals hold for all variants at once (Dunnett's adjustment). Equivalent: the interval lies "
-    "within ±{margin}, the margin. Better or worse: it does not, and excludes zero. Inconclusive: neither. If the "
-    "residuals of one spread wider than the others', each variant is judged by its own differences to {control} "
-    "instead (paired t, Bonferroni's adjustment). That is decided by F tests: the control is tested at 10 %, and "
-    "the other variants share another 10 % equally. A variant with a diverged run is called diverged, one that is the "
-    "control under another name identical; neither enters the table. With fewer than three seeds, or a control that "
-    "diverged, no verdict is given. The judgement is made once, after the last run."
+    "Each variant is compared with {control} on the same {seeds}; the {confidence} intervals hold for all variants at "
+    "once. The variance of a difference is the sum of the variant's and {control}'s residual variances in the variant "
+    "× seed table, each averaged with the mean over all variants, which counts as one of the seeds ({control}'s only "
+    "where that raises it). Degrees of freedom are Welch–Satterthwaite, the critical value is Dunnett's. Equivalent: "
+    "the interval lies within ±{margin}, the margin. Better or worse: it does not, and excludes zero. Inconclusive: "
+    "neither. A variant with a diverged run is called diverged, one that is the control under another name identical; "
+    "neither enters the table. With fewer than three seeds, or a control that diverged, no verdict is given. The "
+    "judgement is made once, after the last run."
 )
 """The rule by which variants are judged; `rule_text` fills in its numbers."""
 
@@ -41,12 +40,20 @@ def rule_text(comparison: Comparison) -> str:
         return f"{text} Here no verdict is given: {comparison.refusal}."
     if comparison.detectable is None or comparison.residual_sd is None:
         return text
-    judged = "All are judged by it" if comparison.pooled else "Spreads are unequal, and each is judged by its own runs"
+    judged = [variant for variant in comparison.variants if variant.standard_error is not None]
+    degrees = _range(judged, "degrees_of_freedom", ".1f")
+    critical = _range(judged, "critical_value", ".3f")
     return (
-        f"{text} Here the residual has a standard deviation of {show(comparison.residual_sd)}. {judged}, with "
-        f"{comparison.degrees_of_freedom} degrees of freedom and the critical value {comparison.critical_value:.3f}; a "
-        f"true difference of {show(comparison.detectable)} would be detected with 80 % power (noncentral t)."
+        f"{text} Here the residuals have a standard deviation of {show(comparison.residual_sd)}. Differences have "
+        f"{degrees} degrees of freedom and critical values of {critical}; a true difference of "
+        f"{show(comparison.detectable)} would be detected with 80 % power (noncentral t)."
     )
+
+
+def _range(variants: Sequence[VariantResult], field: str, form: str) -> str:
+    values = [getattr(variant, field) for variant in variants]
+    low, high = (format(end, form) for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def effect_sentence(
