@@ -2,7 +2,8 @@
 
 import torch
 import transformers
-from torch import nn
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 
 from tidegate.torch.gate import gate_parameters
 
@@ -76,43 +77,18 @@ def stir(model, *, seed=4, std=0.3):
     return model
 
 
-class LowRankAdapter(nn.Module):
-    """What LoRA puts around a projection: the layer under `base_layer`, and a product of low rank beside it."""
-
-    def __init__(self, base, *, seed):
-        super().__init__()
-        self.base_layer = base
-        generator = torch.Generator().manual_seed(seed)
-        width, result = base.weight.shape[1], base.weight.shape[0]
-        self.lora_A = nn.Parameter(0.2 * torch.randn(2, width, generator=generator))
-        self.lora_B = nn.Parameter(0.2 * torch.randn(result, 2, generator=generator))
-
-    @property
-    def weight(self):
-        return self.base_layer.weight
-
-    @property
-    def product(self):
-        return self.lora_B @ self.lora_A
-
-    def forward(self, x):
-        return self.base_layer(x) + x @ self.lora_A.T @ self.lora_B.T
-
-
 def adapt(model, names=("q_proj", "v_proj")):
-    """Put adapters around the projections of a Llama, in place."""
-    for index, layer in enumerate(model.model.layers):
-        for name in names:
-            setattr(layer.self_attn, name, LowRankAdapter(getattr(layer.self_attn, name), seed=index))
-    return model
+    """Put low-rank adapters of peft, with random weights, around the projections of a model, in place."""
+    torch.manual_seed(0)
+    options = LoraConfig(r=2, target_modules=list(names), init_lora_weights=False)
+    return inject_adapter_in_model(options, model).eval()
 
 
 def merge_adapters(model):
-    """Fold the adapters into the projections that they stand around, and take them away."""
-    for layer in model.model.layers:
-        for name, child in list(layer.self_attn.named_children()):
-            if isinstance(child, LowRankAdapter):
-                with torch.no_grad():
-                    child.base_layer.weight += child.product
-                setattr(layer.self_attn, name, child.base_layer)
+    """Fold the adapters into the projections inside them, and remove them."""
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, LoraLayer):
+                child.merge()
+                setattr(owner, name, child.get_base_layer())
     return model

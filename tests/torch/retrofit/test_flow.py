@@ -2,7 +2,8 @@
 
 import pytest
 from errors import rejects
-from retrofit_models import FAMILIES, LowRankAdapter, adapt, tiny
+from peft.tuners.lora import LoraLayer
+from retrofit_models import FAMILIES, adapt, tiny
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, eager_attention_forward
@@ -55,7 +56,7 @@ def test_the_parts_of_a_fused_projection_lie_side_by_side_and_fill_it(family):
 
 def test_an_adapter_is_found_in_the_place_of_what_it_stands_around():
     (layer, _) = layers_of(adapt(tiny("llama")))
-    assert isinstance(layer.parts["value"].slot.module, LowRankAdapter)
+    assert isinstance(layer.parts["value"].slot.module, LoraLayer)
 
 
 def test_listening_leaves_nothing_behind():

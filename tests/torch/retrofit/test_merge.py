@@ -73,7 +73,7 @@ def adding():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: adapt(with_constants("llama", "g2")), "v_proj is a LowRankAdapter"),
+        (lambda: adapt(with_constants("llama", "g2")), "v_proj is a Linear, not a plain matrix"),
         (adding, "It adds"),
         (lambda: tiny("llama"), "add_gates(model)"),
     ],

@@ -8,7 +8,7 @@ import torch
 from closeness import assert_close
 from errors import rejects
 from peft import LoraConfig, get_peft_model
-from retrofit_models import inputs_of, logits, stir, tiny
+from retrofit_models import inputs_of, logits, merge_adapters, stir, tiny
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -97,12 +97,13 @@ def normalize_weights_by_hooks(model):
     return model
 
 
-def adapt(model):
+def adapt_nothing(model):
+    """Put adapters around the projections that start as nothing."""
     return get_peft_model(model, LoraConfig(r=2, target_modules=list(PROJECTIONS))).eval()
 
 
 def adapt_and_merge(model):
-    return adapt(model).merge_and_unload()
+    return merge_adapters(adapt_nothing(model).get_base_model())
 
 
 def save_and_unpickle(model):
@@ -114,7 +115,7 @@ def save_and_unpickle(model):
 
 CHANGES = (
     *(copy.deepcopy, copy.copy, copy_layers, copy_projections, copy_projections_behind_the_module, save_and_unpickle),
-    *(parametrize_projections, normalize_weights, normalize_weights_by_hooks, adapt, adapt_and_merge),
+    *(parametrize_projections, normalize_weights, normalize_weights_by_hooks, adapt_nothing, adapt_and_merge),
 )
 """Changes of modules that compute the same."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -59,8 +59,6 @@ class _Target:
     """Prefix of its class names; older releases of transformers lack them."""
     head: str
     """Suffix of the name of its model class."""
-    options: Callable[[dict[str, Any], Any, bool], dict[str, Any]]
-    """Returns its options, from the shared ones, the source's configuration, and whether gates are per head."""
     activations: Mapping[Activation, tuple[float, float]]
     """Factors a and b of activations that are b times the architecture's own activation of `a z`."""
     value_at_zero: float
@@ -76,51 +74,11 @@ class _Target:
     """Prefix of its parameter names, in place of `model.` in Qwen3."""
 
 
-def _qwen3_next_options(shared: dict[str, Any], config: Any, _by_head: bool) -> dict[str, Any]:
-    return {
-        **shared,
-        "rope_parameters": _rope(config),
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
-        "num_experts": 0,
-        "mlp_only_layers": list(range(config.num_hidden_layers)),
-    }
-
-
-def _step_options(shared: dict[str, Any], config: Any, _by_head: bool) -> dict[str, Any]:
-    rope = dict.fromkeys(_layer_types(config), _rope(config))
-    text = {**shared, **_window_options(config), "gating": True, "rope_parameters": rope}
-    return {"text_config": text, "vision_config": _VISION, "tie_word_embeddings": shared["tie_word_embeddings"]}
-
-
-def _laguna_options(shared: dict[str, Any], config: Any, by_head: bool) -> dict[str, Any]:
-    rope = dict.fromkeys(("full_attention", "sliding_attention"), _rope(config))
-    gating = "per-head" if by_head else "per-element"
-    return {**shared, **_window_options(config), "gating": gating, "rope_parameters": rope}
-
-
-def _rope(config: Any) -> dict[str, Any]:
-    return {**config.rope_parameters, "partial_rotary_factor": 1.0}
-
-
-def _layer_types(config: Any) -> list[str]:
-    return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
-
-
-def _window_options(config: Any) -> dict[str, Any]:
-    return {
-        "layer_types": _layer_types(config),
-        "mlp_layer_types": ["dense"] * config.num_hidden_layers,
-        # The architectures need a number even if no layer has a window.
-        "sliding_window": getattr(config, "sliding_window", None) or config.max_position_embeddings,
-    }
-
-
 _SIGMOIDS: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
 _QWEN3_NEXT = _Target(
     name="Qwen3-Next",
     architecture="Qwen3Next",
     head="ForCausalLM",
-    options=_qwen3_next_options,
     activations=_SIGMOIDS,
     value_at_zero=0.5,
     fused=True,
@@ -130,7 +88,6 @@ _STEP = _Target(
     name="Step-3.7",
     architecture="Step3p7",
     head="ForConditionalGeneration",
-    options=_step_options,
     activations=_SIGMOIDS,
     value_at_zero=0.5,
     by_channel=False,
@@ -140,7 +97,6 @@ _LAGUNA = _Target(
     name="Laguna",
     architecture="Laguna",
     head="ForCausalLM",
-    options=_laguna_options,
     activations={"softplus": (1, 1)},
     value_at_zero=math.log(2),
     shifted_norms=False,
@@ -266,12 +222,34 @@ def _build(model: PreTrainedModel, target: _Target, *, bias: bool, by_head: bool
     if not hasattr(transformers, f"{target.architecture}Config"):
         reason = f"transformers {transformers.__version__} has no {target.name}; install a newer release."
         raise _not_exportable(model, reason, target)
-    shared = {name: getattr(model.config, name) for name in _SHARED_OPTIONS} | {"attention_bias": bias}
-    config = getattr(transformers, f"{target.architecture}Config")(**target.options(shared, model.config, by_head))
+    options = _config_options(target, model.config, bias=bias, by_head=by_head)
+    config = getattr(transformers, f"{target.architecture}Config")(**options)
     exported = getattr(transformers, f"{target.architecture}{target.head}")(config)
     exported = exported.to(device=model.device, dtype=model.dtype)
     exported.set_attn_implementation(stock_implementation(implementation_in(model)))
     return exported
+
+
+def _config_options(target: _Target, config: Any, *, bias: bool, by_head: bool) -> dict[str, Any]:
+    """Return the options of the target's configuration from that of the source."""
+    shared = {name: getattr(config, name) for name in _SHARED_OPTIONS} | {"attention_bias": bias}
+    shared["layer_types"] = kinds = _layer_types(config)
+    rope = {**config.rope_parameters, "partial_rotary_factor": 1.0}
+    num_layers = config.num_hidden_layers
+    if target is _QWEN3_NEXT:
+        return {**shared, "rope_parameters": rope, "num_experts": 0, "mlp_only_layers": list(range(num_layers))}
+    shared["mlp_layer_types"] = ["dense"] * num_layers
+    # The architectures need a number even if no layer has a window.
+    shared["sliding_window"] = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    if target is _LAGUNA:
+        ropes = dict.fromkeys(("full_attention", "sliding_attention"), rope)
+        return {**shared, "gating": "per-head" if by_head else "per-element", "rope_parameters": ropes}
+    text = {**shared, "gating": True, "rope_parameters": dict.fromkeys(kinds, rope)}
+    return {"text_config": text, "vision_config": _VISION, "tie_word_embeddings": shared["tie_word_embeddings"]}
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
 def _attention_states(
