@@ -7,14 +7,9 @@ import torch
 from errors import rejects
 from retrofit_models import inputs_of, logits, stir, tiny
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
 )
@@ -200,19 +195,6 @@ def test_half_precision_keeps_its_bits_if_it_was_loaded_so(tmp_path, loaded):
     assert again.dtype == model.dtype == torch.bfloat16
     # `bfloat16` rounds the frequencies of rotations too, which are in no file.
     assert torch.equal(logits(again, inputs), logits(model, inputs)) == loaded
-
-
-def test_a_tokenizer_beside_the_model_is_read_by_transformers(tmp_path):
-    model = tiny("llama")
-    add_gates(model)
-    save_pretrained(model, tmp_path)
-    words = {word: number for number, word in enumerate(["<unk>", "a", "sink", "is", "gate"])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
-    tokens = AutoTokenizer.from_pretrained(tmp_path)("a sink is a gate", return_tensors="pt")["input_ids"]
-    assert tokens.tolist() == [[1, 2, 3, 1, 4]]
-    assert load_pretrained(tmp_path)(tokens).logits.shape == (1, 5, 64)
 
 
 def test_where_a_model_cannot_come_from_or_go_to_is_said_before_it_is_read():

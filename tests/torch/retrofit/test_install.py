@@ -70,6 +70,12 @@ def test_a_sink_is_refused_with_the_reason(gate, activation):
     assert torch.equal(logits(model), before)
 
 
+@pytest.mark.parametrize("gate", ["output:input:constant", "output:input:shuffled", "output:output:gelu:replace"])
+def test_controls_that_train_from_the_start_cannot_be_added(gate):
+    with rejects("gate", hint="use 'output:nothing'"):
+        add_gates(tiny("llama"), gate)
+
+
 @families
 def test_removed_gates_leave_the_model_as_it_was(family):
     model = tiny(family, implementation="eager")

@@ -34,11 +34,16 @@ def test_constant_gates_fold_into_the_projections(family):
 
 
 @pytest.mark.parametrize(
-    "gate", ["output:input:shared-layer:b0", "value:input:shared-layer:r2:b0", "output:query:head:shared-group:b0"]
+    "gate",
+    [
+        *("output:input:shared-layer:b0", "value:input:shared-layer:r2:b0", "output:query:head:shared-group:b0"),
+        *("output:nothing", "value:nothing:head+key:nothing", "dense:nothing"),
+    ],
 )
-def test_shared_gates_fold_too(gate):
+def test_shared_gates_and_trained_constants_fold_too(gate):
     model = with_constants("llama", gate)
     gated = logits(model)
+    assert not torch.allclose(gated, logits(tiny("llama")))
     merge_gates(model)
     assert_close(logits(model), gated, what="forward")
 
