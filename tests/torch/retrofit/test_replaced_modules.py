@@ -131,6 +131,22 @@ def test_gates_act_once_after_a_change_of_modules(change, gate):
     assert_close(logits(changed), expected, what="forward")
 
 
+@gates
+def test_gates_act_once_where_layers_share_projections_later(gate):
+    model, alike = tiny("llama"), tiny("llama")
+    for each in (model, alike):
+        add_gates(each, gate, activation=None)
+        stir(each)
+        first, second = attentions(each)
+        for name in PROJECTIONS:
+            getattr(second, name).load_state_dict(getattr(first, name).state_dict())
+    first, second = attentions(model)
+    for name in PROJECTIONS:
+        setattr(second, name, getattr(first, name))
+    assert set(count_calls(model)) == {1}
+    assert torch.equal(logits(model), logits(alike))
+
+
 @quantization
 @gates
 def test_gates_act_once_in_a_quantized_model_before_and_after(gate):

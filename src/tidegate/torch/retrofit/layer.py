@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -188,20 +188,23 @@ class _ProjectionHook(ABC):
         self.hooked: nn.Module | None = None
 
     def move(self, module: nn.Module | None) -> None:
-        """Move the hook to this projection; None only removes it."""
-        if module is self.hooked:
+        """Move the hook to this projection, unless it is there; None only removes it."""
+        if module is self.hooked and (module is None or self in self._hooks_of(module).values()):
             return
         if self.hooked is not None:
             _remove_hooks(self.hooked, lambda each: each is self)
         self.hooked = module
         if module is not None:
-            # Quantization moves this hook to the new module, and a copied projection has copies of hooks.
+            # Quantization copies this hook to the new module, and copied or shared projections have hooks of others.
             _remove_hooks(
                 module,
                 lambda each: each is self or (isinstance(each, _ProjectionHook) and each.slot != self.slot),
             )
             hook: Any = self
             (module.register_forward_pre_hook if self.runs_before else module.register_forward_hook)(hook)
+
+    def _hooks_of(self, module: nn.Module) -> Mapping[int, object]:
+        return module._forward_pre_hooks if self.runs_before else module._forward_hooks
 
     @abstractmethod
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Any:
